@@ -1,0 +1,122 @@
+"""Protocols of working state: what operators see of a backend, and what the runtime asks of it at a barrier.
+
+One subtask of one operator has one keyed backend (if its input is keyed) and one operator-state backend. All calls are
+made by the worker's loop thread except `PendingSnapshot.flow`, which runs on a pool thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
+
+if TYPE_CHECKING:
+    from statebackends.keygroups import KeyType
+    from statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
+    from statebackends.storage.operations import Flow, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTarget:
+    """Where an asynchronous snapshot part puts its bytes, and in which form."""
+
+    checkpoint_id: int
+    folder: str
+    """Storage-relative folder of the snapshot: `<job>/chk-42` or the savepoint's folder."""
+    file_prefix: str
+    """`<uid>-<subtask>-<attempt>-<nonce>`: makes every file name unique to its writer."""
+    canonical: bool
+    """True for savepoints: canonical Parquet, readable without Holdfast and by every backend."""
+    inline_threshold: int
+    """Bytes; parts smaller than this are returned inline. 0 = never inline."""
+
+
+class PendingSnapshot(Protocol):
+    """The asynchronous part of one snapshot: holds a frozen view that the loop thread no longer changes."""
+
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        """Encode and write. Runs once, on a pool thread."""
+
+    def release(self) -> None:
+        """Loop thread: the flow ended (well or not) or was cancelled; frozen generations may be merged again."""
+
+
+class KeyedStateBackend(Protocol):
+    """Keyed state of one subtask of one operator."""
+
+    @property
+    def key_groups(self) -> KeyGroupRange: ...
+
+    @property
+    def max_parallelism(self) -> int: ...
+
+    @property
+    def key_type(self) -> KeyType: ...
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
+        """Select the key that state access refers to. `encoded_key` = key_type.encode(key): the key's identity."""
+
+    def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
+        """The state object (ValueState, ListState, MapState, ReducingState, AggregatingState) for a declared descriptor.
+
+        The same object is returned each time for one (name, namespace) and follows the current key.
+        Raises UndeclaredStateError for a descriptor that was not declared."""
+
+    def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> ColumnarState:
+        """The accumulators of a declared columnar descriptor. `key_names` names the key fields in its batches."""
+
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
+        """Encoded keys that have the state, in no particular order; a view for tests, timers and tools."""
+
+    def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
+        """Synchronous part: swap generations, O(1) or O(changed)."""
+
+    def restore(self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str) -> None:
+        """Load rows of our key groups. `folder`: the snapshot's storage-relative folder. Raises CorruptStateError."""
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None: ...
+
+    def state_size(self) -> int:
+        """Estimate in bytes, for metrics."""
+
+    def dispose(self) -> None:
+        """Release memory, files and native handles; idempotent."""
+
+
+@dataclass(slots=True)
+class OperatorListState:
+    """Split operator state: a list of opaque entries that redistribution deals out to subtasks."""
+
+    name: str
+    entries: list[bytes] = field(default_factory=list)
+
+    def update(self, entries: Iterable[bytes]) -> None:
+        """Replace all entries."""
+        self.entries = list(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredOperatorState:
+    """What one new subtask got after redistribution: state name -> entries."""
+
+    lists: dict[str, list[bytes]]
+
+
+class OperatorStateBackend(Protocol):
+    """Operator (non-keyed) state of one subtask of one operator."""
+
+    def list_state(self, name: str) -> OperatorListState:
+        """Declared split state; entries as restored. Raises UndeclaredStateError."""
+
+    def snapshot(self, checkpoint_id: int) -> PendingOperatorSnapshot: ...
+
+    def restore(self, state: RestoredOperatorState) -> None: ...
+
+
+class PendingOperatorSnapshot(Protocol):
+    """Frozen copy of the lists, to be written by the asynchronous part."""
+
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[OperatorListHandle, ...]]: ...

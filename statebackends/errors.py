@@ -1,0 +1,141 @@
+"""Every error that Holdfast raises on purpose: one class per thing that the caller does differently.
+
+Fields are typed attributes, and every error survives pickling between processes. It knows nothing of HTTP;
+`api` maps kinds to status codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HoldfastError(Exception):
+    """Base of all kinds. `fields` names the things concerned (operator, file, subtask ...), for machines and logs."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields: dict[str, Any] = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.fields))
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _rebuild(kind: type[HoldfastError], message: str, fields: dict[str, Any]) -> HoldfastError:
+    return kind(message, **fields)
+
+
+class InvalidConfigError(HoldfastError):
+    """A setting, graph or argument is wrong: fix it and call again."""
+
+
+class GraphError(InvalidConfigError):
+    """The job graph can't be built: duplicate uid, undeclared schema, forward edge between unequal parallelisms ..."""
+
+
+class UnknownColumnError(GraphError):
+    """A column named in the graph is not in the stream. Fields: operator, column, available."""
+
+
+class PackageShadowedError(InvalidConfigError):
+    """One of our generic package names resolves to somebody else's package. Fields: package, path."""
+
+
+class NotEnoughSlotsError(InvalidConfigError):
+    """The cluster runs fewer concurrent tasks than the job needs. Fields: required, available."""
+
+
+class StateDirectoryNotSharedError(InvalidConfigError):
+    """A worker can't see the coordinator's state directory. Fields: directory, slot."""
+
+
+class StorageUnavailableError(HoldfastError):
+    """Storage failed in a way that may pass (I/O error, full disk, timeout): retry, or fail the checkpoint. Fields: path."""
+
+
+class AmbiguousWriteError(StorageUnavailableError):
+    """A conditional write may or may not have happened: read back before deciding, delete nothing. Fields: path."""
+
+
+class ObjectMissingError(HoldfastError):
+    """A path that was read does not exist. Fields: path."""
+
+
+class FencedError(HoldfastError):
+    """A newer leader, attempt or owner exists: stop, change nothing. Fields say what was held and what is newer."""
+
+
+class CorruptStateError(HoldfastError):
+    """A snapshot file is missing, truncated, or does not match its checksum. Fields: path, operator, reason."""
+
+
+class UnsupportedVersionError(CorruptStateError):
+    """A snapshot was written by a newer version. Fields: path, version, supported."""
+
+
+class RestoreError(HoldfastError):
+    """A snapshot is sound, but this job can't start from it. Subclasses say why."""
+
+
+class UnclaimedStateError(RestoreError):
+    """The snapshot holds state of an operator that the job lacks. Fields: operators (uid -> bytes)."""
+
+
+class IncompatibleStateError(RestoreError):
+    """A state's declared type, key type or kind differs from the stored one. Fields: operator, state, stored, declared."""
+
+
+class MaxParallelismError(RestoreError):
+    """Max parallelism differs from the stored one, or is below the parallelism. Fields: operator, stored, requested."""
+
+
+class OutputMayRepeatError(RestoreError):
+    """Restoring here rewinds below committed output; an explicit flag is needed. Fields: restored, committed."""
+
+
+class InvalidKeyError(HoldfastError):
+    """A key is null or does not fit the declared key type. Fields: operator, subtask, value."""
+
+
+class UserFunctionError(HoldfastError):
+    """User code raised. Fields: operator, subtask, record (repr, truncated to 500 characters), function."""
+
+
+class UndeclaredStateError(HoldfastError):
+    """A function asked for a state that it did not declare. Fields: operator, state."""
+
+
+class CommittableLostError(HoldfastError):
+    """A staged sink file is missing and in no commit manifest: output would be lost. Fields: sink, path, checkpoint."""
+
+
+class JobExistsError(HoldfastError):
+    """A job of this name is in a terminal state; say restore= or fresh=True. Fields: job_id, state."""
+
+
+class NotFoundError(HoldfastError):
+    """No such job, checkpoint, operator or trigger. Fields name it."""
+
+
+class AuthenticationError(HoldfastError):
+    """The bearer token is missing or wrong."""
+
+
+class ProtocolError(HoldfastError):
+    """A frame or message can't be decoded, has a gap, or comes out of turn. Fields: channel, expected, got."""
+
+
+class JobFailedError(HoldfastError):
+    """The job reached FAILED. Fields: job_id, cause."""
+
+
+class InvariantError(HoldfastError):
+    """A bug in Holdfast: crash rather than continue."""

@@ -1,0 +1,132 @@
+"""Records that say where a piece of state is; plain data, the same in a message, in `_metadata` and in a test."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+CheckpointId = NewType("CheckpointId", int)
+"""1, 2, 3 ...: strictly increasing for the life of a job, never reused."""
+
+AttemptId = NewType("AttemptId", int)
+"""1, 2, 3 ...: a deployment of the whole job; strictly increasing for the life of a job id."""
+
+Uid = NewType("Uid", str)
+"""An operator's stable identity, as the user gave it or as generated from its position in the graph."""
+
+
+class KeyGroupRange(msgspec.Struct, frozen=True, order=True):
+    """Half-open range [start, stop) of key groups; empty when start == stop."""
+
+    start: int
+    stop: int
+
+    def __contains__(self, key_group: int) -> bool:
+        return self.start <= key_group < self.stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return KeyGroupRange(start, max(start, stop))
+
+
+class FileHandle(msgspec.Struct, frozen=True, tag="file"):
+    """One durable, immutable file. `path` is relative to the snapshot's own folder ("chk-42/", "savepoint-…/")."""
+
+    path: str
+    length: int
+    """Bytes."""
+    checksum: str
+    """`xxh3_128:<32 hex>` over the whole file."""
+
+
+class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
+    """State small enough (below the inline threshold) to travel in the acknowledgement and live in `_metadata`."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
+
+
+StateHandle = FileHandle | InlineHandle
+
+
+class StateMeta(msgspec.Struct, frozen=True):
+    """What a state is, as declared when the graph was built; stored with every snapshot of it and compared at restore."""
+
+    name: str
+    kind: str
+    """value | list | map | reducing | aggregating | columnar | timers | operator_list."""
+    value_type: str
+    """Canonical text of the declared value type (serializers.TypeSpec.text); for map state `map<K,V>`."""
+    key_type: str | None = None
+    """Canonical text of the operator's key type; None for operator state."""
+
+
+class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
+    """A piece of keyed state of one old subtask."""
+
+    key_groups: KeyGroupRange
+    format: str
+    """`arrow` | `parquet` (canonical rows sorted by key group, one file per state) | `rocksdb` (native files, all states)."""
+    states: tuple[StateMeta, ...]
+    """The states found in `parts`: for canonical formats parts[i] belongs to states[i]; for rocksdb all share the parts."""
+    parts: tuple[StateHandle, ...]
+    names: tuple[str, ...] = ()
+    """rocksdb only: the local file name of each part."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(part.length for part in self.parts)
+
+
+class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
+    """Split (list) operator state of one old subtask: msgpack array of opaque entries, one binary each."""
+
+    state: StateMeta
+    part: StateHandle
+    count: int
+    """Entries in the part."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.part.length
+
+
+class OperatorSubtaskState(msgspec.Struct, frozen=True):
+    """Everything that one subtask of one operator stored for one checkpoint."""
+
+    keyed: tuple[KeyedStateHandle, ...] = ()
+    operator: tuple[OperatorListHandle, ...] = ()
+    external: tuple[str, ...] = ()
+    """Files outside the snapshot that it needs (a source's materialised input, staged sink files)."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, full."""
+        return sum(handle.size for handle in self.keyed) + sum(handle.size for handle in self.operator)
+
+
+class OperatorState(msgspec.Struct, frozen=True):
+    """All subtasks of one operator in one snapshot."""
+
+    uid: str
+    operator_id: str
+    """32 hex digits: murmur3-128 of the uid."""
+    name: str
+    parallelism: int
+    max_parallelism: int
+    subtasks: tuple[OperatorSubtaskState, ...]
+    """Length = parallelism; index = subtask."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, full."""
+        return sum(subtask.size for subtask in self.subtasks)

@@ -1,0 +1,201 @@
+"""State descriptors (declared when the graph is built) and the state objects that user functions see.
+
+Descriptors are plain records listed in the graph's JSON; state objects are handed out by a backend, follow its
+current key, and are used on the worker's loop thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+V = TypeVar("V")
+K = TypeVar("K")
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStateDescriptor:
+    """One value per key. `type` is a type that serializers.TypeSpec.of accepts (int, str, a msgspec.Struct ...)."""
+
+    name: str
+    type: Any
+    kind = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class ListStateDescriptor:
+    """A list per key; `type` is the element type."""
+
+    name: str
+    type: Any
+    kind = "list"
+
+
+@dataclass(frozen=True, slots=True)
+class MapStateDescriptor:
+    """A map per key."""
+
+    name: str
+    key_type: Any
+    type: Any
+    kind = "map"
+
+
+@dataclass(frozen=True, slots=True)
+class ReducingStateDescriptor:
+    """One value per key, combined by `reduce(old, added)`, which must be associative."""
+
+    name: str
+    type: Any
+    reduce: Callable[[Any, Any], Any]
+    kind = "reducing"
+
+
+class AggregateFunction(Protocol[IN, ACC, OUT]):
+    """Incremental aggregation; the accumulator has the descriptor's declared type."""
+
+    def create_accumulator(self) -> ACC: ...
+    def add(self, value: IN, accumulator: ACC) -> ACC: ...
+    def get_result(self, accumulator: ACC) -> OUT: ...
+    def merge(self, left: ACC, right: ACC) -> ACC: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatingStateDescriptor:
+    """An accumulator per key. `type` is the accumulator's type."""
+
+    name: str
+    type: Any
+    aggregate: AggregateFunction[Any, Any, Any]
+    kind = "aggregating"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnAggregate:
+    """One columnar accumulator: `function` is count | sum | min | max | mean; `column` is None for count only."""
+
+    function: str
+    column: str | None
+    output: str
+    """Name of the result column."""
+    input_type: pa.DataType | None = None
+    """Arrow type of `column` (an integer or floating type); None for count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarStateDescriptor:
+    """Accumulators in numpy columns per (key, namespace); the namespace is an int64 (a window's start in ms, or 0)."""
+
+    name: str
+    aggregates: tuple[ColumnAggregate, ...]
+    kind = "columnar"
+
+
+KeyedStateDescriptor = (
+    ValueStateDescriptor
+    | ListStateDescriptor
+    | MapStateDescriptor
+    | ReducingStateDescriptor
+    | AggregatingStateDescriptor
+    | ColumnarStateDescriptor
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorListStateDescriptor:
+    """Split operator state; entries are opaque bytes to the framework, encoded by the operator."""
+
+    name: str
+    kind = "operator_list"
+
+
+StateDescriptor = KeyedStateDescriptor | OperatorListStateDescriptor
+
+
+class ValueState(Protocol[V]):
+    """One value for the current key. A mutable value must be given back with `update()` to be kept."""
+
+    def value(self, default: V | None = None) -> V | None: ...
+    def update(self, value: V) -> None: ...
+    def clear(self) -> None: ...
+
+
+class ListState(Protocol[V]):
+    """A list for the current key."""
+
+    def get(self) -> list[V]: ...
+    def add(self, value: V) -> None: ...
+    def add_all(self, values: Iterable[V]) -> None: ...
+    def update(self, values: Iterable[V]) -> None: ...
+    def clear(self) -> None: ...
+
+
+class MapState(Protocol[K, V]):
+    """A map for the current key; entries are stored one by one."""
+
+    def get(self, key: K, default: V | None = None) -> V | None: ...
+    def put(self, key: K, value: V) -> None: ...
+    def remove(self, key: K) -> None: ...
+    def contains(self, key: K) -> bool: ...
+    def items(self) -> Iterator[tuple[K, V]]: ...
+    def keys(self) -> Iterator[K]: ...
+    def values(self) -> Iterator[V]: ...
+    def is_empty(self) -> bool: ...
+    def clear(self) -> None: ...
+
+
+class AppendingState(Protocol[IN, OUT]):
+    """Reducing and aggregating state: add values, get the combined result (None when nothing was added)."""
+
+    def get(self) -> OUT | None: ...
+    def add(self, value: IN) -> None: ...
+    def clear(self) -> None: ...
+
+
+class ColumnarState(Protocol):
+    """Vectorised accumulators of one descriptor over (key, namespace)."""
+
+    def update(
+        self,
+        keys: KeyColumn,
+        namespaces: npt.NDArray[np.int64] | int,
+        columns: Sequence[npt.NDArray[Any] | None],
+    ) -> None:
+        """Fold one batch in. columns[i] feeds aggregates[i] (None for count); all have the length of `keys`."""
+
+    def namespaces(self) -> list[int]:
+        """Namespaces that hold rows, ascending."""
+
+    def row_count(self, namespace: int) -> int: ...
+
+    def read(self, namespace: int, offset: int = 0, length: int | None = None) -> pa.RecordBatch:
+        """Rows of a namespace: key columns (named as in key_names), then the aggregate results under their output names.
+
+        Row order is the order of first arrival of the keys, stable until the namespace is removed."""
+
+    def remove(self, namespace: int) -> None:
+        """Drop a namespace's rows."""
+
+
+class KeyColumn(Protocol):
+    """The keys of one batch, vectorised; made by keygroups.KeyType.column(arrays)."""
+
+    @property
+    def arrays(self) -> Sequence[pa.Array]:
+        """One Arrow array per key field, cast to the declared type."""
+
+    @property
+    def key_groups(self) -> npt.NDArray[np.int32]:
+        """Key group of each row."""
+
+    def encoded(self) -> list[bytes]:
+        """Canonical key bytes of each row."""
+
+    def __len__(self) -> int: ...

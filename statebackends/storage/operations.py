@@ -1,0 +1,147 @@
+"""The storage port: operations as records, and flows that yield them.
+
+A *flow* is a generator that yields operations and is sent their results; it does no I/O itself. Production drives it
+on a pool thread with `run_flow`, the simulator steps it and may kill it between any two operations. Paths are
+relative to the storage root, with `/`, never starting with `/` and never containing `..`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PutIfAbsent:
+    """Create `path` with `data`, durable and whole, unless it exists. Result: bool, True if this call created it.
+
+    Raises AmbiguousWriteError when storage can't tell; the caller reads back and compares."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """Write a file whose name nobody else uses, durable when the operation returns. Result: int, bytes written."""
+
+    path: str
+    chunks: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFile:
+    """Copy a local file to `path`, durable when the operation returns. Result: (length, checksum)."""
+
+    local_path: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadFile:
+    """Copy `path` to a local file. Result: (length, checksum) of the bytes copied. Raises ObjectMissingError."""
+
+    path: str
+    local_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Result: bytes of the file, or of [offset, offset+length). Raises ObjectMissingError."""
+
+    path: str
+    offset: int = 0
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatFile:
+    """Result: int, size in bytes, or None if the path does not exist."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListFiles:
+    """Result: sorted list[str] of full paths of all files below the folder `prefix` (recursive). Not for hot paths."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListFolder:
+    """Result: sorted list[str] of names directly in `prefix`, folders with a trailing '/'. Empty when it is missing."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFile:
+    """Make `target` a second name of `source` without overwriting; fine if target already is it. Result: bool created.
+
+    Durable when the operation returns. Raises ObjectMissingError if source is missing and target does not exist."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFile:
+    """Result: bool, False if it was not there."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFolder:
+    """Delete a folder and all below it; fine if missing. Result: int, files deleted."""
+
+    prefix: str
+
+
+Operation: TypeAlias = (
+    PutIfAbsent
+    | WriteFile
+    | UploadFile
+    | DownloadFile
+    | ReadFile
+    | StatFile
+    | ListFiles
+    | ListFolder
+    | LinkFile
+    | DeleteFile
+    | DeleteFolder
+)
+
+Flow: TypeAlias = Generator[Operation, Any, T]
+
+
+class Storage(Protocol):
+    """One root of files: a directory now, an object store later, a simulated disk in a test. Thread-safe."""
+
+    @property
+    def root(self) -> str:
+        """Printable location, for messages and for `_metadata`; a directory's absolute path or a URL."""
+
+    def execute(self, operation: Operation) -> Any:
+        """Perform one operation; its result is described on the record. Raises StorageUnavailableError on I/O errors."""
+
+
+def run_flow(flow: Flow[T], storage: Storage) -> T:
+    """Drive a flow to its end on this thread; errors of an operation are thrown into the flow at its yield."""
+    try:
+        operation = next(flow)
+        while True:
+            try:
+                result = storage.execute(operation)
+            except Exception as error:
+                operation = flow.throw(error)
+            else:
+                operation = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
