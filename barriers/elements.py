@@ -1,0 +1,196 @@
+"""What flows through a channel: batches of records, and events that must keep their place among them.
+
+A Batch holds rows or columns and converts lazily, at most once, where the two meet. It knows nothing of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statebackends.errors import InvalidConfigError
+
+MIN_WATERMARK = -(2**63)
+MAX_WATERMARK = 2**63 - 1
+
+Row: TypeAlias = Any
+"""A dict by column name, an instance of the declared record type, or any object where no schema is declared."""
+
+
+class Batch:
+    """A run of records, in order, with optional event timestamps.
+
+    Exactly one of rows and columns is given; the other is made on first use when a schema is known. Immutable."""
+
+    __slots__ = ("_columns", "_row_factory", "_rows", "schema", "timestamps")
+
+    def __init__(
+        self,
+        *,
+        columns: pa.RecordBatch | None = None,
+        rows: Sequence[Row] | None = None,
+        schema: pa.Schema | None = None,
+        timestamps: npt.NDArray[np.int64] | None = None,
+        row_factory: Callable[..., Row] | None = None,
+    ) -> None:
+        if (columns is None) == (rows is None):
+            raise InvalidConfigError("a batch holds either rows or columns")
+        self._columns = columns
+        self._rows = rows
+        self.schema: pa.Schema | None = columns.schema if columns is not None else schema
+        self.timestamps = timestamps
+        """Event time of each row, int64 ms since the epoch, UTC; None before timestamps are assigned."""
+        self._row_factory = row_factory
+
+    @property
+    def num_rows(self) -> int:
+        if self._columns is not None:
+            return int(self._columns.num_rows)
+        assert self._rows is not None
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def is_columnar(self) -> bool:
+        """True when columns are at hand without a conversion."""
+        return self._columns is not None
+
+    def columns(self) -> pa.RecordBatch:
+        """The records as columns. Raises InvalidConfigError when no schema was declared (found when the graph is built)."""
+        if self._columns is None:
+            if self.schema is None:
+                raise InvalidConfigError("rows without a declared schema can't become columns: declare returns=")
+            self._columns = rows_to_columns(self._rows or (), self.schema)
+        return self._columns
+
+    def rows(self) -> Sequence[Row]:
+        """The records as rows: dicts by column name, or the declared record type."""
+        if self._rows is None:
+            assert self._columns is not None
+            self._rows = columns_to_rows(self._columns, self._row_factory)
+        return self._rows
+
+    def slice(self, offset: int, length: int | None = None) -> Batch:
+        """Rows [offset, offset + length); no copy of columns."""
+        stop = self.num_rows if length is None else min(self.num_rows, offset + length)
+        stamps = None if self.timestamps is None else self.timestamps[offset:stop]
+        rows = None if self._rows is None else self._rows[offset:stop]
+        columns = None if self._columns is None else self._columns.slice(offset, stop - offset)
+        return self._like(columns, rows, stamps)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Batch:
+        """The named rows, in the order of `indices`."""
+        stamps = None if self.timestamps is None else self.timestamps[indices]
+        if self._columns is not None:
+            return self._like(self._columns.take(pa.array(indices)), None, stamps)
+        assert self._rows is not None
+        rows = self._rows
+        return self._like(None, [rows[i] for i in indices.tolist()], stamps)
+
+    def with_timestamps(self, timestamps: npt.NDArray[np.int64]) -> Batch:
+        """The same records with these event times."""
+        return self._like(self._columns, self._rows, timestamps)
+
+    def _like(
+        self,
+        columns: pa.RecordBatch | None,
+        rows: Sequence[Row] | None,
+        stamps: npt.NDArray[np.int64] | None,
+    ) -> Batch:
+        batch = Batch.__new__(Batch)
+        batch._columns = columns
+        batch._rows = rows
+        batch.schema = self.schema
+        batch.timestamps = stamps
+        batch._row_factory = self._row_factory
+        return batch
+
+    @property
+    def size(self) -> int:
+        """Bytes: exact for columns, an estimate of 64 a row for rows. Used for credit and back-pressure only."""
+        if self._columns is not None:
+            return max(1, int(self._columns.nbytes))
+        return max(1, 64 * self.num_rows)
+
+
+def columns_to_rows(columns: pa.RecordBatch, row_factory: Callable[..., Row] | None = None) -> list[Row]:
+    """Rows of a record batch: dicts by column name in column order, or `row_factory(**fields)`."""
+    names = columns.schema.names
+    values = [column.to_pylist() for column in columns.columns]
+    if not names:
+        return [{} for _ in range(columns.num_rows)]
+    dicts = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    return dicts if row_factory is None else [row_factory(**fields) for fields in dicts]
+
+
+def rows_to_columns(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch of the declared schema. Raises pa.ArrowInvalid / pa.ArrowTypeError / KeyError on a row that doesn't fit."""
+    names = schema.names
+    if rows and not isinstance(rows[0], dict):
+        arrays = [pa.array([getattr(row, name) for row in rows], type=schema.field(name).type) for name in names]
+    else:
+        arrays = [pa.array([row[name] for row in rows], type=schema.field(name).type) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class Watermark(msgspec.Struct, frozen=True, tag="watermark"):
+    """No record with event time <= timestamp_ms follows (records at exactly it are late)."""
+
+    timestamp_ms: int
+
+
+class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):
+    """The channel goes idle (its watermark no longer counts) or comes back."""
+
+    idle: bool
+
+
+class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
+    """Separates the records that belong to checkpoint `checkpoint_id` from those that do not."""
+
+    checkpoint_id: int
+    timestamp_ms: int
+    """Creation (trigger) time, wall clock ms."""
+    kind: str = "checkpoint"
+    """CheckpointKind value: checkpoint | savepoint | stop_savepoint | final."""
+    drain: bool = False
+    folder: str = ""
+    """Storage-relative folder of the snapshot."""
+    base: int | None = None
+    """The only checkpoint that an increment may build on."""
+
+
+class CancelMarker(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop waiting for barrier `checkpoint_id`: it will not come on this channel."""
+
+    checkpoint_id: int
+
+
+class LatencyMarker(msgspec.Struct, frozen=True, tag="latency"):
+    """Travels beside records to measure latency; not aligned, not visible to user code."""
+
+    marked_ms: int
+    vertex: str
+    subtask: int
+
+
+class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):
+    """No more records on this channel; barriers may still come. `drain` False: stopped, windows stay open."""
+
+    drain: bool = True
+
+
+class EndOfPartition(msgspec.Struct, frozen=True, tag="end_of_partition"):
+    """Nothing more on this channel, not even barriers."""
+
+
+ElementEvent: TypeAlias = (
+    Watermark | WatermarkStatus | CheckpointBarrier | CancelMarker | LatencyMarker | EndOfData | EndOfPartition
+)
+Element: TypeAlias = Batch | ElementEvent

@@ -1,0 +1,193 @@
+"""The JobGraph that tasks and coordinator share, and a job's configuration: plain records with a JSON form.
+
+It describes; it holds no user code. The functions travel in Spark's closure, keyed by operator uid."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from statebackends.errors import InvalidConfigError
+from statebackends.handles import StateMeta
+
+
+class Partitioning(StrEnum):
+    FORWARD = "forward"
+    HASH = "hash"
+    REBALANCE = "rebalance"
+    BROADCAST = "broadcast"
+
+
+class OperatorDescription(msgspec.Struct, frozen=True):
+    """One operator of a chain."""
+
+    uid: str
+    operator_id: str
+    """32 hex digits."""
+    name: str
+    kind: str
+    """source | map | filter | flat_map | map_batches | timestamps | process | window | sink_writer | sink_committer | ..."""
+    states: tuple[StateMeta, ...] = ()
+    key_type: str | None = None
+    """Canonical key type text for an operator on a keyed stream."""
+    uid_generated: bool = False
+    """True when the user gave no uid: the id changes with the graph's shape."""
+    sink_id: str | None = None
+    properties: dict[str, Any] = {}
+
+
+class JobEdge(msgspec.Struct, frozen=True):
+    """A data exchange between two vertices. Channels of an edge: (producer subtask, consumer subtask)."""
+
+    edge_id: int
+    source: str
+    """Vertex id."""
+    source_operator: str
+    """Uid of the operator in the source chain whose output feeds the edge."""
+    target: str
+    input_index: int
+    """Which logical input of the target's head (union merges several edges into one index)."""
+    partitioning: Partitioning
+    key: tuple[str, ...] | None = None
+    """Key columns for HASH by column; None for HASH by a key function (found by uid of the target head)."""
+    key_type: str | None = None
+
+
+class JobVertex(msgspec.Struct, frozen=True):
+    """A chain of operators that runs as one subtask per parallel instance."""
+
+    vertex_id: str
+    """operator_id of the chain's head: 32 hex digits."""
+    name: str
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorDescription, ...]
+    """Head to tail, in data order."""
+    chain_edges: tuple[tuple[str, str], ...] = ()
+    """(uid, uid) pairs inside the chain: a chain is a tree when an operator feeds several chained ones."""
+
+    @property
+    def is_source(self) -> bool:
+        return self.operators[0].kind == "source"
+
+
+class RestartStrategy(msgspec.Struct, frozen=True):
+    """`none`, or `fixed_delay` with a bounded number of attempts."""
+
+    kind: str = "fixed_delay"
+    attempts_max: int = 2**31 - 1
+    delay_ms: int = 0
+    """0: redeploy at once. A respawned worker registers by itself."""
+
+
+class JobConfig(msgspec.Struct, frozen=True):
+    """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
+
+    checkpoint_interval_ms: int | None = None
+    """None: no periodic checkpoints (manual ones still work)."""
+    checkpoint_timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    max_concurrent_checkpoints: int = 1
+    tolerable_failed_checkpoints: int = 0
+    retained_checkpoints: int = 1
+    retention_on_cancel: str = "delete"
+    """delete (keeps on failure) | retain (keeps on cancel and failure)."""
+    checkpointing_mode: str = "exactly_once"
+    state_backend: str = "memory"
+    """memory | filesystem | rocksdb."""
+    inline_threshold: int = 20_480
+    memory_snapshot_bytes_max: int = 5 * 1024 * 1024
+    savepoint_directory: str | None = None
+    restart: RestartStrategy = RestartStrategy()
+    max_parallelism: int | None = None
+    """None: derived from each operator's parallelism, or adopted from the restored snapshot."""
+    buffer_timeout_ms: int = 10
+    batch_rows_max: int = 65_536
+    channel_credit_bytes: int = 4 * 1024 * 1024
+    channel_credit_batches: int = 16
+    heartbeat_interval_ms: int = 2_000
+    heartbeat_timeout_ms: int = 50_000
+    reconcile_timeout_ms: int = 10_000
+    step_budget_ms: int = 5
+    cancellation_timeout_ms: int = 30_000
+
+    def check(self) -> None:
+        """Raise InvalidConfigError naming the first setting out of bounds."""
+        positive = ("checkpoint_timeout_ms", "max_concurrent_checkpoints", "retained_checkpoints", "batch_rows_max")
+        positive += ("channel_credit_bytes", "channel_credit_batches", "step_budget_ms", "heartbeat_interval_ms")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        for name in ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms"):
+            if getattr(self, name) < 0:
+                raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
+        interval = self.checkpoint_interval_ms
+        if interval is not None and interval < 10:
+            raise InvalidConfigError(f"checkpoint_interval_ms must be at least 10, got {interval}", setting="checkpoint_interval_ms")
+        if self.min_pause_ms > 0 and self.max_concurrent_checkpoints != 1:
+            raise InvalidConfigError("min_pause_ms needs max_concurrent_checkpoints=1", setting="max_concurrent_checkpoints")
+        if not 0 <= self.inline_threshold <= 1024 * 1024:
+            raise InvalidConfigError(f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold")
+        if self.state_backend not in ("memory", "filesystem", "rocksdb"):
+            raise InvalidConfigError(f"state_backend {self.state_backend!r} is none of memory, filesystem, rocksdb", setting="state_backend")
+        if self.checkpointing_mode != "exactly_once":
+            raise InvalidConfigError(f"checkpointing_mode {self.checkpointing_mode!r} is not exactly_once", setting="checkpointing_mode")
+        if self.retention_on_cancel not in ("delete", "retain"):
+            raise InvalidConfigError(f"retention_on_cancel {self.retention_on_cancel!r} is none of delete, retain", setting="retention_on_cancel")
+        if self.restart.kind not in ("none", "fixed_delay"):
+            raise InvalidConfigError(f"restart strategy {self.restart.kind!r} is none of none, fixed_delay", setting="restart")
+        if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
+            raise InvalidConfigError("heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms")
+
+
+class JobGraph(msgspec.Struct, frozen=True):
+    """What the coordinator knows of a job."""
+
+    name: str
+    vertices: tuple[JobVertex, ...]
+    """Sources first, topological."""
+    edges: tuple[JobEdge, ...]
+    config: JobConfig
+    explicit_max_parallelism: bool = False
+
+    @property
+    def slots_required(self) -> int:
+        """Subtask i of every vertex runs in slot i."""
+        return max(vertex.parallelism for vertex in self.vertices)
+
+    def vertex(self, vertex_id: str) -> JobVertex:
+        return next(vertex for vertex in self.vertices if vertex.vertex_id == vertex_id)
+
+    def inputs(self, vertex_id: str) -> tuple[JobEdge, ...]:
+        return tuple(edge for edge in self.edges if edge.target == vertex_id)
+
+    def outputs(self, vertex_id: str) -> tuple[JobEdge, ...]:
+        return tuple(edge for edge in self.edges if edge.source == vertex_id)
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """Body of POST /v1/jobs: what a driver asks of the coordinator."""
+
+    graph: JobGraph
+    job_id: str | None = None
+    """32 hex digits; None: derived from the name."""
+    restore: str | None = None
+    """`latest`, a checkpoint id, or the path of a snapshot; None: latest if the job is live, else empty."""
+    allow_non_restored_state: bool = False
+    allow_output_repeat: bool = False
+    fresh: bool = False
+    driver_nonce: str = ""
+    """Makes a retried POST idempotent."""
+
+
+class SubmissionAccepted(msgspec.Struct, frozen=True):
+    job_id: str
+    submission: int
+    slots: int
+    epoch: int
+    restored_checkpoint_id: int = 0
+    directory: str = ""
+    """The state directory, as workers must see it."""
+    directory_nonce: str = ""

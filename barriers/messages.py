@@ -1,0 +1,324 @@
+"""The worker protocol: every message between a worker and the coordinator, as frozen records.
+
+`codec.py` turns them into bytes; the same records travel over HTTP, through the simulator and in tests. Every message
+is idempotent and fenced: it carries the coordinator's epoch and the job's attempt where it matters."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from barriers.jobgraph import JobGraph
+from statebackends.handles import OperatorSubtaskState
+
+
+class CheckpointKind(StrEnum):
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    STOP_SAVEPOINT = "stop_savepoint"
+    FINAL = "final"
+    """The checkpoint that the coordinator triggers when every subtask of a bounded job has drained."""
+
+
+class TaskState(StrEnum):
+    CREATED = "CREATED"
+    SCHEDULED = "SCHEDULED"
+    DEPLOYING = "DEPLOYING"
+    INITIALIZING = "INITIALIZING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELING = "CANCELING"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+
+class FailureReason(StrEnum):
+    """Why a checkpoint was refused or aborted; machine-readable, shown to users as it stands."""
+
+    # pre-flight: nothing was started
+    SCHEDULER_SHUT_DOWN = "scheduler_shut_down"
+    COORDINATOR_SHUTDOWN = "coordinator_shutdown"
+    TOO_MANY_REQUESTS = "too_many_requests"
+    TOO_MANY_CONCURRENT = "too_many_concurrent"
+    MINIMUM_TIME_BETWEEN = "minimum_time_between_checkpoints"
+    NOT_ALL_TASKS_RUNNING = "not_all_required_tasks_running"
+    NO_TARGET_DIRECTORY = "no_savepoint_directory"
+    JOB_FINISHING = "job_finishing"
+    TRIGGER_FAILURE = "trigger_failure"
+    # in flight
+    DECLINED = "declined"
+    TASK_NOT_READY = "task_not_ready"
+    ASYNC_EXCEPTION = "asynchronous_part_failed"
+    IO_EXCEPTION = "io_exception"
+    EXPIRED = "expired"
+    SUBSUMED = "subsumed"
+    SUSPENDED = "suspended"
+    JOB_FAILOVER = "job_failure"
+    FINALIZE_FAILURE = "finalize_failure"
+    LEADER_CHANGED = "leader_changed"
+    END_OF_INPUT = "end_of_input"
+
+
+class AckStatus(StrEnum):
+    """The answer to one acknowledgement or decline."""
+
+    SUCCESS = "SUCCESS"
+    DUPLICATE = "DUPLICATE"
+    UNKNOWN = "UNKNOWN"
+    DISCARDED = "DISCARDED"
+    """The checkpoint is gone; the leader deletes the state that came with it."""
+
+
+class SubtaskKey(msgspec.Struct, frozen=True, order=True):
+    """One parallel instance of one job vertex."""
+
+    vertex: str
+    subtask: int
+
+
+class CheckpointMetrics(msgspec.Struct, frozen=True):
+    """Numbers of one subtask for one checkpoint; times in ms, sizes in bytes."""
+
+    alignment_duration_ms: float = 0
+    start_delay_ms: float = 0
+    sync_duration_ms: float = 0
+    async_duration_ms: float = 0
+    bytes_processed_during_alignment: int = 0
+    checkpointed_size: int = 0
+    state_size: int = 0
+
+
+# ---------------------------------------------------------------------------------------------- worker -> coordinator
+
+
+class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
+    """One subtask's state for one checkpoint is durable. `states` maps operator uid -> what it stored."""
+
+    attempt: int
+    checkpoint_id: int
+    vertex: str
+    subtask: int
+    states: dict[str, OperatorSubtaskState] = {}
+    metrics: CheckpointMetrics = CheckpointMetrics()
+
+
+class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
+    """One subtask can't take part in a checkpoint."""
+
+    attempt: int
+    checkpoint_id: int
+    vertex: str
+    subtask: int
+    reason: FailureReason
+    message: str = ""
+
+
+Answerable: TypeAlias = AcknowledgeCheckpoint | DeclineCheckpoint
+
+
+class SubtaskStatus(msgspec.Struct, frozen=True):
+    """State of one subtask of one attempt, with the failure if it failed."""
+
+    attempt: int
+    vertex: str
+    subtask: int
+    state: TaskState
+    drained: bool = False
+    """All input was consumed and finish() ran; the subtask stays RUNNING until told to end."""
+    error: str = ""
+    """`ErrorClass: message` when FAILED."""
+    traceback: str = ""
+    changed_ms: int = 0
+
+
+class SubtaskMetrics(msgspec.Struct, frozen=True):
+    """Counters since the attempt began."""
+
+    vertex: str
+    subtask: int
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    late_dropped: int = 0
+    busy_ms: int = 0
+    idle_ms: int = 0
+    backpressured_ms: int = 0
+    watermark_ms: int | None = None
+
+
+class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
+    """A full snapshot of a worker: who it is, and all that the coordinator must know to resume with it."""
+
+    job_id: str
+    slot: int
+    submission: int
+    task_attempt: int
+    """Spark's task attempt id (or the launcher's own sequence): rises with each successor in the slot."""
+    nonce: str
+    """Drawn once per process."""
+    pid: int
+    host: str
+    data_address: str
+    """`tcp://host:port` of the worker's data socket."""
+    directory_nonce: str
+    """Content of `_holdfast` nonce file in the state directory as the worker reads it; empty if it can't."""
+    attempt: int = 0
+    """Attempt that the process is running, 0 for none."""
+    subtasks: tuple[SubtaskStatus, ...] = ()
+    unanswered: tuple[Answerable, ...] = ()
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent by the worker's control thread; carries counters for the progress display."""
+
+    slot: int
+    session: str
+    attempt: int
+    metrics: tuple[SubtaskMetrics, ...] = ()
+
+
+class AckBatch(msgspec.Struct, frozen=True):
+    """Body of POST .../acks; answered item by item, in order."""
+
+    epoch: int
+    slot: int
+    session: str
+    items: tuple[Answerable, ...]
+
+
+class AckAnswers(msgspec.Struct, frozen=True):
+    epoch: int
+    answers: tuple[AckStatus, ...]
+
+
+class StatusBatch(msgspec.Struct, frozen=True):
+    """Body of POST .../states."""
+
+    epoch: int
+    slot: int
+    session: str
+    subtasks: tuple[SubtaskStatus, ...]
+
+
+# ---------------------------------------------------------------------------------------------- coordinator -> worker
+
+
+class SubtaskDeployment(msgspec.Struct, frozen=True):
+    """One subtask to run in this worker. `restore` maps operator uid -> handles for it (already redistributed)."""
+
+    vertex: str
+    subtask: int
+    restore: dict[str, OperatorSubtaskState] = {}
+    """Keyed handles may cover more key groups than the subtask owns: it reads the intersection."""
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """Everything a worker needs to run its slice of one attempt."""
+
+    attempt: int
+    graph: JobGraph
+    subtasks: tuple[SubtaskDeployment, ...]
+    addresses: dict[int, str]
+    """slot -> data address. Subtask i of every vertex runs in slot i."""
+    restored_checkpoint_id: int = 0
+    """0: started empty."""
+    restored_folder: str = ""
+    """Storage-relative folder, or absolute location, of the restored snapshot."""
+    restored_from: int = 0
+    """trigger timestamp of the restored snapshot, ms."""
+
+
+class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
+    deployment: Deployment
+
+
+class CancelTasks(msgspec.Struct, frozen=True, tag="cancel_tasks"):
+    """Cancel every subtask of this attempt and of lower ones."""
+
+    attempt: int
+
+
+class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
+    """Start checkpoint `checkpoint_id` at the sources of this worker."""
+
+    attempt: int
+    checkpoint_id: int
+    timestamp_ms: int
+    kind: CheckpointKind
+    folder: str
+    drain: bool = False
+    base: int | None = None
+
+
+class NotifyCheckpointComplete(msgspec.Struct, frozen=True, tag="complete"):
+    """COMPLETED(id) is durable: side effects up to and including it may be released."""
+
+    attempt: int
+    checkpoint_id: int
+    timestamp_ms: int
+
+
+class NotifyCheckpointAborted(msgspec.Struct, frozen=True, tag="abort"):
+    """ABORTED(id) is durable."""
+
+    attempt: int
+    checkpoint_id: int
+    newest_completed: int = 0
+
+
+class FinishTasks(msgspec.Struct, frozen=True, tag="finish"):
+    """The final (or stop) checkpoint is complete: commit what is committable, send end of partition, then FINISHED."""
+
+    attempt: int
+    checkpoint_id: int
+
+
+class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
+    """The job is in a terminal state, or this process is superseded: leave the process."""
+
+    reason: str
+    respawn: bool = False
+
+
+WorkerCommand: TypeAlias = (
+    Deploy
+    | CancelTasks
+    | TriggerCheckpoint
+    | NotifyCheckpointComplete
+    | NotifyCheckpointAborted
+    | FinishTasks
+    | ShutdownWorker
+)
+
+
+class NumberedCommand(msgspec.Struct, frozen=True):
+    """One line of the command stream. `number` is 1, 2, 3 ... per (epoch, session)."""
+
+    epoch: int
+    session: str
+    number: int
+    command: WorkerCommand | None
+    """None: keep-alive, carries the number of the last command sent."""
+
+
+class Registered(msgspec.Struct, frozen=True, tag="registered"):
+    """The full desired state of a worker."""
+
+    epoch: int
+    session: str
+    attempt: int
+    """The job's current attempt; subtasks of any lower one are to be cancelled."""
+    deployment: Deployment | None
+    """Given when the worker is to run the attempt and does not run it yet."""
+    newest_completed: int
+    live_checkpoints: tuple[int, ...]
+    """Pending ids; anything else unanswered below the newest claimed id is dead."""
+    heartbeat_interval_ms: int
+    heartbeat_timeout_ms: int
+    answers: tuple[AckStatus, ...] = ()
+    """To `RegisterWorker.unanswered`, in order."""
+    finish: int = 0
+    """Checkpoint id of a FinishTasks that is in force, or 0."""
