@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
 
 if TYPE_CHECKING:
-    from statebackends.keygroups import KeyType
+    from statebackends.keys import KeyType
     from statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
     from statebackends.storage.operations import Flow, Storage
 

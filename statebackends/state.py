@@ -185,7 +185,7 @@ class ColumnarState(Protocol):
 
 
 class KeyColumn(Protocol):
-    """The keys of one batch, vectorised; made by keygroups.KeyType.column(arrays)."""
+    """The keys of one batch, vectorised; made by keys.KeyType.column(arrays)."""
 
     @property
     def arrays(self) -> Sequence[pa.Array]:

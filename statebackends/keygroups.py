@@ -1,0 +1,134 @@
+"""Key hash -> key group -> subtask, and operator uid -> operator id: pure, the same in every process and version.
+
+It decides who owns which key group. It doesn't know how a key is hashed (keyhash.py) or what a key is (keys.py)."""
+
+from __future__ import annotations
+
+import mmh3
+import numpy as np
+import numpy.typing as npt
+
+from statebackends.errors import InvalidConfigError
+from statebackends.handles import KeyGroupRange
+
+MAX_PARALLELISM_LIMIT = 32768
+"""Key groups; the largest max parallelism (Flink's bound, kept so that a group fits 16 bits)."""
+
+DEFAULT_MAX_PARALLELISM_FLOOR = 128
+"""Key groups; the smallest max parallelism that is chosen when the user chose none."""
+
+_MASK = 0xFFFFFFFF
+_SIGN = 0x80000000
+
+
+def _rotate_left(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK
+
+
+def spread(h32: int) -> int:
+    """Spread a 32-bit hash (signed or unsigned) over 0..2**31-1: one murmur3 block and its finalisation.
+
+    A negative result is negated, and -2**31 becomes 0. Source: Flink, MathUtils.murmurHash; vectors in scenarios O."""
+    code = ((h32 & _MASK) * 0xCC9E2D51) & _MASK
+    code = (_rotate_left(code, 15) * 0x1B873593) & _MASK
+    code = (_rotate_left(code, 13) * 5 + 0xE6546B64) & _MASK
+    code ^= 4
+    code = ((code ^ (code >> 16)) * 0x85EBCA6B) & _MASK
+    code = ((code ^ (code >> 13)) * 0xC2B2AE35) & _MASK
+    code ^= code >> 16
+    if code < _SIGN:
+        return code
+    return (-code) & _MASK if code != _SIGN else 0
+
+
+def key_group_of_hash(h32: int, max_parallelism: int) -> int:
+    """Key group, 0..max_parallelism-1, of a key with this 32-bit hash."""
+    return spread(h32) % max_parallelism
+
+
+def key_groups_of_hashes(hashes: npt.NDArray[np.uint32], max_parallelism: int) -> npt.NDArray[np.int32]:
+    """Key group of each hash: `key_group_of_hash`, vectorised."""
+    code = hashes * np.uint32(0xCC9E2D51)
+    code = ((code << np.uint32(15)) | (code >> np.uint32(17))) * np.uint32(0x1B873593)
+    code = ((code << np.uint32(13)) | (code >> np.uint32(19))) * np.uint32(5) + np.uint32(0xE6546B64)
+    code ^= np.uint32(4)
+    code ^= code >> np.uint32(16)
+    code *= np.uint32(0x85EBCA6B)
+    code ^= code >> np.uint32(13)
+    code *= np.uint32(0xC2B2AE35)
+    code ^= code >> np.uint32(16)
+    sign = (code.view(np.int32) >> np.int32(31)).view(np.uint32)  # all ones where negative
+    code = (code ^ sign) - sign  # absolute value; -2**31 stays ...
+    code &= np.uint32(_SIGN - 1)  # ... and becomes 0 here
+    if max_parallelism & (max_parallelism - 1):
+        code %= np.uint32(max_parallelism)
+    else:
+        code &= np.uint32(max_parallelism - 1)
+    return code.view(np.int32)
+
+
+def check_parallelism(max_parallelism: int, parallelism: int) -> None:
+    """Refuse a pair out of bounds: 1 <= parallelism <= max_parallelism <= 32768. Raises InvalidConfigError."""
+    if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+        raise InvalidConfigError(
+            f"max parallelism must be 1..{MAX_PARALLELISM_LIMIT}, not {max_parallelism}", max_parallelism=max_parallelism
+        )
+    if parallelism < 1:
+        raise InvalidConfigError(f"parallelism must be at least 1, not {parallelism}", parallelism=parallelism)
+    if parallelism > max_parallelism:
+        raise InvalidConfigError(
+            f"parallelism {parallelism} is above max parallelism {max_parallelism}",
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+        )
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """Max parallelism of an operator whose user chose none: 1.5 times the parallelism, up to a power of two, 128..32768.
+
+    Source: Flink, KeyGroupRangeAssignment.computeDefaultMaxParallelism."""
+    check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
+    wanted = parallelism + parallelism // 2
+    power_of_two = 1 << (wanted - 1).bit_length()
+    return min(max(power_of_two, DEFAULT_MAX_PARALLELISM_FLOOR), MAX_PARALLELISM_LIMIT)
+
+
+def assign_key_groups(max_parallelism: int, parallelism: int, subtask_index: int) -> KeyGroupRange:
+    """Key groups of one subtask: contiguous, disjoint over subtasks, complete over the job.
+
+    max_parallelism counts key groups, 1..32768, fixed for the life of the job; 0 <= subtask_index < parallelism <= max_parallelism.
+    Returns a half-open range [start, stop), never empty. Raises InvalidConfigError on an argument out of bounds.
+    Source: Flink, KeyGroupRangeAssignment.computeKeyGroupRangeForOperatorIndex (its end is inclusive, ours is not)."""
+    check_parallelism(max_parallelism, parallelism)
+    if not 0 <= subtask_index < parallelism:
+        raise InvalidConfigError(
+            f"subtask index must be 0..{parallelism - 1}, not {subtask_index}",
+            subtask=subtask_index,
+            parallelism=parallelism,
+        )
+    start = (subtask_index * max_parallelism + parallelism - 1) // parallelism
+    stop = ((subtask_index + 1) * max_parallelism + parallelism - 1) // parallelism
+    return KeyGroupRange(start, stop)
+
+
+def subtask_of_key_group(group: int, max_parallelism: int, parallelism: int) -> int:
+    """Index of the subtask that owns a key group; the inverse of `assign_key_groups`."""
+    return group * parallelism // max_parallelism
+
+
+def subtasks_of_key_groups(
+    groups: npt.NDArray[np.int32], max_parallelism: int, parallelism: int
+) -> npt.NDArray[np.int32]:
+    """Owner of each key group: `subtask_of_key_group`, vectorised."""
+    # max parallelism squared is at most 2**30, so the product fits 32 bits
+    owners: npt.NDArray[np.int32] = groups * np.int32(parallelism) // np.int32(max_parallelism)
+    return owners
+
+
+def operator_id(uid: str) -> str:
+    """Operator id of a uid, 32 hex digits: murmur3 128-bit (x64, seed 0) over the UTF-8 bytes, low half first.
+
+    Raises InvalidConfigError if the uid is empty: absent and empty must not be confused."""
+    if not uid:
+        raise InvalidConfigError("an operator's uid must not be empty")
+    return mmh3.mmh3_x64_128_digest(uid.encode("utf-8"), 0).hex()
