@@ -125,21 +125,30 @@ class JobConfig(msgspec.Struct, frozen=True):
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
         interval = self.checkpoint_interval_ms
         if interval is not None and interval < 10:
-            raise InvalidConfigError(f"checkpoint_interval_ms must be at least 10, got {interval}", setting="checkpoint_interval_ms")
+            raise InvalidConfigError(
+                f"checkpoint_interval_ms must be at least 10, got {interval}", setting="checkpoint_interval_ms"
+            )
         if self.min_pause_ms > 0 and self.max_concurrent_checkpoints != 1:
-            raise InvalidConfigError("min_pause_ms needs max_concurrent_checkpoints=1", setting="max_concurrent_checkpoints")
+            raise InvalidConfigError(
+                "min_pause_ms needs max_concurrent_checkpoints=1", setting="max_concurrent_checkpoints"
+            )
         if not 0 <= self.inline_threshold <= 1024 * 1024:
-            raise InvalidConfigError(f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold")
-        if self.state_backend not in ("memory", "filesystem", "rocksdb"):
-            raise InvalidConfigError(f"state_backend {self.state_backend!r} is none of memory, filesystem, rocksdb", setting="state_backend")
-        if self.checkpointing_mode != "exactly_once":
-            raise InvalidConfigError(f"checkpointing_mode {self.checkpointing_mode!r} is not exactly_once", setting="checkpointing_mode")
-        if self.retention_on_cancel not in ("delete", "retain"):
-            raise InvalidConfigError(f"retention_on_cancel {self.retention_on_cancel!r} is none of delete, retain", setting="retention_on_cancel")
-        if self.restart.kind not in ("none", "fixed_delay"):
-            raise InvalidConfigError(f"restart strategy {self.restart.kind!r} is none of none, fixed_delay", setting="restart")
+            raise InvalidConfigError(
+                f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold"
+            )
+        choices = (
+            ("state_backend", self.state_backend, ("memory", "filesystem", "rocksdb")),
+            ("checkpointing_mode", self.checkpointing_mode, ("exactly_once",)),
+            ("retention_on_cancel", self.retention_on_cancel, ("delete", "retain")),
+            ("restart", self.restart.kind, ("none", "fixed_delay")),
+        )
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise InvalidConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}", setting=name)
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
-            raise InvalidConfigError("heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms")
+            raise InvalidConfigError(
+                "heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms"
+            )
 
 
 class JobGraph(msgspec.Struct, frozen=True):

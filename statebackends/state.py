@@ -15,9 +15,9 @@ import pyarrow as pa
 
 V = TypeVar("V")
 K = TypeVar("K")
-IN = TypeVar("IN")
 ACC = TypeVar("ACC")
-OUT = TypeVar("OUT")
+IN = TypeVar("IN", contravariant=True)
+OUT = TypeVar("OUT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,252 @@
+"""The operator contract: what the runtime calls on an operator, and what an operator may ask of the runtime.
+
+All calls come from the worker's loop thread. An operator emits through its output only; blocking work goes through
+`OperatorContext.submit` and comes back as a mail. Nothing may be emitted from `snapshot_state` on (K06)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from barriers.elements import Batch
+from statebackends.backend import KeyedStateBackend, OperatorStateBackend
+from statebackends.errors import InvariantError
+from statebackends.state import StateDescriptor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from barriers.jobgraph import JobGraph
+    from statebackends.storage.operations import Flow, Storage
+
+
+class Output(Protocol):
+    """Where an operator emits: the next operator of the chain, or the subtask's result partition."""
+
+    def collect(self, batch: Batch) -> None: ...
+
+
+class TimerService(Protocol):
+    """Event-time and processing-time timers of the current key. Identity: (key, namespace, time)."""
+
+    def register_event_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None: ...
+    def delete_event_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None: ...
+    def register_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None: ...
+    def delete_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None: ...
+
+    @property
+    def current_watermark(self) -> int: ...
+
+    @property
+    def current_processing_time(self) -> int:
+        """Wall clock, ms."""
+
+
+@dataclass(slots=True)
+class OperatorCounters:
+    """Counters that operators bump; the subtask reports them."""
+
+    late_dropped: int = 0
+    records_in: int = 0
+    records_out: int = 0
+    named: dict[str, int] = field(default_factory=dict)
+
+
+class OperatorContext(Protocol):
+    """What the runtime gives to one operator of one subtask."""
+
+    job_id: str
+    uid: str
+    name: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    attempt: int
+    nonce: str
+    """Drawn once per subtask deployment; part of every file name that the operator chooses."""
+    restored_checkpoint_id: int
+    """0 when the job started empty."""
+    counters: OperatorCounters
+
+    @property
+    def keyed_state(self) -> KeyedStateBackend:
+        """Raises UndeclaredStateError on a non-keyed operator."""
+
+    @property
+    def operator_state(self) -> OperatorStateBackend: ...
+
+    @property
+    def timers(self) -> TimerService:
+        """Only on keyed operators."""
+
+    @property
+    def storage(self) -> Storage:
+        """The state directory."""
+
+    def now_ms(self) -> int:
+        """Wall clock."""
+
+    def monotonic_ms(self) -> int: ...
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run blocking `work` on the pool; `done(result, error)` is called later on the loop thread, as a mail."""
+
+    def submit_flow(self, flow: Flow[Any], storage: Storage, done: Callable[[Any, BaseException | None], None]) -> None:
+        """Drive a storage flow on the pool (or by the simulator); `done` as in submit."""
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the subtask, from any mail."""
+
+
+class Operator:
+    """Base of all operators; a template instance is pickled into the closure and copied per subtask before `setup`."""
+
+    context: OperatorContext
+    output: Output
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        """Every state the operator will ask for; listed in the graph's JSON."""
+        return ()
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        self.context = context
+        self.output = output
+
+    def initialize_state(self) -> None:
+        """State backends are restored; read operator lists here. Before any `open` of the chain's other operators."""
+
+    def open(self) -> None:
+        """Called tail to head; afterwards records and timers may come."""
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        """Handle one slice of input; emit through `self.output`. A source operator is never called here."""
+        raise InvariantError(f"{type(self).__name__} takes no input")
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        """Event time advanced (all inputs combined). Each `yield` ends a slice, so that mail and barriers get in.
+
+        The runtime forwards the watermark after the last slice, unless `forwards_watermarks` is False."""
+        return iter(())
+
+    forwards_watermarks: bool = True
+    """False for a watermark assigner: it swallows upstream watermarks except the maximum and emits its own."""
+
+    def next_processing_time_ms(self) -> int | None:
+        """Wall-clock time of the earliest processing-time timer, or None; the runtime arms one alarm for it."""
+        return None
+
+    def process_processing_time(self, now_ms: int) -> Iterator[None]:
+        """Fire processing-time timers due at now_ms, in slices."""
+        return iter(())
+
+    def finish(self) -> Iterator[None]:
+        """End of data on all inputs (after the maximum watermark, when draining): flush what is buffered, in slices."""
+        return iter(())
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        """Pre-barrier hook: may emit; what is emitted is before the cut."""
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        """Update operator list states; keyed state is frozen by the runtime right after. Must not emit or block."""
+
+    def snapshot_work(self, checkpoint_id: int) -> Flow[Any] | None:
+        """Further asynchronous work whose end the acknowledgement waits for (a sink making staged bytes durable)."""
+        return None
+
+    def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
+        """Files outside the snapshot that the snapshot needs; listed in `_metadata`."""
+        return ()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None: ...
+
+    def has_pending_work(self) -> bool:
+        """True while commits or other pool work must end before the subtask may finish."""
+        return False
+
+    def close(self) -> None:
+        """Always called, also after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What a source reader gave: at most one of batch and wait."""
+
+    batch: Batch | None = None
+    ready_at_ms: int | None = None
+    """Monotonic time before which polling again is useless; None: poll again at once."""
+    finished: bool = False
+
+
+class SourceReader(Protocol):
+    """One subtask's reader of a rewindable source. Its position is split operator state."""
+
+    def open(self, context: OperatorContext, entries: list[bytes] | None) -> None:
+        """`entries`: restored splits and positions for this subtask; None when the job starts empty."""
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        """Up to rows_max records, in order. Must not block for long (tens of ms)."""
+
+    def snapshot(self) -> list[bytes]:
+        """Positions after the last polled record, one entry per split."""
+
+    def external_files(self) -> tuple[str, ...]: ...
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """A rewindable source: picklable, made into one reader per subtask."""
+
+    name: str
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Columns, known when the graph is built; None for rows of undeclared type."""
+
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> SourceReader: ...
+
+
+class Sink(Protocol):
+    """A two-phase sink: picklable; writers stage, one committer commits."""
+
+    name: str
+    sink_id: str
+    needs_columns: bool
+    """True: batches must have a schema, else building the graph is an error."""
+
+    def create_writer(self, schema: pa.Schema | None) -> Operator:
+        """Operator kind `sink_writer`; emits committables (one-column batches `committable: binary`) before the barrier."""
+
+    def create_committer(self) -> Operator | None:
+        """Operator kind `sink_committer`, parallelism 1; None for a sink without commits."""
+
+
+class KeySelector(Protocol):
+    """How the key of a stream is found; picklable; recomputed at the receiver."""
+
+    key_type_text: str
+    columns: tuple[str, ...] | None
+    """Key columns, or None when a function is used."""
+
+    def keys(self, batch: Batch, *, max_parallelism: int, operator: str) -> Any:
+        """statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError."""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The job as it travels to the workers: the graph plus user code, keyed by uid and edge."""
+
+    graph: JobGraph
+    operators: dict[str, Operator]
+    """uid -> template, copied (pickle round trip) per subtask."""
+    sources: dict[str, Source]
+    """uid of a source operator -> source."""
+    selectors: dict[str, KeySelector]
+    """uid of a keyed operator -> the selector of its input; also used by HASH edges into its vertex."""
+    schemas: dict[int, Any]
+    """edge id -> pa.Schema or None."""
