@@ -139,3 +139,7 @@ class JobFailedError(HoldfastError):
 
 class InvariantError(HoldfastError):
     """A bug in Holdfast: crash rather than continue."""
+
+
+class CheckpointFailedError(HoldfastError):
+    """A requested checkpoint or savepoint was refused or aborted. Fields: reason (FailureReason value), checkpoint_id."""

@@ -1,0 +1,108 @@
+"""How a built job gets to run: protocols between the DSL, the Spark shell and the REST client.
+
+`operators` may not import `api`; `holdfast.py` assembles a launcher from both and hands it to `Environment`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from barriers.jobgraph import Submission, SubmissionAccepted
+from operators.base import JobPlan
+
+
+class CoordinatorClient(Protocol):
+    """What a driver needs of the coordinator's REST service. Errors are the typed kinds of statebackends.errors."""
+
+    url: str
+    token: str | None
+
+    def submit(self, submission: Submission) -> SubmissionAccepted: ...
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """GET /v1/jobs/:jobid, as Flink's dialect has it."""
+
+    def job_state(self, job_id: str) -> str:
+        """RUNNING, RESTARTING, FINISHED ..."""
+
+    def checkpoints(self, job_id: str) -> dict[str, Any]:
+        """GET /v1/jobs/:jobid/checkpoints."""
+
+    def workers(self, job_id: str) -> dict[str, Any]:
+        """GET /v1/jobs/:jobid/workers: {"attempt": n, "restarts": n, "failure": text or null,
+        "workers": [{"slot", "pid", "nonce", "registered"}]}."""
+
+    def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
+        """Trigger one checkpoint and wait until it is complete; its id. Raises CheckpointFailedError."""
+
+    def savepoint(self, job_id: str, target: str | None = None, *, timeout_s: float | None = None) -> str:
+        """Take a savepoint; its location."""
+
+    def stop(
+        self, job_id: str, target: str | None = None, *, drain: bool = False, timeout_s: float | None = None
+    ) -> str:
+        """Stop with a savepoint; its location."""
+
+    def cancel(self, job_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What `Environment.execute` was asked for, beyond the plan."""
+
+    job_id: str | None = None
+    restore: str | None = None
+    fresh: bool = False
+    allow_non_restored_state: bool = False
+    allow_output_repeat: bool = False
+    coordinator_url: str | None = None
+    """None: a coordinator is embedded in the driver's process."""
+    token: str | None = None
+    state_directory: str | None = None
+    """Needed when the coordinator is embedded; else the coordinator says."""
+    progress: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One look at a running job; rates are over the last interval."""
+
+    state: str
+    records_in: int
+    records_out: int
+    records_in_per_second: float
+    records_out_per_second: float
+    last_checkpoint_id: int | None
+    last_checkpoint_duration_ms: int | None
+    restarts: int
+
+
+class JobHandle(Protocol):
+    """A submitted job, seen from its driver."""
+
+    job_id: str
+    client: CoordinatorClient
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Block until a terminal state and return it. Raises JobFailedError on FAILED, TimeoutError on timeout."""
+
+    def state(self) -> str: ...
+
+    def progress(self) -> Progress: ...
+
+    def savepoint(self, target: str | None = None) -> str: ...
+
+    def stop(self, target: str | None = None, *, drain: bool = False) -> str:
+        """Stop with a savepoint, wait for the end, return the savepoint's location."""
+
+    def cancel(self) -> None:
+        """Cancel and wait for the end."""
+
+    def close(self) -> None:
+        """Release slots, threads and an embedded coordinator; idempotent."""
+
+
+class Launcher(Protocol):
+    """Runs plans: on Spark in production, on local processes in tests and benchmarks."""
+
+    def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle: ...
