@@ -1,0 +1,39 @@
+# Every target sets up what it needs (scripts/setup): virtual environment, locked packages, Java.
+PYTHON := .venv/bin/python
+export PYTHONHASHSEED ?= random
+
+.PHONY: help setup demo test check bench lock clean
+
+help:
+	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
+	@echo 'make test    all tests'
+	@echo 'make check   lint, types, layers'
+	@echo 'make bench   the benchmarks; results in benchmarks/results/'
+	@echo 'make lock    write requirements.lock anew from pyproject.toml'
+
+setup:
+	@scripts/setup
+
+demo: setup
+	@$(PYTHON) examples/flights.py $(ARGS)
+
+test: setup
+	@$(PYTHON) -m pytest $(ARGS)
+
+check:
+	@scripts/setup --no-java
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-logo
+
+bench: setup
+	@$(PYTHON) -m benchmarks.run $(ARGS)
+
+lock:
+	@scripts/setup --no-java
+	@$(PYTHON) -m pip install --quiet uv
+	@.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-header --no-annotate --all-extras pyproject.toml -c /dev/null -o requirements.lock
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
