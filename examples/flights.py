@@ -1,0 +1,254 @@
+"""The demo: New York's 336,776 flights of 2013 through a stateful job that is killed, again and again, while it runs.
+
+Spark SQL reads, cleans and orders the flights by *actual* departure, so that event time (scheduled departure) is out of
+order by up to a day. The job counts flights and delays per carrier and day, and finds every flight that breaks its
+carrier's delay record. Meanwhile this program kills a worker, kills and restarts the coordinator, stops the job with a
+savepoint, restores it at parallelism 3 and kills another worker; `--seed` says when. In the end both outputs are
+compared, row for row, with plain Spark SQL over the same file.
+
+    make demo                      # or: python examples/flights.py --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import flights_chaos as chaos
+import flights_check as check
+import pyarrow as pa
+
+import holdfast as hf
+
+ROWS = 336_776
+RUN_SECONDS = 30
+DAY_MS = 86_400_000
+
+
+# ----------------------------------------------------------------------------------------------------------- the job
+
+
+@dataclass
+class Flight:
+    """One flight as the job sees it. Times are ms since the epoch, UTC; delays are minutes."""
+
+    carrier: str
+    flight: int
+    origin: str
+    dest: str
+    scheduled: int
+    delay: float
+
+
+def has_departed(row: dict[str, Any]) -> bool:
+    """A cancelled flight has no departure delay."""
+    return row["dep_delay"] is not None
+
+
+def to_flight(row: dict[str, Any]) -> Flight:
+    """A row of the DataFrame as a record."""
+    return Flight(row["carrier"], row["flight"], row["origin"], row["dest"], row["scheduled"], float(row["dep_delay"]))
+
+
+class DelayRecords(hf.ProcessFunction):
+    """Takes each carrier's flights in event-time order and emits those that break the carrier's delay record.
+
+    Flights wait in map state under their scheduled time until the watermark says that no earlier one can come."""
+
+    waiting = hf.MapStateDescriptor("waiting", int, list[Flight])
+    record = hf.ValueStateDescriptor("record", float)
+    states = (waiting, record)
+
+    def __init__(self, trace: str) -> None:
+        self.trace = chaos.Trace(trace)
+
+    def process_element(self, flight: Flight, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        self.trace.record()
+        waiting = ctx.state(self.waiting)
+        waiting.put(flight.scheduled, [*(waiting.get(flight.scheduled) or ()), flight])
+        ctx.timers.register_event_time_timer(flight.scheduled)
+
+    def on_timer(self, timestamp_ms: int, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        waiting, record = ctx.state(self.waiting), ctx.state(self.record)
+        flights = waiting.get(timestamp_ms) or []
+        waiting.remove(timestamp_ms)
+        for flight in sorted(flights, key=lambda f: (f.flight, f.origin)):
+            best = record.value()
+            if best is None or flight.delay > best:
+                record.update(flight.delay)
+                out(flight)
+
+
+def build(flights: Any, folder: Path, url: str, parallelism: int) -> hf.Environment:
+    """The whole job: one DataFrame in, two exactly-once Parquet sinks out."""
+    env = hf.Environment(
+        "flights",
+        parallelism=parallelism,
+        coordinator=url,
+        token=(folder / "state" / "_token").read_text().strip(),
+        state_backend="rocksdb",
+        checkpoint_interval_ms=1_000,
+        retained_checkpoints=2,
+        savepoint_directory=str(folder / "savepoints"),
+    )
+    departed = (
+        env.from_dataframe(flights, rows_per_second=ROWS / RUN_SECONDS).uid("flights")
+        .filter(has_departed).uid("departed")
+        .map(to_flight, returns=Flight).uid("parse")
+        .assign_timestamps("scheduled", max_out_of_orderness_ms=DAY_MS).uid("event-time")
+    )
+    by_carrier = departed.key_by("carrier")
+    (
+        by_carrier.window(hf.Tumbling(days=1))
+        .aggregate(flights=hf.count(), mean_delay=hf.mean("delay"), max_delay=hf.max("delay")).uid("days")
+        .sink_to(hf.ParquetSink(str(folder / "out" / "days"))).uid("days-out")
+    )
+    (
+        by_carrier.process(DelayRecords(str(folder / "trace")), returns=Flight).uid("records")
+        .sink_to(hf.ParquetSink(str(folder / "out" / "records"))).uid("records-out")
+    )
+    return env
+
+
+# ---------------------------------------------------------------------------------------------------------- the drill
+
+
+def run(seed: int, folder: Path) -> str:
+    """The whole demo below `folder`; the final line. Raises DemoError when anything is not as promised."""
+    moments = random.Random(seed)
+    spark = make_session(folder)
+    coordinator = chaos.Coordinator(folder / "state")
+    (folder / "state").mkdir()
+    try:
+        coordinator.start()
+        flights = check.register(spark, check.csv_path(folder))
+        say(f"coordinator at {coordinator.url}, dashboard of numbers at {coordinator.url}/docs")
+        first, savepoint = first_half(moments, flights, folder, coordinator)
+        second, outputs = second_half(moments, flights, folder, coordinator, savepoint)
+        return verdict(spark, outputs, [first, second])
+    finally:
+        coordinator.stop()
+        spark.stop()
+
+
+def first_half(
+    moments: random.Random, flights: Any, folder: Path, coordinator: chaos.Coordinator
+) -> tuple[chaos.Drill, str]:
+    """Parallelism 2: lose a worker, lose the coordinator, then stop with a savepoint."""
+    env = build(flights, folder, coordinator.url, parallelism=2)
+    with env.execute() as handle:
+        drill = chaos.Drill(handle, folder / "trace", say)
+        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, 120)
+        say("the job runs at parallelism 2")
+        chaos.pause(moments.uniform(0.5, 3))
+        drill.kill_worker(moments.randrange(2), checkpoint_pending=True)
+        chaos.pause(moments.uniform(1, 3))
+        drill.restart_coordinator(coordinator, dead_for_s=moments.uniform(0.3, 1.5))
+        chaos.pause(moments.uniform(0.5, 2))
+        savepoint = handle.stop()
+        say(f"stopped with a savepoint: {Path(savepoint).name}")
+    return drill, savepoint
+
+
+def second_half(
+    moments: random.Random, flights: Any, folder: Path, coordinator: chaos.Coordinator, savepoint: str
+) -> tuple[chaos.Drill, dict[str, Any]]:
+    """Parallelism 3, from the savepoint: lose another worker, then run to the end of the data."""
+    env = build(flights, folder, coordinator.url, parallelism=3)
+    with env.execute(restore=savepoint) as handle:
+        drill = chaos.Drill(handle, folder / "trace", say)
+        chaos.wait_for("a checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, 120)
+        drill.note_restore()
+        say(f"restored at parallelism 3 from checkpoint {drill.restored_ids[0]}")
+        chaos.pause(moments.uniform(0.5, 3))
+        drill.kill_worker(moments.randrange(3), checkpoint_pending=True)
+        state = handle.wait(timeout_s=180)
+        if state != "FINISHED":
+            raise chaos.DemoError(f"the job ended {state}")
+        late = drill.late_records()
+        if late:
+            raise chaos.DemoError(f"{late} records were late: the watermark bound is too small")
+    return drill, {sink.sink_id: sink for sink in env.sinks}
+
+
+def verdict(spark: Any, sinks: dict[str, Any], drills: list[chaos.Drill]) -> str:
+    """Compare both outputs with plain Spark SQL and check that the demo tested something."""
+    say("comparing with plain Spark SQL ...")
+    days = sinks["days-out"].dataframe(spark).withColumnRenamed("window_start", "day")
+    records = sinks["records-out"].dataframe(spark)
+    for name, got, query in (("days", days, check.DAYS), ("records", records, check.RECORDS)):
+        problem = check.difference(spark, got, query)
+        if problem:
+            raise chaos.DemoError(f"{name}: {problem}")
+    if not sum(drill.kills_with_checkpoint_pending for drill in drills):
+        raise chaos.DemoError("no kill fell while a checkpoint was pending")
+    rows = spark.table("flights").count()
+    if rows != ROWS:
+        raise chaos.DemoError(f"the file has {rows} flights, not {ROWS}")
+    kills = sum(drill.kills for drill in drills)
+    worst = max(second for drill in drills for second in drill.recoveries)
+    return (
+        f"DEMO OK rows={rows} windows={days.count()} records={records.count()} kills={kills} "
+        f"recovery_s={worst:.2f} exact=true"
+    )
+
+
+def make_session(folder: Path) -> Any:
+    """Spark on this machine: room for four workers and for Spark SQL beside them."""
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[6]")
+        .appName("flights")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def say(text: str) -> None:
+    """One event, with the time."""
+    print(f"[{chaos.clock()}] {text}", flush=True)
+
+
+def main() -> int:
+    """Run the demo; 0 when it is exact."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, help="when things break; drawn, and printed, when not given")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep state, output and logs here")
+    args = parser.parse_args()
+    seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
+    folder = Path(args.keep or tempfile.mkdtemp(prefix="holdfast-demo-")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"seed {seed} (again with: make demo ARGS='--seed {seed}')")
+    try:
+        print(run(seed, folder), flush=True)
+        return 0
+    except (chaos.DemoError, hf.HoldfastError) as error:
+        print(f"DEMO FAILED seed={seed}: {error}")
+        return 1
+    finally:
+        if args.keep:
+            say(f"kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
