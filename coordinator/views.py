@@ -1,0 +1,273 @@
+"""Read models: what the coordinator shows of jobs, tasks and checkpoints, as frozen records with no behaviour.
+
+Times are ms since the epoch, -1 when unknown; sizes are bytes. `api` renders them in Flink's dialect; nothing here
+knows of field spellings, JSON or HTTP. A view is a copy: it never changes after it was handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from barriers.jobgraph import JobConfig, JobGraph
+from barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverviewView:
+    """One line of a list of jobs."""
+
+    job_id: str
+    name: str
+    state: str
+    """A JobState value: CREATED, RUNNING, RESTARTING, RECONCILING, FAILING, FAILED, CANCELLING, CANCELED, FINISHED, SUSPENDED."""
+    start_ms: int
+    end_ms: int
+    last_modification_ms: int
+    task_counts: Mapping[TaskState, int]
+    slots_required: int
+    slots_registered: int
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in ("FINISHED", "CANCELED", "FAILED")
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskView:
+    """One subtask of the current attempt."""
+
+    vertex: str
+    subtask: int
+    state: TaskState
+    attempt: int
+    host: str
+    start_ms: int
+    end_ms: int
+    timestamps: Mapping[TaskState, int]
+    """When it last entered each state."""
+    drained: bool
+    metrics: SubtaskMetrics
+    """Since the attempt began, as of the last heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexView:
+    vertex_id: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    state: TaskState
+    """The least advanced state of its subtasks; FAILED as soon as one is."""
+    start_ms: int
+    end_ms: int
+    task_counts: Mapping[TaskState, int]
+    subtasks: tuple[SubtaskView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One slot and the process in it."""
+
+    slot: int
+    registered: bool
+    """A process holds the slot and its lease has not run out."""
+    connected: bool
+    """Its command stream is open."""
+    pid: int
+    host: str
+    data_address: str
+    nonce: str
+    task_attempt: int
+    session: str
+    last_seen_ms: int
+    """Wall clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionView:
+    """One failure that made the job fail over or fail."""
+
+    error: str
+    """`ErrorClass: message`."""
+    traceback: str
+    timestamp_ms: int
+    vertex: str
+    """Empty when no task is to blame."""
+    subtask: int
+    worker: str
+    """`slot-<n>`, or empty."""
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredView:
+    checkpoint_id: int
+    restore_ms: int
+    is_savepoint: bool
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """Everything about one job except its checkpoints."""
+
+    overview: JobOverviewView
+    now_ms: int
+    timestamps: Mapping[str, int]
+    """JobState value -> when the job last entered it."""
+    graph: JobGraph
+    vertices: tuple[VertexView, ...]
+    workers: tuple[WorkerView, ...]
+    exceptions: tuple[ExceptionView, ...]
+    """Newest first, bounded."""
+    submission: int
+    attempt: int
+    restarts: int
+    epoch: int
+    failure: str | None
+    """Cause of FAILED, or of the failover that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskCheckpointView:
+    """One subtask's part of one checkpoint; `ack_ms` is -1 while it is missing."""
+
+    subtask: int
+    ack_ms: int
+    end_to_end_ms: int
+    checkpointed_size: int
+    state_size: int
+    sync_ms: int
+    async_ms: int
+    alignment_ms: int
+    alignment_processed: int
+    start_delay_ms: int
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.ack_ms >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Summary of one number; all -1 when nothing was counted."""
+
+    min: float = -1
+    max: float = -1
+    avg: float = -1
+    p50: float = -1
+    p90: float = -1
+    p95: float = -1
+    p99: float = -1
+    p999: float = -1
+
+
+@dataclass(frozen=True, slots=True)
+class VertexCheckpointView:
+    """One vertex's part of one checkpoint."""
+
+    vertex: str
+    status: str
+    """IN_PROGRESS, COMPLETED or FAILED."""
+    latest_ack_ms: int
+    checkpointed_size: int
+    state_size: int
+    end_to_end_ms: int
+    processed_bytes: int
+    num_subtasks: int
+    num_acknowledged_subtasks: int
+    subtasks: tuple[SubtaskCheckpointView, ...]
+    summary: Mapping[str, Quantiles] = field(default_factory=dict)
+    """checkpointed_size, state_size, end_to_end, sync, async, alignment, alignment_processed, start_delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """One checkpoint or savepoint, in any state."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    status: str
+    """IN_PROGRESS, COMPLETED or FAILED."""
+    trigger_ms: int
+    latest_ack_ms: int
+    checkpointed_size: int
+    state_size: int
+    end_to_end_ms: int
+    processed_bytes: int
+    persisted_bytes: int
+    num_subtasks: int
+    num_acknowledged_subtasks: int
+    vertices: Mapping[str, VertexCheckpointView]
+    location: str | None = None
+    """Where the snapshot is, when COMPLETED."""
+    discarded: bool = False
+    failure_ms: int = -1
+    failure_reason: str | None = None
+    """A FailureReason value."""
+    failure_message: str | None = None
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCounts:
+    restored: int
+    total: int
+    in_progress: int
+    completed: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatsView:
+    """Counts since this coordinator leads the job, summaries over the completed ones in the bounded history."""
+
+    counts: CheckpointCounts
+    summary: Mapping[str, Quantiles]
+    """checkpointed_size, state_size, end_to_end_duration, alignment_buffered, processed_data, persisted_data."""
+    history: tuple[CheckpointView, ...]
+    """Newest first, bounded; includes those in progress."""
+    latest_completed: CheckpointView | None
+    latest_savepoint: CheckpointView | None
+    latest_failed: CheckpointView | None
+    latest_restored: RestoredView | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfigView:
+    config: JobConfig
+    storage: str
+    """Printable root of the checkpoint storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerView:
+    """An asynchronous request: a checkpoint, savepoint or stop."""
+
+    trigger_id: str
+    kind: CheckpointKind
+    in_progress: bool
+    checkpoint_id: int | None = None
+    location: str | None = None
+    failure: str | None = None
+    failure_reason: str | None = None
+    """A FailureReason value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Numbers over all jobs."""
+
+    slots_total: int
+    slots_available: int
+    """Registered slots of jobs that run nothing."""
+    jobs_running: int
+    """Every job that is not in a terminal state."""
+    jobs_finished: int
+    jobs_canceled: int
+    jobs_failed: int
+    workers: int
+    """Processes that hold a slot."""
