@@ -26,6 +26,12 @@ class Output(Protocol):
 
     def collect(self, batch: Batch) -> None: ...
 
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        """A watermark of the operator's own (an assigner's), behind all that it has collected so far.
+
+        Operators further down the chain see it when the call in progress has returned, in slices; only the highest of
+        one call counts. Never called from `snapshot_state` on."""
+
 
 class TimerService(Protocol):
     """Event-time and processing-time timers of the current key. Identity: (key, namespace, time)."""
