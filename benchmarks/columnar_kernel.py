@@ -1,0 +1,77 @@
+"""How fast columnar state folds batches in, on one core: count, sum and max per key over 64k-row batches.
+
+Run `python -m benchmarks.columnar_kernel`; prints records/s per number of keys and kind of key."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from statebackends.columnar import NumpyColumnarState
+from statebackends.keys import KeyType
+from statebackends.state import ColumnAggregate, ColumnarStateDescriptor, KeyColumn
+
+BATCH_ROWS = 1 << 16
+DESCRIPTOR = ColumnarStateDescriptor(
+    "totals",
+    (
+        ColumnAggregate("count", None, "n"),
+        ColumnAggregate("sum", "price", "total", pa.int64()),
+        ColumnAggregate("max", "price", "highest", pa.int64()),
+    ),
+)
+
+
+def _column_of(key_type: KeyType) -> Callable[[Sequence[pa.Array]], KeyColumn]:
+    return lambda arrays: key_type.column(arrays, max_parallelism=128)
+
+
+def columnar_kernel(key_count: int, batches: int, *, stride: int = 1, text: bool = False, freeze_every: int = 0) -> float:
+    """Records per second of `update`, without making the batches.
+
+    Keys are uniform over 0, stride, 2 stride ...: a stride of 1 is direct-addressed, a large one hashed. `freeze_every`:
+    batches between two barriers whose pool part never gets to run (the dearest case); 0 = none."""
+    generator = np.random.default_rng(42)
+    key_type = KeyType.of(str if text else int)
+    state = NumpyColumnarState(DESCRIPTOR, key_type.arrow_types, _column_of(key_type), "benchmark")
+    pool: list[tuple[KeyColumn, pa.Array]] = []
+    for _ in range(min(batches, 64)):
+        keys = pa.array(generator.integers(0, key_count, BATCH_ROWS) * stride)
+        prices = pa.array(generator.integers(1, 10_001, BATCH_ROWS))
+        pool.append((key_type.column([keys.cast(pa.string()) if text else keys], max_parallelism=128), prices))
+    for keys_of_batch, prices in pool:  # warm: every key has its slot
+        state.update(keys_of_batch, 0, [None, prices, prices])
+    frozen = None
+    start = time.perf_counter()
+    for number in range(batches):
+        if freeze_every and number % freeze_every == 0:
+            if frozen is not None:
+                frozen.release()
+            frozen = state.freeze()
+        keys_of_batch, prices = pool[number % len(pool)]
+        state.update(keys_of_batch, 0, [None, prices, prices])
+    return batches * BATCH_ROWS / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", type=int, default=200, help="batches of 65,536 rows per measurement")
+    batches = parser.parse_args().batches
+    cases: list[tuple[str, dict[str, int]]] = [
+        ("int64, dense", {}),
+        ("int64, dense, barrier every 50 batches", {"freeze_every": 50}),
+        ("int64, hashed", {"stride": 1_000_003}),
+        ("utf8", {"text": True}),
+    ]
+    for key_count in (10_000, 1_000_000):
+        for name, options in cases:
+            rate = columnar_kernel(key_count, max(1, batches // 10) if "text" in options else batches, **options)
+            print(f"{key_count:>9,} keys  {name:<40} {rate / 1e6:8.1f} M records/s")
+
+
+if __name__ == "__main__":
+    main()
