@@ -1,0 +1,181 @@
+"""Typed client of the REST service, for drivers and the CLI: calls, waiting, retries, typed errors.
+
+It decides how long to keep trying; it knows nothing of how a job runs. Every call may be repeated safely: submissions
+carry the driver's nonce and triggers an id drawn here."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import tenacity
+import urllib3
+
+from api.errors import ConnectionLostError, NotLeaderError, decode_error
+from api.settings import check_url
+from barriers.jobgraph import Submission, SubmissionAccepted
+from statebackends.errors import CheckpointFailedError, ProtocolError
+
+REQUEST_TIMEOUT_S = 30.0
+"""Seconds for one HTTP exchange; a submission reads a snapshot's metadata within it."""
+
+RECONNECT_TIMEOUT_S = 60.0
+"""Seconds that a call keeps trying while the coordinator is away: a restart is over in a few."""
+
+_POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
+
+T = TypeVar("T")
+
+
+class RestClient:
+    """The coordinator at `url`; thread-safe. `reconnect_timeout_s=0` fails at the first lost connection.
+
+    Raises the typed errors of statebackends.errors as the coordinator raised them; ConnectionLostError when it can't
+    be reached, NotLeaderError when it is starting or stopping."""
+
+    def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
+        self.url = check_url(url)
+        self.token = token
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False, timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_S))
+
+    def __repr__(self) -> str:
+        return f"RestClient({self.url!r})"
+
+    def close(self) -> None:
+        """Close idle connections; the client may be used again."""
+        self._pool.clear()
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def overview(self) -> dict[str, Any]:
+        return self._get("/v1/overview")
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Jobs as in GET /v1/jobs/overview, newest first."""
+        jobs: list[dict[str, Any]] = self._get("/v1/jobs/overview")["jobs"]
+        return sorted(jobs, key=lambda job: (-int(job["start-time"]), str(job["jid"])))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}")
+
+    def job_state(self, job_id: str) -> str:
+        return str(self._get(f"/v1/jobs/{job_id}/status")["status"])
+
+    def exceptions(self, job_id: str) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}/exceptions")
+
+    def checkpoints(self, job_id: str) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}/checkpoints")
+
+    def checkpoint_config(self, job_id: str) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}/checkpoints/config")
+
+    def checkpoint(self, job_id: str, checkpoint_id: int) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}/checkpoints/details/{checkpoint_id}")
+
+    def workers(self, job_id: str) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}/workers")
+
+    # -------------------------------------------------------------------------------------------------------- acting
+
+    def submit(self, submission: Submission) -> SubmissionAccepted:
+        """Submit a job. Raises GraphError, JobExistsError, RestoreError, CorruptStateError ..."""
+        if not submission.driver_nonce:
+            submission = msgspec.structs.replace(submission, driver_nonce=secrets.token_hex(16))
+        body = self._call("POST", "/v1/jobs", msgspec.json.encode(submission))
+        return _decode(lambda: msgspec.json.decode(body, type=SubmissionAccepted), self.url)
+
+    def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
+        """Trigger one checkpoint and wait until it is complete; its id.
+
+        Raises CheckpointFailedError if it was refused or aborted, TimeoutError after timeout_s."""
+        request = {"checkpointType": "CONFIGURED", "triggerId": secrets.token_hex(16)}
+        operation = self._operate(f"/v1/jobs/{job_id}/checkpoints", "checkpoints", request, job_id, timeout_s)
+        _raise_cause(operation.get("failureCause"), job_id)
+        return int(operation["checkpointId"])
+
+    def savepoint(self, job_id: str, target: str | None = None, *, timeout_s: float | None = None) -> str:
+        """Take a savepoint below `target` (or the job's savepoint directory); its location."""
+        request = {"target-directory": target, "cancel-job": False, "triggerId": secrets.token_hex(16)}
+        operation = self._operate(f"/v1/jobs/{job_id}/savepoints", "savepoints", request, job_id, timeout_s)
+        _raise_cause(operation.get("failure-cause"), job_id)
+        return str(operation["location"])
+
+    def stop(self, job_id: str, target: str | None = None, *, drain: bool = False, timeout_s: float | None = None) -> str:
+        """Stop with a savepoint; its location. `drain` fires all timers and windows first."""
+        request = {"targetDirectory": target, "drain": drain, "triggerId": secrets.token_hex(16)}
+        operation = self._operate(f"/v1/jobs/{job_id}/stop", "savepoints", request, job_id, timeout_s)
+        _raise_cause(operation.get("failure-cause"), job_id)
+        return str(operation["location"])
+
+    def cancel(self, job_id: str) -> None:
+        """Ask for cancellation; the job is CANCELED when its tasks have ended."""
+        self._call("PATCH", f"/v1/jobs/{job_id}?mode=cancel")
+
+    # ------------------------------------------------------------------------------------------------------ plumbing
+
+    def _operate(self, path: str, kind: str, request: dict[str, Any], job_id: str, timeout_s: float | None) -> dict[str, Any]:
+        """POST, then poll until the operation is complete; its result."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        body = self._call("POST", path, json.dumps(request).encode())
+        request_id = _decode(lambda: str(json.loads(body)["request-id"]), self.url)
+        pause_s = _POLL_S_MIN
+        while True:
+            answer = self._get(f"/v1/jobs/{job_id}/{kind}/{request_id}")
+            if answer["status"]["id"] == "COMPLETED":
+                return dict(answer["operation"])
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job_id}: no outcome within {timeout_s} s; it goes on, request id {request_id}")
+            time.sleep(pause_s)
+            pause_s = min(_POLL_S_MAX, pause_s * 1.5)
+
+    def _get(self, path: str) -> dict[str, Any]:
+        body = self._call("GET", path)
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        if self._reconnect_timeout_s <= 0:
+            return self._exchange(method, path, body)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError)),
+            stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            reraise=True,
+        )
+        return retrying(self._exchange, method, path, body)
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        try:
+            response = self._pool.request(method, self.url + path, body=body, headers=headers)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ConnectionLostError(f"can't reach the coordinator at {self.url}: {_reason(error)}", url=self.url) from error
+        if response.status >= 400:
+            raise decode_error(response.status, response.data, response.headers)
+        return response.data
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error)
+    return text.rpartition(": ")[2] if isinstance(error, urllib3.exceptions.NewConnectionError) else text
+
+
+def _raise_cause(cause: dict[str, Any] | None, job_id: str) -> None:
+    if cause is not None:
+        raise CheckpointFailedError(str(cause["stack-trace"]), job_id=job_id, reason=str(cause["class"]))
+
+
+def _decode(read: Callable[[], T], url: str) -> T:
+    try:
+        return read()
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"{url} answered something that is no coordinator's: {error!r}", url=url) from error

@@ -1,0 +1,147 @@
+"""Errors on the wire: a HoldfastError becomes a status, a Flink-shaped body and headers, and is rebuilt by the client.
+
+The body is `{"errors": [...]}` and nothing else, as Flink's clients expect; the class and its fields travel in headers.
+It decides no status by route: the kind of error alone says it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from statebackends import errors as kinds
+from statebackends.errors import (
+    AuthenticationError,
+    CorruptStateError,
+    FencedError,
+    HoldfastError,
+    InvalidConfigError,
+    JobExistsError,
+    NotFoundError,
+    ObjectMissingError,
+    ProtocolError,
+    RestoreError,
+    StorageUnavailableError,
+)
+
+ERROR_HEADER = "X-Holdfast-Error"
+"""Name of the error's class."""
+
+FIELDS_HEADER = "X-Holdfast-Fields"
+"""The error's fields as one JSON object in ASCII."""
+
+FIELDS_BYTES_MAX = 4_096
+"""Bytes of the fields header; larger fields are left out, largest first (HTTP clients refuse long header lines)."""
+
+MESSAGE_CHARACTERS_MAX = 16_384
+"""Characters of one message; a user's exception may hold anything."""
+
+
+class BodyTooLargeError(InvalidConfigError):
+    """A request's body is larger than the service takes. Fields: size_max."""
+
+
+class NotLeaderError(StorageUnavailableError):
+    """This process is starting, stopping, or lost its leadership: ask again, or ask the leader. Fields: url."""
+
+
+class ConnectionLostError(StorageUnavailableError):
+    """The coordinator can't be reached. Fields: url."""
+
+
+class RemoteError(HoldfastError):
+    """The coordinator failed in a way that has no class of its own. Fields: status."""
+
+
+_STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
+    (AuthenticationError, 401),
+    (NotFoundError, 404),
+    (ObjectMissingError, 404),
+    (BodyTooLargeError, 413),
+    (FencedError, 409),
+    (JobExistsError, 409),
+    (StorageUnavailableError, 503),
+    (InvalidConfigError, 400),
+    (RestoreError, 400),
+    (CorruptStateError, 400),
+    (ProtocolError, 400),
+)
+"""First match wins; anything else is 500."""
+
+_KINDS: dict[str, type[HoldfastError]] = {
+    name: value for name, value in vars(kinds).items() if isinstance(value, type) and issubclass(value, HoldfastError)
+}
+_KINDS.update((kind.__name__, kind) for kind in (BodyTooLargeError, NotLeaderError, ConnectionLostError, RemoteError))
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """One error as an HTTP response."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+def status_of(error: HoldfastError) -> int:
+    """HTTP status of a typed error."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def error_body(*messages: str) -> bytes:
+    """Flink's error body."""
+    return json.dumps({"errors": [message[:MESSAGE_CHARACTERS_MAX] for message in messages]}).encode()
+
+
+def encode_error(error: HoldfastError) -> WireError:
+    """The response that stands for an error."""
+    headers = {ERROR_HEADER: type(error).__name__, "Content-Type": "application/json"}
+    if error.fields:
+        headers[FIELDS_HEADER] = _encode_fields(error.fields)
+    if isinstance(error, AuthenticationError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return WireError(status_of(error), error_body(error.message), headers)
+
+
+def _encode_fields(fields: Mapping[str, Any]) -> str:
+    texts = {name: json.dumps(value, default=str) for name, value in sorted(fields.items())}
+    while sum(len(name) + len(text) + 6 for name, text in texts.items()) > FIELDS_BYTES_MAX:
+        del texts[max(texts, key=lambda name: len(texts[name]))]
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "}"
+
+
+def decode_error(status: int, body: bytes, headers: Mapping[str, str]) -> HoldfastError:
+    """The error that a response stands for; a RemoteError when the peer named no class that is known here."""
+    message = _message_of(body) or f"the coordinator answered with status {status}"
+    fields = _decode_fields(headers.get(FIELDS_HEADER))
+    kind = _KINDS.get(headers.get(ERROR_HEADER, ""))
+    if kind is not None:
+        return kind(message, **fields)
+    if status == 401:
+        return AuthenticationError(message, **fields)
+    if status == 404:
+        return NotFoundError(message, **fields)
+    if status == 503:
+        return NotLeaderError(message, **fields)
+    if 400 <= status < 500 and status != 409:
+        return InvalidConfigError(message, **fields)
+    return RemoteError(message, **{**fields, "status": status})
+
+
+def _message_of(body: bytes) -> str:
+    try:
+        errors = json.loads(body)["errors"]
+    except (ValueError, KeyError, TypeError):
+        return body[:500].decode("utf-8", "replace").strip()
+    return "; ".join(str(error) for error in errors) if isinstance(errors, list) else str(errors)
+
+
+def _decode_fields(text: str | None) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return {}
+    return {str(name): value for name, value in fields.items() if name != "message"} if isinstance(fields, dict) else {}

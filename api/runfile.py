@@ -1,0 +1,46 @@
+"""`<state-dir>/_coordinator.json`: where the coordinator of a state directory listens, for restarts and for the CLI.
+
+A hint for people and programs, written atomically. It decides nothing: leadership rests on the store's epochs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from statebackends.errors import StorageUnavailableError
+
+RUN_FILE = "_coordinator.json"
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """Where a coordinator listens, or listened last."""
+
+    url: str
+    pid: int
+    host: str
+    """The machine's name: a pid means nothing elsewhere."""
+    port: int
+    token_file: str | None = None
+    """None: no token is needed, or the token was given in another way."""
+
+
+def read_run_record(state_dir: Path) -> RunRecord | None:
+    """The last coordinator's record; None if there is none or it can't be understood."""
+    try:
+        return msgspec.json.decode((state_dir / RUN_FILE).read_bytes(), type=RunRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_run_record(state_dir: Path, record: RunRecord) -> None:
+    """Replace the record. Raises StorageUnavailableError."""
+    path = state_dir / RUN_FILE
+    temporary = path.with_name(f"{RUN_FILE}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageUnavailableError(f"can't write {path}: {error}", path=str(path)) from error

@@ -1,0 +1,195 @@
+"""Settings of the service and of its clients: the only reader of environment variables and flags.
+
+It decides precedence (flag, environment, default) and bounds; it opens no socket and starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
+from api.runfile import RunRecord, read_run_record
+from statebackends.errors import InvalidConfigError
+
+DEFAULT_HOST = "127.0.0.1"
+
+BODY_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of one request body; an acknowledgement may carry the state of the memory backend."""
+
+KEEP_ALIVE_INTERVAL_MS = 2_000
+"""Milliseconds between keep-alive lines of a command stream."""
+
+STOP_TIMEOUT_MS = 10_000
+"""Milliseconds that a stopping service gives to requests in flight."""
+
+_PREFIX = "HOLDFAST_"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What `holdfast serve` and the embedded coordinator run with."""
+
+    state_dir: Path
+    """Absolute."""
+    host: str = DEFAULT_HOST
+    """Address to listen on."""
+    port: int | None = None
+    """None: the port of the last coordinator on this state directory, or a free one. 0: a free one."""
+    advertised_host: str | None = None
+    """Host in the URL given to others; None: the host, or this machine's outward address for 0.0.0.0 and ::."""
+    token: str | None = None
+    """None: callers on loopback need none."""
+    token_file: Path | None = None
+    """Where the token came from, for the CLI; None if it came from elsewhere."""
+    takeover: bool = False
+    body_bytes_max: int = BODY_BYTES_MAX
+    keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
+    stop_timeout_ms: int = STOP_TIMEOUT_MS
+
+    def check(self) -> None:
+        """Raise InvalidConfigError naming the first setting out of bounds."""
+        if self.port is not None and not 0 <= self.port <= 65_535:
+            raise InvalidConfigError(f"port must be 0..65535, got {self.port}", setting="port")
+        for name in ("body_bytes_max", "keep_alive_interval_ms", "stop_timeout_ms"):
+            if getattr(self, name) < 1:
+                raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        check_exposure(self.host, self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Where a client finds the coordinator."""
+
+    url: str
+    token: str | None
+
+
+def _integer(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(_PREFIX + name)
+    if text is None or not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidConfigError(f"{_PREFIX}{name} is {text!r}, must be a whole number", setting=_PREFIX + name) from error
+
+
+def _text(environment: Mapping[str, str], name: str) -> str | None:
+    return environment.get(_PREFIX + name, "").strip() or None
+
+
+def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> Path:
+    """The state directory, absolute; created if missing. Raises InvalidConfigError if it is none or can't be made."""
+    chosen = flag or _text(environment, "STATE_DIR")
+    if chosen is None:
+        raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
+    path = Path(chosen).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfigError(f"can't use the state directory {path}: {error}", setting="state_dir") from error
+    return path
+
+
+def server_settings(
+    environment: Mapping[str, str],
+    *,
+    state_dir: str | Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    advertised_host: str | None = None,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    no_token: bool = False,
+    takeover: bool = False,
+) -> ServerSettings:
+    """Settings of a service from flags and environment, checked; draws the state directory's token if none is given."""
+    directory = state_directory(state_dir, environment)
+    secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
+    numbers: dict[str, Any] = {
+        name.lower(): value
+        for name in ("BODY_BYTES_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
+        if (value := _integer(environment, name)) is not None
+    }
+    settings = ServerSettings(
+        state_dir=directory,
+        host=host or _text(environment, "HOST") or DEFAULT_HOST,
+        port=port if port is not None else _integer(environment, "PORT"),
+        advertised_host=advertised_host or _text(environment, "ADVERTISED_HOST"),
+        token=secret,
+        token_file=secret_file,
+        takeover=takeover,
+        **numbers,
+    )
+    settings.check()
+    return settings
+
+
+def _server_token(
+    environment: Mapping[str, str], directory: Path, token: str | None, token_file: str | Path | None, *, no_token: bool
+) -> tuple[str | None, Path | None]:
+    if no_token:
+        if token is not None or token_file is not None:
+            raise InvalidConfigError("--no-token and --token-file exclude each other", setting="token")
+        return None, None
+    found = _given_token(environment, token, token_file)
+    return found if found is not None else (load_or_create_token(directory), directory / TOKEN_FILE)
+
+
+def _given_token(
+    environment: Mapping[str, str], token: str | None, token_file: str | Path | None
+) -> tuple[str, Path | None] | None:
+    """A token named by flag or environment, and its file; a flag of either form goes before the environment."""
+    if token is not None:
+        return check_token(token, origin="the token setting"), None
+    if token_file is None and (text := _text(environment, "TOKEN")) is not None:
+        return check_token(text, origin="HOLDFAST_TOKEN"), None
+    file = token_file or _text(environment, "TOKEN_FILE")
+    return (read_token(Path(file)), Path(file).expanduser().absolute()) if file is not None else None
+
+
+def client_settings(
+    environment: Mapping[str, str],
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    state_dir: str | Path | None = None,
+) -> ClientSettings:
+    """Where to call: by URL, else by what a coordinator wrote into its state directory.
+
+    Raises InvalidConfigError if neither is given or nothing was ever served on the state directory."""
+    given = _given_token(environment, token, token_file)
+    directory = state_dir or _text(environment, "STATE_DIR")
+    chosen = url or (None if state_dir else _text(environment, "URL"))
+    if chosen is None:
+        if directory is None:
+            raise InvalidConfigError(
+                "which coordinator? give --url or --state-dir, or set HOLDFAST_URL or HOLDFAST_STATE_DIR", setting="url"
+            )
+        chosen = _recorded(Path(directory)).url
+    if given is not None:
+        return ClientSettings(check_url(chosen), given[0])
+    return ClientSettings(check_url(chosen), _recorded_token(Path(directory)) if directory is not None else None)
+
+
+def _recorded(directory: Path) -> RunRecord:
+    record = read_run_record(directory)
+    if record is None:
+        raise InvalidConfigError(f"no coordinator has served {directory}: start one with `holdfast serve`", setting="state_dir")
+    return record
+
+
+def _recorded_token(directory: Path) -> str | None:
+    record = read_run_record(directory)
+    path = record.token_file if record is not None else None
+    return read_token(Path(path)) if path is not None else None
+
+
+def check_url(url: str) -> str:
+    """The URL without a trailing slash or `/v1`. Raises InvalidConfigError unless it is http(s)."""
+    if not url.startswith(("http://", "https://")):
+        raise InvalidConfigError(f"{url!r} is no http:// or https:// URL", setting="url")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
