@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=200, help="batches of 65,536 rows per measurement")
     batches = parser.parse_args().batches
-    cases: list[tuple[str, dict[str, int]]] = [
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("int64, dense", {}),
         ("int64, dense, barrier every 50 batches", {"freeze_every": 50}),
         ("int64, hashed", {"stride": 1_000_003}),

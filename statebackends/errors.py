@@ -113,6 +113,14 @@ class UndeclaredStateError(HoldfastError):
     """A function asked for a state that it did not declare. Fields: operator, state."""
 
 
+class StateOverflowError(HoldfastError):
+    """An integer sum left the range of int64. Fields: operator, state, column."""
+
+
+class SnapshotTooLargeError(HoldfastError):
+    """A `memory` backend's snapshot is too large to travel to the coordinator. Fields: operator, subtask, size, limit."""
+
+
 class CommittableLostError(HoldfastError):
     """A staged sink file is missing and in no commit manifest: output would be lost. Fields: sink, path, checkpoint."""
 

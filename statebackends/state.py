@@ -166,9 +166,11 @@ class ColumnarState(Protocol):
         self,
         keys: KeyColumn,
         namespaces: npt.NDArray[np.int64] | int,
-        columns: Sequence[npt.NDArray[Any] | None],
+        columns: Sequence[npt.NDArray[Any] | pa.Array | None],
     ) -> None:
-        """Fold one batch in. columns[i] feeds aggregates[i] (None for count); all have the length of `keys`."""
+        """Fold one batch in. columns[i] feeds aggregates[i] (None for count(*)); all have the length of `keys`.
+
+        A column is a numpy array, a masked numpy array or an Arrow array; masked rows and nulls are ignored."""
 
     def namespaces(self) -> list[int]:
         """Namespaces that hold rows, ascending."""

@@ -1,0 +1,302 @@
+"""Columnar accumulators: SQL semantics, exact integers, and rows that stay as they were while they are frozen."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statebackends.accumulators import check_descriptor, value_type_text
+from statebackends.columnar import NumpyColumnarState
+from statebackends.errors import InvalidConfigError, StateOverflowError
+from statebackends.frozen import CHUNK_ROWS
+from statebackends.keys import KeyType
+from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
+
+KEY = KeyType.of(int)
+
+
+def _descriptor(source: pa.DataType) -> ColumnarStateDescriptor:
+    return ColumnarStateDescriptor(
+        "totals",
+        (
+            ColumnAggregate("count", None, "rows"),
+            ColumnAggregate("count", "v", "values", source),
+            ColumnAggregate("sum", "v", "total", source),
+            ColumnAggregate("min", "v", "lowest", source),
+            ColumnAggregate("max", "v", "highest", source),
+            ColumnAggregate("mean", "v", "average", source),
+        ),
+    )
+
+
+def _state(descriptor: ColumnarStateDescriptor) -> NumpyColumnarState:
+    def column_of(arrays: list[pa.Array]) -> Any:
+        return KEY.column(arrays, max_parallelism=128)
+
+    return NumpyColumnarState(descriptor, KEY.arrow_types, column_of, "op")
+
+
+def _keys(keys: Sequence[int]) -> Any:
+    return KEY.column([pa.array(keys, pa.int64())], max_parallelism=128)
+
+
+def _sum_state(source: pa.DataType) -> NumpyColumnarState:
+    return _state(ColumnarStateDescriptor("sums", (ColumnAggregate("sum", "v", "total", source),)))
+
+
+def _reload(state: NumpyColumnarState) -> NumpyColumnarState:
+    """What a restore gives: the snapshot's columns through load."""
+    frozen = state.freeze()
+    keys, namespaces, parts = frozen.columns()
+    frozen.release()
+    loaded = _state(state.descriptor)
+    loaded.load(KEY.column(keys, max_parallelism=128), namespaces.to_numpy(), parts)
+    return loaded
+
+
+def _model(rows: list[tuple[int, int, Any]]) -> dict[tuple[int, int], list[Any]]:
+    groups: dict[tuple[int, int], list[Any]] = {}
+    for namespace, key, value in rows:
+        groups.setdefault((namespace, key), []).append(value)
+    expected = {}
+    for group, values in groups.items():
+        present = [value for value in values if value is not None]
+        total = sum(present) if present else None
+        expected[group] = [
+            len(values),
+            len(present),
+            total,
+            min(present, default=None),
+            max(present, default=None),
+            sum(present) / len(present) if present else None,
+        ]
+    return expected
+
+
+def _contents(state: NumpyColumnarState) -> dict[tuple[int, int], list[Any]]:
+    found = {}
+    for namespace in state.namespaces():
+        for row in state.read(namespace).to_pylist():
+            key = row.pop("key_0")
+            found[namespace, key] = list(row.values())
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 5), st.none() | st.integers(-(2**40), 2**40)), max_size=20),
+        max_size=5,
+    )
+)
+def test_results_are_those_of_sql_over_all_batches(batches: list[list[tuple[int, int, int | None]]]) -> None:
+    state = _state(_descriptor(pa.int64()))
+    for batch in batches:
+        values = pa.array([row[2] for row in batch], pa.int64())
+        namespaces = np.array([row[0] for row in batch], np.int64)
+        state.update(_keys([row[1] for row in batch]), namespaces, [None, values, values, values, values, values])
+        if len(batch) % 2:
+            state = _reload(state)
+    assert _contents(state) == _model([row for batch in batches for row in batch])
+
+
+def test_a_key_with_nulls_only_has_null_results_and_zero_counts() -> None:
+    state = _state(_descriptor(pa.float64()))
+    nothing = pa.array([None, None], pa.float64())
+    state.update(_keys([1, 1]), 0, [None, *[nothing] * 5])
+    assert state.read(0).to_pylist() == [
+        {"key_0": 1, "rows": 2, "values": 0, "total": None, "lowest": None, "highest": None, "average": None}
+    ]
+
+
+def test_masked_numpy_rows_are_nulls() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([1, 1, 2]), 0, [np.ma.MaskedArray([5, 7, 9], mask=[False, True, True])])
+    assert state.read(0).column("total").to_pylist() == [5, None]
+
+
+def test_nan_is_the_largest_number() -> None:
+    state = _state(_descriptor(pa.float64()))
+    values = pa.array([1.0, math.nan, math.nan, -math.inf])
+    state.update(_keys([1, 1, 2, 3]), 0, [None, *[values] * 5])
+    lowest, highest = state.read(0).column("lowest").to_pylist(), state.read(0).column("highest").to_pylist()
+    assert lowest[0] == 1.0
+    assert math.isnan(lowest[1])
+    assert lowest[2] == -math.inf
+    assert [math.isnan(value) for value in highest] == [True, True, False]
+    assert _reload(state).read(0).column("lowest").to_pylist()[0] == 1.0
+
+
+@pytest.mark.parametrize("source", [pa.int8(), pa.int32(), pa.uint16(), pa.uint64(), pa.float32()])
+def test_min_and_max_keep_the_type_and_sums_widen(source: pa.DataType) -> None:
+    state = _state(_descriptor(source))
+    values = pa.array([3, 100, 7], source)
+    state.update(_keys([1, 1, 1]), 0, [None, *[values] * 5])
+    batch = _reload(state).read(0)
+    assert batch.schema.field("lowest").type == source
+    assert batch.schema.field("total").type == (pa.float64() if pa.types.is_floating(source) else pa.int64())
+    assert batch.to_pylist() == [
+        {"key_0": 1, "rows": 3, "values": 3, "total": 110, "lowest": 3, "highest": 100, "average": 110 / 3}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "exact"),
+    [([2**62, 2**62], None), ([-(2**62), -(2**62), -1], None), ([2**62, 2**62 - 1], 2**63 - 1), ([-(2**63)], -(2**63))],
+)
+def test_a_sum_beyond_int64_is_an_error_and_one_at_the_edge_is_exact(values: list[int], exact: int | None) -> None:
+    state = _sum_state(pa.int64())
+    keys = _keys([1] * len(values))
+    if exact is None:
+        with pytest.raises(StateOverflowError) as raised:
+            state.update(keys, 0, [pa.array(values)])
+        assert raised.value.fields == {"operator": "op", "state": "sums", "column": "v"}
+    else:
+        state.update(keys, 0, [pa.array(values)])
+        assert state.read(0).column("total").to_pylist() == [exact]
+
+
+def test_overflow_is_seen_across_batches_and_after_a_restore() -> None:
+    state = _sum_state(pa.int64())
+    for _ in range(3):
+        state.update(_keys([1, 2]), 0, [pa.array([2**61, -(2**61)])])
+    state = _reload(state)
+    with pytest.raises(StateOverflowError):
+        state.update(_keys([1, 1]), 0, [pa.array([2**61, 2**61])])
+
+
+def test_large_sums_that_cancel_out_don_t_overflow() -> None:
+    state = _sum_state(pa.int64())
+    for _ in range(10):
+        state.update(_keys([1, 1]), 0, [pa.array([2**62, -(2**62)])])
+    assert state.read(0).column("total").to_pylist() == [0]
+
+
+def test_namespaces_are_apart_and_removed_alone() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([1, 2, 1]), np.array([10, 20, 20]), [pa.array([1, 2, 3])])
+    state.update(_keys([3]), 5, [pa.array([4])])
+    assert state.namespaces() == [5, 10, 20]
+    assert [state.row_count(namespace) for namespace in (5, 10, 20, 30)] == [1, 1, 2, 0]
+    state.remove(20)
+    state.remove(20)
+    assert state.namespaces() == [5, 10]
+    assert state.read(20).num_rows == 0
+    assert state.read(20).schema == state.read(10).schema
+
+
+def test_many_namespaces_in_one_batch() -> None:
+    state = _sum_state(pa.int64())
+    namespaces = np.arange(1000, dtype=np.int64)[::-1] % 500
+    state.update(_keys([7] * 1000), namespaces, [pa.array(np.ones(1000, np.int64))])
+    assert state.namespaces() == list(range(500))
+    assert state.read(499).column("total").to_pylist() == [2]
+
+
+def test_reading_is_paged_and_what_was_read_doesn_t_change() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([5, 6, 7]), 0, [pa.array([1, 2, 3])])
+    page = state.read(0, 1, 5)
+    assert page.to_pylist() == [{"key_0": 6, "total": 2}, {"key_0": 7, "total": 3}]
+    state.update(_keys([6]), 0, [pa.array([100])])
+    assert page.to_pylist()[0] == {"key_0": 6, "total": 2}
+    assert state.read(0, 3).num_rows == 0
+    assert state.read(0, 9, 1).num_rows == 0
+
+
+def test_an_empty_batch_changes_nothing() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([]), 0, [pa.array([], pa.int64())])
+    state.update(_keys([]), np.array([], np.int64), [pa.array([], pa.int64())])
+    assert state.namespaces() == []
+    assert _reload(state).namespaces() == []
+
+
+def _frozen_totals(frozen: Any) -> dict[tuple[int, int], int]:
+    keys, namespaces, parts = frozen.columns()
+    groups = zip(namespaces.to_pylist(), keys[0].to_pylist(), strict=True)
+    return dict(zip(groups, parts[0].to_pylist(), strict=True))
+
+
+def test_two_freezes_see_two_different_moments_whatever_is_read_first() -> None:
+    state = _sum_state(pa.int64())
+    keys = list(range(3 * CHUNK_ROWS))
+    ones = pa.array(np.ones(len(keys), np.int64))
+    state.update(_keys(keys), 0, [ones])
+    first = state.freeze()
+    state.update(_keys(keys[: CHUNK_ROWS + 5]), 0, [ones.slice(0, CHUNK_ROWS + 5)])
+    second = state.freeze()
+    state.update(_keys([*keys, 10**6]), 0, [pa.array([1] * (len(keys) + 1))])
+    state.remove(0)
+    assert set(_frozen_totals(second).values()) == {1, 2}
+    assert set(_frozen_totals(first).values()) == {1}
+    first.release()
+    second.release()
+
+
+def test_growth_while_frozen_leaves_the_frozen_rows_alone() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([1, 2]), 0, [pa.array([1, 2])])
+    frozen = state.freeze()
+    keys = list(range(100_000))
+    state.update(_keys(keys), 0, [pa.array(keys)])
+    state.update(_keys(keys), 0, [pa.array(keys)])
+    assert _frozen_totals(frozen) == {(0, 1): 1, (0, 2): 2}
+
+
+def test_nulls_first_seen_while_frozen_don_t_reach_the_frozen_rows() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([1]), 0, [pa.array([1])])
+    frozen = state.freeze()
+    state.update(_keys([2, 1]), 0, [pa.array([None, 5], pa.int64())])
+    assert _frozen_totals(frozen) == {(0, 1): 1}
+    assert state.read(0).column("total").to_pylist() == [6, None]
+
+
+def test_a_reader_on_another_thread_never_sees_a_later_write() -> None:
+    state = _sum_state(pa.int64())
+    keys = np.arange(200_000)
+    column = KEY.column([pa.array(keys)], max_parallelism=128)
+    ones = np.ones(len(keys), np.int64)
+    state.update(column, 0, [ones])
+    generator = np.random.default_rng(1)
+    for expected in range(1, 6):
+        frozen = state.freeze()
+        seen: list[set[int]] = []
+        reader = threading.Thread(target=lambda frozen=frozen, seen=seen: seen.append(set(_frozen_totals(frozen).values())))
+        reader.start()
+        for rows in np.array_split(generator.permutation(len(keys)), 40):
+            state.update(KEY.column([pa.array(keys[rows])], max_parallelism=128), 0, [ones[rows]])
+        reader.join(30)
+        frozen.release()
+        assert seen == [{expected}]
+
+
+@pytest.mark.parametrize(
+    "aggregates",
+    [
+        (ColumnAggregate("median", "v", "m", pa.int64()),),
+        (ColumnAggregate("sum", "v", "m", pa.string()),),
+        (ColumnAggregate("sum", "v", "m"),),
+        (ColumnAggregate("count", None, "m"), ColumnAggregate("sum", "v", "m", pa.int64())),
+        (ColumnAggregate("count", None, "namespace"),),
+        (ColumnAggregate("count", None, "m.sum"), ColumnAggregate("mean", "v", "m", pa.int64())),
+    ],
+)
+def test_invalid_aggregates_are_refused(aggregates: tuple[ColumnAggregate, ...]) -> None:
+    with pytest.raises(InvalidConfigError):
+        check_descriptor(ColumnarStateDescriptor("s", aggregates))
+
+
+def test_the_type_text_names_functions_outputs_and_types() -> None:
+    assert value_type_text(_descriptor(pa.int32())) == (
+        "columnar<rows=count,values=count(int32),total=sum(int32),lowest=min(int32),highest=max(int32),average=mean(int32)>"
+    )

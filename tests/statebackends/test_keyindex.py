@@ -1,0 +1,120 @@
+"""Key indexes against a plain dict: dense slots in order of first arrival, for every kind of key and table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statebackends.keyindex import Int64KeyIndex, KeyIndex, create_key_index
+from statebackends.keys import KeyType
+
+
+def _index(key_type: KeyType) -> KeyIndex:
+    return create_key_index(key_type.arrow_types, lambda arrays: key_type.column(arrays, max_parallelism=128))
+
+
+def _check(key_type: KeyType, batches: list[list[Any]]) -> KeyIndex:
+    index = _index(key_type)
+    model: dict[bytes, int] = {}
+    firsts: list[Any] = []
+    for batch in batches:
+        expected = []
+        for key in batch:
+            encoded = key_type.encode(key)
+            if encoded not in model:
+                model[encoded] = len(model)
+                firsts.append(key)
+            expected.append(model[encoded])
+        frozen = index.frozen_keys()
+        before = index.count
+        slots = index.slots(key_type.column_of_values(batch, max_parallelism=128))
+        assert slots.tolist() == expected
+        assert index.count == len(model)
+        assert len(frozen()[0]) == before
+    column = key_type.column(index.key_arrays(0, index.count), max_parallelism=128)
+    assert column.encoded() == list(model)
+    assert key_type.column(index.frozen_keys()(), max_parallelism=128).encoded() == list(model)
+    return index
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+SMALL = st.integers(0, 300)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.one_of(SMALL, INT64), max_size=60), max_size=6))
+def test_int64_slots_are_those_of_a_dict(batches: list[list[int]]) -> None:
+    _check(KeyType.of(int), batches)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.text(max_size=3), max_size=30), max_size=5))
+def test_utf8_slots_are_those_of_a_dict(batches: list[list[str]]) -> None:
+    _check(KeyType.of(str), batches)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.booleans()), max_size=30), max_size=5))
+def test_tuple_slots_are_those_of_a_dict(batches: list[list[tuple[str, int, bool]]]) -> None:
+    _check(KeyType.of(tuple[str, int, bool]), batches)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, -0.0, 1.5, float("nan"), -float("nan"), -1.0]), max_size=30), max_size=4))
+def test_float_slots_follow_the_identity_of_keys_not_of_bits(batches: list[list[float]]) -> None:
+    _check(KeyType.of(float), batches)
+
+
+@pytest.mark.parametrize("text", ["date32", "timestamp[us, UTC]", "bool", "decimal128(10, 2)", "binary"])
+def test_every_key_type_has_an_index(text: str) -> None:
+    key_type = KeyType.parse(text)
+    arrays = {
+        "date32": pa.array([3, -3, 3], pa.int32()).view(pa.date32()),
+        "timestamp[us, UTC]": pa.array([3, -3, 3], pa.int64()).view(pa.timestamp("us", "UTC")),
+        "bool": pa.array([True, False, True]),
+        "decimal128(10, 2)": pa.array(["3.10", "-3.10", "3.10"]).cast(pa.decimal128(10, 2)),
+        "binary": pa.array([b"\x00", b"", b"\x00"]),
+    }
+    index = _index(key_type)
+    assert index.slots(key_type.column([arrays[text]], max_parallelism=128)).tolist() == [0, 1, 0]
+    assert index.key_arrays(0, 2)[0].equals(arrays[text].slice(0, 2))
+
+
+@pytest.mark.parametrize("stride", [1, -1, 7, 1_000_003, 1 << 40])
+def test_many_keys_over_many_growths(stride: int) -> None:
+    generator = np.random.default_rng(stride & 0xFFFF)
+    key_type = KeyType.of(int)
+    index = _index(key_type)
+    seen: dict[int, int] = {}
+    for size in (1, 10, 5_000, 20_000, 60_000):
+        keys = generator.integers(0, 50_000, size) * stride
+        slots = index.slots(key_type.column([pa.array(keys)], max_parallelism=128))
+        expected = [seen.setdefault(key, len(seen)) for key in keys.tolist()]
+        assert slots.tolist() == expected
+    assert index.key_arrays(0, index.count)[0].to_pylist() == list(seen)
+
+
+def test_an_outlier_turns_a_direct_table_into_a_hashed_one_and_loses_nothing() -> None:
+    key_type = KeyType.of(int)
+    index = _index(key_type)
+    assert isinstance(index, Int64KeyIndex)
+
+    def slots(*keys: int) -> list[int]:
+        found: list[int] = index.slots(key_type.column([pa.array(keys, pa.int64())], max_parallelism=128)).tolist()
+        return found
+
+    assert slots(5, 6, 5) == [0, 1, 0]
+    assert slots(1 << 60, 6, -1) == [2, 1, 3]
+    assert slots(5, -1, 1 << 60, 7) == [0, 3, 2, 4]
+
+
+def test_a_slice_of_a_larger_array_is_looked_up_by_its_own_rows() -> None:
+    key_type = KeyType.of(int)
+    index = _index(key_type)
+    keys = pa.array([9, 8, 7, 8]).slice(1, 3)
+    assert index.slots(key_type.column([keys], max_parallelism=128)).tolist() == [0, 1, 0]
