@@ -1,0 +1,178 @@
+"""Events and actions that the two barrier handlers share: the aligner (exactly once) and the tracker (at least once).
+
+A handler decides when a subtask snapshots and which channels wait. It knows nothing of queues, records or transports:
+the gate feeds it what it read, and performs the actions."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from barriers.elements import CheckpointBarrier
+from barriers.messages import FailureReason
+
+ABORTED_IDS_MAX = 128
+"""Abort notices remembered for checkpoints that have not reached the subtask yet."""
+
+
+class AbortReason(StrEnum):
+    """Why a checkpoint died at this subtask."""
+
+    CANCELLED = "cancelled"
+    """A cancel marker came instead of a barrier."""
+    SUBSUMED = "subsumed"
+    """A channel went on to a higher id, so the barrier of this one can't complete any more."""
+    END_OF_INPUT = "end-of-input"
+    """A channel ended during the alignment while checkpoints-after-finish is off."""
+    NOTIFIED = "notified"
+    """The coordinator said so: cancel downstream, decline nothing."""
+    ALIGNMENT_LIMIT = "alignment limit exceeded"
+    """More bytes were held behind blocked channels than allowed."""
+
+    @property
+    def decline_reason(self) -> FailureReason | None:
+        """What the subtask tells the coordinator; None when the coordinator knows already."""
+        return _DECLINES[self]
+
+
+_DECLINES: dict[AbortReason, FailureReason | None] = {
+    AbortReason.CANCELLED: FailureReason.DECLINED,
+    AbortReason.SUBSUMED: FailureReason.SUBSUMED,
+    AbortReason.END_OF_INPUT: FailureReason.END_OF_INPUT,
+    AbortReason.NOTIFIED: None,
+    AbortReason.ALIGNMENT_LIMIT: FailureReason.DECLINED,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierReceived:
+    """A barrier was read from a channel that is not blocked."""
+
+    channel: int
+    barrier: CheckpointBarrier
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceived:
+    """A cancel marker was read from a channel that is not blocked."""
+
+    channel: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEnded:
+    """End of partition was read: neither records nor barriers follow on this channel. (End of data still lets barriers through.)"""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDelivered:
+    """A batch was handed to the operator; counts towards the bytes processed during an alignment."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortNotice:
+    """The coordinator stored ABORTED(checkpoint_id); it may come before the barrier does."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentLimitExceeded:
+    """The gate holds more bytes behind blocked channels than its limit."""
+
+
+BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | BatchDelivered | AbortNotice | AlignmentLimitExceeded
+
+
+# ------------------------------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentMetrics:
+    """Numbers of one alignment; times in ms, sizes in bytes."""
+
+    start_delay_ms: int = 0
+    """Creation of the barrier to its first arrival."""
+    alignment_duration_ms: int = 0
+    """First arrival to last."""
+    bytes_processed: int = 0
+    """Delivered to the operator between the first arrival and the last."""
+    bytes_persisted: int = 0
+    """In-flight bytes stored with the snapshot; always 0 when aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChannel:
+    """Read nothing more from this channel until it is unblocked."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnblockChannels:
+    """Read these channels again; what waited there comes before anything that arrives later."""
+
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSnapshot:
+    """Snapshot now: everything in front of the barrier was processed, nothing behind it."""
+
+    barrier: CheckpointBarrier
+    metrics: AlignmentMetrics = AlignmentMetrics()
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCheckpoint:
+    """The checkpoint will not be taken here: send a cancel marker downstream, and decline unless the reason says no."""
+
+    checkpoint_id: int
+    why: AbortReason
+
+
+BarrierAction: TypeAlias = BlockChannel | UnblockChannels | TriggerSnapshot | AbortCheckpoint
+
+
+class BarrierHandler(Protocol):
+    """What a gate needs of an aligner or a tracker."""
+
+    @property
+    def channel_count(self) -> int: ...
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Ids with a barrier seen and others awaited, ascending."""
+
+    def handle(self, event: BarrierEvent, *, now_ms: int, wall_ms: int) -> list[BarrierAction]:
+        """Take one event. `now_ms` is monotonic and measures durations; `wall_ms` is compared with a barrier's creation time."""
+
+
+class AbortedIds:
+    """Abort notices that came before their barrier: at most `count_max` ids, the oldest dropped first (K01, K02)."""
+
+    def __init__(self, count_max: int = ABORTED_IDS_MAX) -> None:
+        self._ids: deque[int] = deque(maxlen=count_max)
+
+    def remember(self, checkpoint_id: int) -> None:
+        if checkpoint_id not in self._ids:
+            self._ids.append(checkpoint_id)
+
+    def take(self, checkpoint_id: int) -> bool:
+        """True if the id was remembered. Forgets it and every lower id: ids strictly increase, so those can't come any more."""
+        known = checkpoint_id in self._ids
+        self._ids = deque((other for other in self._ids if other > checkpoint_id), maxlen=self._ids.maxlen)
+        return known
+
+    def __len__(self) -> int:
+        return len(self._ids)

@@ -1,0 +1,151 @@
+"""CORE: credit-based flow control of one channel, decided by its receiver.
+
+`credit = allocated - (sent - consumed)`, in bytes and in batches. Announcements carry absolute counts, so one that is
+lost, repeated or late does no harm. Events need no credit; they keep their place behind the batches in front of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statebackends.errors import InvalidConfigError, ProtocolError
+
+ANNOUNCE_FRACTION = 4
+"""The receiver speaks when a quarter of the allocation was consumed since it last did, or when its queue runs empty."""
+
+
+class CreditAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
+    """What the receiver of a channel grants and has consumed since the attempt began; sizes in bytes."""
+
+    allocated_bytes: int
+    allocated_batches: int
+    consumed_bytes: int
+    consumed_batches: int
+
+
+class SenderCredit:
+    """The sender's side: how much may still go out. Nothing at all, events included, before the first announcement."""
+
+    __slots__ = ("_granted", "_sent_batches", "_sent_bytes")
+
+    def __init__(self) -> None:
+        self._granted: CreditAnnouncement | None = None
+        self._sent_bytes = 0
+        self._sent_batches = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True once the receiver has announced itself."""
+        return self._granted is not None
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Sent and not known to be consumed."""
+        return self._sent_bytes - (self._granted.consumed_bytes if self._granted else 0)
+
+    @property
+    def batches_in_flight(self) -> int:
+        return self._sent_batches - (self._granted.consumed_batches if self._granted else 0)
+
+    def announced(self, announcement: CreditAnnouncement) -> None:
+        """Take an announcement; one older than what is known is ignored. Raises ProtocolError if it consumed more than was sent."""
+        if announcement.consumed_bytes > self._sent_bytes or announcement.consumed_batches > self._sent_batches:
+            raise ProtocolError(
+                f"the receiver consumed {announcement.consumed_bytes} bytes in {announcement.consumed_batches} batches, "
+                f"but {self._sent_bytes} in {self._sent_batches} were sent",
+                expected=self._sent_batches,
+                got=announcement.consumed_batches,
+            )
+        if self._granted is None or announcement.consumed_batches >= self._granted.consumed_batches:
+            self._granted = announcement
+
+    def can_send(self, size: int) -> bool:
+        """True if a batch of `size` bytes fits, or if nothing is in flight: one batch may always pass, whatever its size."""
+        if self._granted is None:
+            return False
+        if self.batches_in_flight == 0:
+            return True
+        return (
+            self.batches_in_flight < self._granted.allocated_batches
+            and self.bytes_in_flight + size <= self._granted.allocated_bytes
+        )
+
+    def sent(self, size: int) -> None:
+        """A batch of `size` bytes went out; the caller asked `can_send` before."""
+        self._sent_bytes += size
+        self._sent_batches += 1
+
+
+class ReceiverCredit:
+    """The receiver's side: what it granted, what came, what was consumed, and when to say so."""
+
+    __slots__ = (
+        "_announced_batches",
+        "_announced_bytes",
+        "_consumed_batches",
+        "_consumed_bytes",
+        "_deployed",
+        "_received_batches",
+        "_received_bytes",
+        "allocated_batches",
+        "allocated_bytes",
+    )
+
+    def __init__(self, *, allocated_bytes: int, allocated_batches: int) -> None:
+        if allocated_bytes < 1 or allocated_batches < 1:
+            raise InvalidConfigError(f"credit must be at least 1 byte and 1 batch, got {allocated_bytes} and {allocated_batches}")
+        self.allocated_bytes = allocated_bytes
+        self.allocated_batches = allocated_batches
+        self._received_bytes = self._received_batches = 0
+        self._consumed_bytes = self._consumed_batches = 0
+        self._announced_bytes = self._announced_batches = 0
+        self._deployed = False
+
+    @property
+    def bytes_held(self) -> int:
+        """Received and not consumed; at most the allocation, or one batch of any size."""
+        return self._received_bytes - self._consumed_bytes
+
+    @property
+    def batches_held(self) -> int:
+        return self._received_batches - self._consumed_batches
+
+    def received(self, size: int) -> None:
+        """A batch came. Raises ProtocolError if the sender had no credit for it."""
+        self._received_bytes += size
+        self._received_batches += 1
+        if self.batches_held == 1:
+            return
+        if self.bytes_held > self.allocated_bytes or self.batches_held > self.allocated_batches:
+            raise ProtocolError(
+                f"a batch came without credit: {self.bytes_held} of {self.allocated_bytes} bytes, "
+                f"{self.batches_held} of {self.allocated_batches} batches are held",
+                expected=self.allocated_bytes,
+                got=self.bytes_held,
+            )
+
+    def consumed(self, size: int) -> None:
+        """The operator took a batch."""
+        self._consumed_bytes += size
+        self._consumed_batches += 1
+
+    def take_announcement(self) -> CreditAnnouncement | None:
+        """What to tell the sender now, or None while it is too little to be worth a message.
+
+        The first call always speaks: it opens the channel. An empty queue speaks too, since its sender may be waiting to
+        send a batch larger than the rest of its credit."""
+        bytes_moved = self._consumed_bytes - self._announced_bytes
+        batches_moved = self._consumed_batches - self._announced_batches
+        if self._deployed:
+            if batches_moved == 0:
+                return None
+            worthwhile = (
+                bytes_moved * ANNOUNCE_FRACTION >= self.allocated_bytes
+                or batches_moved * ANNOUNCE_FRACTION >= self.allocated_batches
+                or self.batches_held == 0
+            )
+            if not worthwhile:
+                return None
+        self._deployed = True
+        self._announced_bytes = self._consumed_bytes
+        self._announced_batches = self._consumed_batches
+        return CreditAnnouncement(self.allocated_bytes, self.allocated_batches, self._consumed_bytes, self._consumed_batches)

@@ -1,0 +1,211 @@
+"""CORE: the input side of one subtask: a queue per channel, read in arrival order around blocked channels.
+
+It performs what the barrier handler decides and hands the rest to the subtask, one output per poll.
+
+A batch that the subtask takes in slices: the gate hands out whole batches, and *is polled again only when the remainder of
+the last one is empty*. That keeps the cut exact and costs nothing. A snapshot triggers when every channel's barrier has
+been read; the barrier of the remainder's channel lies behind the batch in the same queue, so it can't have been read, and
+reading a barrier of another channel early could only block that channel sooner, never trigger. Mails (abort notices) may come
+between slices: they never trigger a snapshot either."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from barriers.alignment import (
+    AbortCheckpoint,
+    AbortNotice,
+    AlignmentLimitExceeded,
+    BarrierAction,
+    BarrierEvent,
+    BarrierHandler,
+    BarrierReceived,
+    BatchDelivered,
+    BlockChannel,
+    CancelReceived,
+    ChannelEnded,
+    TriggerSnapshot,
+    UnblockChannels,
+)
+from barriers.credits import CreditAnnouncement, ReceiverCredit
+from barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark
+from statebackends.errors import InvalidConfigError, ProtocolError
+
+QUEUED_ELEMENTS_MAX = 100_000
+"""Elements queued on one channel. Batches are bounded by credit long before; this bounds events, which need none."""
+
+
+class Delivered(NamedTuple):
+    """A batch or an event for the operator, with the channel it came on. EndOfPartition is delivered too, once per channel."""
+
+    channel: int
+    element: Element
+
+
+GateOutput: TypeAlias = Delivered | TriggerSnapshot | AbortCheckpoint
+
+
+class _Queued(NamedTuple):
+    arrival: int
+    element: Element
+    size: int
+
+
+class InputGate:
+    """Input channels 0..n-1 of one subtask, over all its edges.
+
+    `credits`, one per channel, are fed by what comes and what is handed out. `held_bytes_max` aborts an alignment that holds
+    more (None: off; credit bounds it anyway). Raises ProtocolError on more than QUEUED_ELEMENTS_MAX elements in a channel."""
+
+    def __init__(
+        self,
+        handler: BarrierHandler,
+        *,
+        credits: Sequence[ReceiverCredit] = (),
+        held_bytes_max: int | None = None,
+    ) -> None:
+        if credits and len(credits) != handler.channel_count:
+            raise InvalidConfigError(f"{handler.channel_count} channels need as many credits, got {len(credits)}")
+        self._handler = handler
+        self._credits = credits
+        self._held_bytes_max = held_bytes_max
+        self._queues: list[deque[_Queued]] = [deque() for _ in range(handler.channel_count)]
+        self._queued_bytes = [0] * handler.channel_count
+        self._blocked: set[int] = set()
+        self._ready: list[tuple[int, int]] = []
+        """Heap of (arrival, channel): the head of every unblocked, non-empty queue, once."""
+        self._outputs: deque[GateOutput] = deque()
+        self._arrivals = 0
+        self._moved: set[int] = set(range(handler.channel_count))
+        """Channels whose credit may be worth an announcement; at first all, to open them."""
+        self._closed = False
+
+    def offer(self, channel: int, element: Element, size: int = 0) -> None:
+        """An element came on a channel, in the channel's order. `size` in bytes as its sender counted it, 0 for events."""
+        if self._closed:
+            return
+        queue = self._queues[channel]
+        if isinstance(element, Watermark) and queue and isinstance(queue[-1].element, Watermark):
+            # Only the last of a run of watermarks matters, and a blocked channel must not grow by the others.
+            queue[-1] = queue[-1]._replace(element=element)
+            return
+        if len(queue) >= QUEUED_ELEMENTS_MAX:
+            raise ProtocolError(f"more than {QUEUED_ELEMENTS_MAX} elements wait on channel {channel}", channel=channel)
+        if self._credits and isinstance(element, Batch):
+            self._credits[channel].received(size)
+        self._arrivals += 1
+        queue.append(_Queued(self._arrivals, element, size))
+        self._queued_bytes[channel] += size
+        if len(queue) == 1 and channel not in self._blocked:
+            heapq.heappush(self._ready, (self._arrivals, channel))
+
+    def poll(self, *, now_ms: int, wall_ms: int | None = None) -> GateOutput | None:
+        """The next output, or None when every unblocked channel is empty. To be called only with no remainder in hand.
+
+        `now_ms` is monotonic, `wall_ms` (default: the same) the clock that barriers are stamped with."""
+        wall = now_ms if wall_ms is None else wall_ms
+        limit = self._held_bytes_max
+        if limit is not None and self._blocked and self.held_bytes > limit:
+            self._tell(AlignmentLimitExceeded(), now_ms, wall)
+        while not self._outputs and self._ready:
+            self._read(heapq.heappop(self._ready)[1], now_ms, wall)
+        return self._outputs.popleft() if self._outputs else None
+
+    def _read(self, channel: int, now_ms: int, wall_ms: int) -> None:
+        queue = self._queues[channel]
+        _, element, size = queue.popleft()
+        self._queued_bytes[channel] -= size
+        match element:
+            case Batch():
+                if self._credits:
+                    self._credits[channel].consumed(size)
+                    self._moved.add(channel)
+                self._tell(BatchDelivered(size), now_ms, wall_ms)
+                self._outputs.append(Delivered(channel, element))
+            case CheckpointBarrier():
+                self._tell(BarrierReceived(channel, element), now_ms, wall_ms)
+            case CancelMarker():
+                self._tell(CancelReceived(channel, element.checkpoint_id), now_ms, wall_ms)
+            case EndOfPartition():
+                self._outputs.append(Delivered(channel, element))
+                self._tell(ChannelEnded(channel), now_ms, wall_ms)
+            case _:
+                self._outputs.append(Delivered(channel, element))
+        # A handler only ever releases *other* channels than the one being read, so this can't enter the heap twice.
+        if queue and channel not in self._blocked:
+            heapq.heappush(self._ready, (queue[0].arrival, channel))
+
+    def _tell(self, event: BarrierEvent, now_ms: int, wall_ms: int) -> None:
+        for action in self._handler.handle(event, now_ms=now_ms, wall_ms=wall_ms):
+            self._perform(action)
+
+    def _perform(self, action: BarrierAction) -> None:
+        match action:
+            case BlockChannel(channel=channel):
+                self._blocked.add(channel)
+            case UnblockChannels(channels=channels):
+                for channel in channels:
+                    self._blocked.discard(channel)
+                    if self._queues[channel]:
+                        heapq.heappush(self._ready, (self._queues[channel][0].arrival, channel))
+            case _:
+                self._outputs.append(action)
+
+    def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None:
+        """The coordinator aborted an id; what follows from it comes out of the next polls."""
+        self._tell(AbortNotice(checkpoint_id), now_ms, now_ms)
+
+    @property
+    def has_input(self) -> bool:
+        """True if a poll may return something."""
+        return bool(self._outputs or self._ready)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes in all queues."""
+        return sum(self._queued_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes waiting behind blocked channels."""
+        return sum(self._queued_bytes[channel] for channel in self._blocked)
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        return frozenset(self._blocked)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Checkpoint ids with a barrier seen and others awaited."""
+        return self._handler.pending
+
+    def held(self) -> Iterator[Delivered]:
+        """What waits behind blocked channels, in arrival order; for tests and for a checkpoint's story."""
+        waiting = [(queued.arrival, channel, queued.element) for channel in self._blocked for queued in self._queues[channel]]
+        for _, channel, element in sorted(waiting, key=lambda item: item[0]):
+            yield Delivered(channel, element)
+
+    def take_announcements(self) -> list[tuple[int, CreditAnnouncement]]:
+        """Credit to announce now, by channel. The first call opens every channel; the worker calls it after each step."""
+        if not self._credits or not self._moved:
+            return []
+        announcements = []
+        for channel in sorted(self._moved):
+            announcement = self._credits[channel].take_announcement()
+            if announcement is not None:
+                announcements.append((channel, announcement))
+        self._moved.clear()
+        return announcements
+
+    def close(self) -> None:
+        """Drop everything held; nothing is delivered or reported any more. Idempotent."""
+        self._closed = True
+        self._outputs.clear()
+        self._ready.clear()
+        self._blocked.clear()
+        for channel, queue in enumerate(self._queues):
+            queue.clear()
+            self._queued_bytes[channel] = 0

@@ -1,0 +1,174 @@
+"""CORE: at-least-once barrier tracking over the input channels of one subtask.
+
+Counts barriers and never blocks a channel, so several ids may be pending at once and records behind a barrier may be
+in the snapshot as well as replayed after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from barriers.alignment import (
+    ABORTED_IDS_MAX,
+    AbortCheckpoint,
+    AbortedIds,
+    AbortNotice,
+    AbortReason,
+    AlignmentLimitExceeded,
+    AlignmentMetrics,
+    BarrierAction,
+    BarrierEvent,
+    BarrierReceived,
+    BatchDelivered,
+    CancelReceived,
+    ChannelEnded,
+    TriggerSnapshot,
+)
+from barriers.elements import CheckpointBarrier
+from statebackends.errors import InvalidConfigError, ProtocolError
+
+PENDING_IDS_MAX = 50
+"""Ids remembered with barriers outstanding; the oldest is forgotten first (E12)."""
+
+
+@dataclass(slots=True)
+class PendingBarriers:
+    """One id with barriers outstanding."""
+
+    checkpoint_id: int
+    barrier: CheckpointBarrier | None
+    """None when a cancel marker came first."""
+    awaited: set[int]
+    began_ms: int
+    start_delay_ms: int
+    aborted: bool = False
+    bytes_processed: int = 0
+
+
+class BarrierTracker:
+    """At-least-once tracking. Completing an id forgets every lower one without a word."""
+
+    def __init__(
+        self,
+        channel_count: int,
+        *,
+        after_finish: bool = True,
+        pending_ids_max: int = PENDING_IDS_MAX,
+        aborted_ids_max: int = ABORTED_IDS_MAX,
+    ) -> None:
+        if channel_count < 1:
+            raise InvalidConfigError(f"a tracker needs at least one channel, got {channel_count}")
+        self._channel_count = channel_count
+        self._after_finish = after_finish
+        self._pending_ids_max = pending_ids_max
+        self._open = set(range(channel_count))
+        self._newest_id = 0
+        self._pending: dict[int, PendingBarriers] = {}
+        """By id, ascending: an id is added only above the newest."""
+        self._aborted = AbortedIds(aborted_ids_max)
+
+    @property
+    def channel_count(self) -> int:
+        return self._channel_count
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        return tuple(entry.checkpoint_id for entry in self._pending.values() if not entry.aborted)
+
+    def handle(self, event: BarrierEvent, *, now_ms: int, wall_ms: int) -> list[BarrierAction]:
+        match event:
+            case BatchDelivered(size=size):
+                for entry in self._pending.values():
+                    entry.bytes_processed += size
+                return []
+            case BarrierReceived(channel=channel, barrier=barrier):
+                return self._barrier(channel, barrier, now_ms, wall_ms)
+            case CancelReceived(channel=channel, checkpoint_id=checkpoint_id):
+                return self._cancel(channel, checkpoint_id, now_ms)
+            case ChannelEnded(channel=channel):
+                return self._ended(channel, now_ms)
+            case AbortNotice(checkpoint_id=checkpoint_id):
+                return self._notified(checkpoint_id)
+            case AlignmentLimitExceeded():
+                return []
+            case _:
+                assert_never(event)
+
+    def _barrier(self, channel: int, barrier: CheckpointBarrier, now_ms: int, wall_ms: int) -> list[BarrierAction]:
+        self._require_open(channel, "barrier")
+        entry = self._pending.get(barrier.checkpoint_id)
+        if entry is None:
+            if barrier.checkpoint_id <= self._newest_id:
+                return []
+            delay_ms = max(0, wall_ms - barrier.timestamp_ms)
+            entry = self._add(PendingBarriers(barrier.checkpoint_id, barrier, set(self._open), now_ms, delay_ms))
+            if self._aborted.take(barrier.checkpoint_id):
+                entry.aborted = True
+                return [AbortCheckpoint(barrier.checkpoint_id, AbortReason.NOTIFIED), *self._arrived(entry, channel, now_ms)]
+        return self._arrived(entry, channel, now_ms)
+
+    def _add(self, entry: PendingBarriers) -> PendingBarriers:
+        self._newest_id = entry.checkpoint_id
+        self._pending[entry.checkpoint_id] = entry
+        if len(self._pending) > self._pending_ids_max:
+            del self._pending[next(iter(self._pending))]
+        return entry
+
+    def _arrived(self, entry: PendingBarriers, channel: int, now_ms: int) -> list[BarrierAction]:
+        entry.awaited.discard(channel)
+        if entry.awaited:
+            return []
+        for lower in [other for other in self._pending if other <= entry.checkpoint_id]:
+            del self._pending[lower]
+        if entry.aborted or entry.barrier is None:
+            return []
+        metrics = AlignmentMetrics(entry.start_delay_ms, max(0, now_ms - entry.began_ms), entry.bytes_processed)
+        return [TriggerSnapshot(entry.barrier, metrics)]
+
+    def _cancel(self, channel: int, checkpoint_id: int, now_ms: int) -> list[BarrierAction]:
+        self._require_open(channel, "cancel marker")
+        actions: list[BarrierAction] = []
+        for lower in [other for other in self._pending if other < checkpoint_id]:
+            actions += self._abort(self._pending.pop(lower), AbortReason.CANCELLED)
+        entry = self._pending.get(checkpoint_id)
+        if entry is not None:
+            return [*actions, *self._abort(entry, AbortReason.CANCELLED), *self._arrived(entry, channel, now_ms)]
+        if checkpoint_id <= self._newest_id:
+            return actions
+        why = AbortReason.NOTIFIED if self._aborted.take(checkpoint_id) else AbortReason.CANCELLED
+        entry = self._add(PendingBarriers(checkpoint_id, None, set(self._open), now_ms, 0))
+        return [*actions, *self._abort(entry, why), *self._arrived(entry, channel, now_ms)]
+
+    def _abort(self, entry: PendingBarriers, why: AbortReason) -> list[BarrierAction]:
+        """Report an id dead, once. Its entry stays to be counted out where the caller keeps it."""
+        if entry.aborted:
+            return []
+        entry.aborted = True
+        return [AbortCheckpoint(entry.checkpoint_id, why)]
+
+    def _ended(self, channel: int, now_ms: int) -> list[BarrierAction]:
+        self._require_open(channel, "end of partition")
+        self._open.discard(channel)
+        actions: list[BarrierAction] = []
+        if not self._after_finish:
+            for entry in self._pending.values():
+                actions += self._abort(entry, AbortReason.END_OF_INPUT)
+            self._pending.clear()
+            return actions
+        # Newest first: the newest id that becomes complete triggers and drops the lower ones (E09).
+        for entry in reversed(list(self._pending.values())):
+            if entry.checkpoint_id in self._pending:
+                actions += self._arrived(entry, channel, now_ms)
+        return actions
+
+    def _notified(self, checkpoint_id: int) -> list[BarrierAction]:
+        entry = self._pending.get(checkpoint_id)
+        if entry is not None:
+            return self._abort(entry, AbortReason.NOTIFIED)
+        if checkpoint_id > self._newest_id:
+            self._aborted.remember(checkpoint_id)
+        return []
+
+    def _require_open(self, channel: int, what: str) -> None:
+        if channel not in self._open:
+            raise ProtocolError(f"{what} on channel {channel}, which has ended or does not exist", channel=channel)
