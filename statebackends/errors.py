@@ -105,8 +105,20 @@ class InvalidKeyError(HoldfastError):
     """A key is null or does not fit the declared key type. Fields: operator, subtask, value."""
 
 
+class StateValueError(HoldfastError):
+    """A value does not fit its state's declared type. Fields: type (canonical text), value (repr, truncated)."""
+
+
 class UserFunctionError(HoldfastError):
     """User code raised. Fields: operator, subtask, record (repr, truncated to 500 characters), function."""
+
+
+class SchemaMismatchError(UserFunctionError):
+    """A row or batch does not fit the schema declared for its operator. Fields: operator, column, record."""
+
+
+class InvalidTimestampError(HoldfastError):
+    """An event time is null, naive or not a time. Fields: operator, subtask, record."""
 
 
 class UndeclaredStateError(HoldfastError):

@@ -1,0 +1,173 @@
+"""Value codecs: a state's declared type -> msgpack bytes, typed Arrow columns, and a text that is stored with snapshots.
+
+The law is that what goes in comes out equal, or is refused at once. Pickle is used for `Pickled` alone, which the user asks
+for. Records are identified by their fields, not by class names, so that classes may move between modules."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, get_origin
+
+import msgspec
+import pyarrow as pa
+
+from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from statebackends.evolution import Compatibility, compare
+from statebackends.valueshapes import OpaqueShape, Shape, refused
+from statebackends.valuetext import parse_type
+from statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
+
+T = TypeVar("T")
+
+__all__ = ["Compatibility", "Pickled", "TypeSpec", "compatibility", "map_text", "migrate", "split_map_text"]
+
+
+class Pickled(Generic[T]):
+    """Type marker: values of a state declared `Pickled` or `Pickled[MyClass]` are stored by pickle.
+
+    Such state can't be read without the classes, evolved, or shown by tools: an explicit choice, never a default."""
+
+
+def _pickle(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:
+        raise refused(value, "pickled", str(error)) from error
+
+
+def _unpickle(encoded: bytes) -> Any:
+    try:
+        return pickle.loads(encoded)
+    except Exception as error:
+        raise CorruptStateError(f"a pickled value can't be loaded: {error}", reason="value encoding") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSpec:
+    """The declared type of a state's values. Made by `of` or `parse`; equal when the texts are."""
+
+    text: str
+    """Canonical; stored with every snapshot."""
+    shape: Shape = field(compare=False, repr=False)
+    _encode: Callable[[Any], bytes] = field(compare=False, repr=False)
+    _decode: Callable[[bytes], Any] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(declared: Any) -> TypeSpec:
+        """The spec of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming what is supported."""
+        if isinstance(declared, TypeSpec):
+            return declared
+        if declared is Pickled or get_origin(declared) is Pickled:
+            return _PICKLED
+        try:
+            return _of(declared)
+        except TypeError as error:
+            raise InvalidConfigError(f"{declared!r} is not a state type: {error}") from error
+
+    @staticmethod
+    def parse(text: str) -> TypeSpec:
+        """The spec of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
+        return _parse(text)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of a column of values."""
+        return self.shape.arrow_type
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that would not come back equal. Raises StateValueError."""
+        self.shape.check(value)
+
+    def encode(self, value: Any) -> bytes:
+        """Msgpack of one value (or its pickle, for `Pickled`). Raises StateValueError."""
+        self.shape.check(value)
+        try:
+            return self._encode(value)
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def decode(self, encoded: bytes) -> Any:
+        """The value of its bytes. Raises CorruptStateError."""
+        try:
+            return self._decode(encoded)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        """A column of `arrow_type`. Raises StateValueError."""
+        return self.shape.to_arrow(values)
+
+    def from_arrow(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+        """The values of a column written for this type, or for one that `compatibility` accepts. Raises CorruptStateError."""
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        try:
+            return self.shape.from_arrow(array)
+        except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+            raise CorruptStateError(f"a column of {array.type} is not {self.text}: {error}", reason="column type") from error
+
+
+_PICKLED_SHAPE = OpaqueShape("pickled", _pickle, _unpickle)
+_PICKLED_SHAPE.check = lambda value: None  # type: ignore[method-assign]
+_PICKLED = TypeSpec("pickled", _PICKLED_SHAPE, _pickle, _unpickle)
+
+
+def _spec(declared: Any, shape: Shape) -> TypeSpec:
+    return TypeSpec(shape.text, shape, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of(declared: Any) -> TypeSpec:
+    if isinstance(declared, pa.DataType):
+        declared = python_type_of_arrow(declared)
+    return _spec(declared, shape_of(declared))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> TypeSpec:
+    if text == _PICKLED.text:
+        return _PICKLED
+    declared = parse_type(text)
+    spec = _spec(declared, shape_of(declared, lenient=True))
+    if spec.text != text:
+        raise InvalidConfigError(f"{text!r} is not canonical: {spec.text!r} is")
+    return spec
+
+
+def compatibility(stored_text: str, declared: TypeSpec) -> Compatibility:
+    """Whether values stored under one type can be read under another; evolution.py has the rules."""
+    if stored_text == declared.text:
+        return Compatibility.COMPATIBLE_AS_IS
+    try:
+        stored = TypeSpec.parse(stored_text)
+    except InvalidConfigError:
+        return Compatibility.INCOMPATIBLE
+    return compare(stored.shape, declared.shape)
+
+
+def migrate(stored_text: str, declared: TypeSpec, encoded: Sequence[bytes]) -> list[bytes]:
+    """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION. Raises CorruptStateError."""
+    stored = TypeSpec.parse(stored_text)
+    column = stored.to_arrow([stored.decode(row) for row in encoded])
+    return [declared.encode(value) for value in declared.from_arrow(column)]
+
+
+def map_text(key: TypeSpec, value: TypeSpec) -> str:
+    """Value type text of a map state, whose entries are stored one by one."""
+    return f"map<{key.text},{value.text}>"
+
+
+def split_map_text(text: str) -> tuple[str, str]:
+    """Key and value type texts of a map state. Raises InvalidConfigError."""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "<") - (character == ">")
+        if character == "," and depth == 1 and text.startswith("map<"):
+            return text[len("map<") : position], text[position + 1 : -1]
+    raise InvalidConfigError(f"{text!r} is not the value type of a map state")
+
+
+__all__ += ["StateValueError"]
