@@ -1,0 +1,114 @@
+"""The application factory: routes, middleware and error handlers around a coordinator.
+
+It owns no thread and no socket; `api.main` serves it. Every error leaves as Flink's `{"errors": [...]}`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from api.auth import BearerAuth
+from api.bodies import REFERENCE
+from api.errors import encode_error, error_body
+from api.metrics import CoordinatorCollector, HttpMetrics, MeasureRequests
+from api.routes import flink, health, jobs, workers
+from api.settings import ServerSettings
+from api.version import VERSION
+from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from coordinator.interface import Coordinator
+from statebackends.errors import HoldfastError
+
+log = logging.getLogger("holdfast.api")
+
+_RECORDS = (
+    Submission,
+    SubmissionAccepted,
+    RegisterWorker,
+    Registered,
+    NumberedCommand,
+    AckBatch,
+    AckAnswers,
+    StatusBatch,
+    Heartbeat,
+)
+"""Roots of the worker protocol, for OpenAPI's components."""
+
+
+def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
+    """The REST service of one coordinator. `service` is neither started nor closed here."""
+    app = FastAPI(
+        title="Holdfast",
+        version=VERSION,
+        description="Coordinator of checkpoints: Flink's monitoring dialect, and the protocol of drivers and workers.",
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.state.settings = settings
+    app.state.registry = CollectorRegistry(auto_describe=False)
+    app.state.registry.register(CoordinatorCollector(service))
+    app.state.http_metrics = HttpMetrics(app.state.registry)
+    app.include_router(health.router)
+    app.include_router(jobs.router)
+    app.include_router(workers.router)
+    app.include_router(flink.router, prefix="/v1")
+    app.include_router(flink.router, include_in_schema=False)
+    app.add_middleware(BearerAuth, token=settings.token)
+    app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
+    app.add_exception_handler(HoldfastError, _typed_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    _describe(app, authenticated=settings.token is not None)
+    return app
+
+
+async def _typed_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HoldfastError)
+    wire = encode_error(error)
+    if wire.status >= 500:
+        log.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return Response(wire.body, status_code=wire.status, headers=wire.headers)
+
+
+async def _invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{problem['loc'][-1] if problem['loc'] else 'request'}: {problem['msg']}" for problem in error.errors()]
+    return Response(error_body(*problems), status_code=400, media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"{error.detail}: {request.method} {request.url.path}"
+    return Response(error_body(text), status_code=error.status_code, headers=error.headers, media_type="application/json")
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """The server's own middleware logs the traceback; the caller sees the kind of error alone."""
+    body = error_body(f"internal error: {type(error).__name__}")
+    return Response(body, status_code=500, media_type="application/json")
+
+
+def _describe(app: FastAPI, *, authenticated: bool) -> None:
+    """Complete the OpenAPI document: records that msgspec decodes, and the bearer token."""
+    document = app.openapi
+
+    def complete() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = document()
+            _, components = msgspec.json.schema_components(_RECORDS, ref_template=REFERENCE)
+            parts = schema.setdefault("components", {})
+            parts["schemas"] = {**components, **parts.get("schemas", {})}
+            if authenticated:
+                parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+                schema["security"] = [{"bearer": []}]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = complete  # type: ignore[method-assign]

@@ -1,0 +1,172 @@
+"""Prometheus metrics: the read models at the moment of a scrape, and counts of HTTP requests.
+
+A registry of its own, so that an embedding driver's metrics don't mix with it. Counters of jobs restart with the
+coordinator, as Prometheus expects."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from barriers.messages import AckStatus
+from coordinator.interface import Coordinator
+from coordinator.views import CheckpointStatsView, JobOverviewView, JobView
+from statebackends.errors import HoldfastError
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+JOBS_MAX = 1_000
+"""Jobs that one scrape shows, live ones first: a label per job must stay bounded."""
+
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class JobMetrics:
+    """One scrape's families of jobs, filled job by job."""
+
+    def __init__(self) -> None:
+        labels = ("job_id", "job_name")
+        self.state = GaugeMetricFamily("holdfast_job_state", "1 for the state that a job is in.", labels=(*labels, "state"))
+        self.tasks = GaugeMetricFamily("holdfast_job_tasks", "Subtasks in each state.", labels=(*labels, "state"))
+        self.slots = GaugeMetricFamily("holdfast_job_slots", "Slots that a job needs.", labels=labels)
+        self.workers = GaugeMetricFamily("holdfast_job_workers", "Slots that a worker holds.", labels=labels)
+        self.restarts = CounterMetricFamily("holdfast_job_restarts", "Failovers of a job.", labels=labels)
+        self.attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of the current attempt.", labels=labels)
+        self.records_in = CounterMetricFamily("holdfast_job_source_records", "Records read by the sources.", labels=labels)
+        self.checkpoints = CounterMetricFamily("holdfast_checkpoints", "Decided checkpoints.", labels=(*labels, "outcome"))
+        self.pending = GaugeMetricFamily("holdfast_checkpoints_in_progress", "Checkpoints in progress.", labels=labels)
+        self.last_id = GaugeMetricFamily("holdfast_last_checkpoint_id", "Id of the newest completed checkpoint.", labels=labels)
+        self.last_duration = GaugeMetricFamily(
+            "holdfast_last_checkpoint_duration_seconds", "From trigger to completion of the newest one.", labels=labels
+        )
+        self.last_size = GaugeMetricFamily(
+            "holdfast_last_checkpoint_size_bytes", "Bytes that the newest completed checkpoint wrote.", labels=labels
+        )
+        self.last_full_size = GaugeMetricFamily(
+            "holdfast_last_checkpoint_state_bytes", "Bytes of state in the newest completed checkpoint.", labels=labels
+        )
+
+    def add(self, job: JobView, stats: CheckpointStatsView) -> None:
+        overview = job.overview
+        labels = (overview.job_id, overview.name)
+        self.state.add_metric((*labels, overview.state), 1)
+        for state, count in sorted(overview.task_counts.items()):
+            self.tasks.add_metric((*labels, state.lower()), count)
+        self.slots.add_metric(labels, overview.slots_required)
+        self.workers.add_metric(labels, overview.slots_registered)
+        self.restarts.add_metric(labels, job.restarts)
+        self.attempt.add_metric(labels, job.attempt)
+        sources = {vertex.vertex_id for vertex in job.graph.vertices if vertex.is_source}
+        read = sum(
+            subtask.metrics.records_out for vertex in job.vertices if vertex.vertex_id in sources for subtask in vertex.subtasks
+        )
+        self.records_in.add_metric(labels, read)
+        self._add_checkpoints(labels, stats)
+
+    def _add_checkpoints(self, labels: tuple[str, str], stats: CheckpointStatsView) -> None:
+        self.checkpoints.add_metric((*labels, "completed"), stats.counts.completed)
+        self.checkpoints.add_metric((*labels, "failed"), stats.counts.failed)
+        self.pending.add_metric(labels, stats.counts.in_progress)
+        newest = stats.latest_completed
+        if newest is not None:
+            self.last_id.add_metric(labels, newest.checkpoint_id)
+            self.last_duration.add_metric(labels, newest.end_to_end_ms / 1000)
+            self.last_size.add_metric(labels, newest.checkpointed_size)
+            self.last_full_size.add_metric(labels, newest.state_size)
+
+    def families(self) -> Iterator[Metric]:
+        yield from vars(self).values()
+
+
+class CoordinatorCollector(Collector):
+    """Reads the coordinator at each scrape."""
+
+    def __init__(self, service: Coordinator) -> None:
+        self._service = service
+
+    def collect(self) -> Iterable[Metric]:
+        jobs = self._service.jobs()
+        by_state = GaugeMetricFamily("holdfast_jobs", "Jobs in each state.", labels=("state",))
+        for state in sorted({job.state for job in jobs}):
+            by_state.add_metric((state,), sum(job.state == state for job in jobs))
+        yield by_state
+        metrics = JobMetrics()
+        for overview in sorted(jobs, key=_live_first)[:JOBS_MAX]:
+            with contextlib.suppress(HoldfastError):  # removed since it was listed
+                metrics.add(self._service.job(overview.job_id), self._service.checkpoints(overview.job_id))
+        yield from metrics.families()
+
+
+def _live_first(job: JobOverviewView) -> tuple[bool, int]:
+    return job.is_terminal, -job.start_ms
+
+
+class HttpMetrics:
+    """Counts of requests, by route and status."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "holdfast_http_requests", "HTTP requests answered.", ("method", "route", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "holdfast_http_request_seconds",
+            "Time to answer, streams left out.",
+            ("method", "route"),
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self._acknowledgements = Counter(
+            "holdfast_acknowledgements", "Acknowledgements and declines, by answer.", ("answer",), registry=registry
+        )
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, str(status)).inc()
+        if not route.endswith("/commands"):
+            self._seconds.labels(method, route).observe(seconds)
+
+    def count_answers(self, answers: Iterable[AckStatus]) -> None:
+        for status, count in collections.Counter(answers).items():
+            self._acknowledgements.labels(status).inc(count)
+
+
+class MeasureRequests:
+    """ASGI middleware that counts; routes by template, so that labels stay few."""
+
+    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        began = time.perf_counter()
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.observe(method, route, status, time.perf_counter() - began)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """The registry in Prometheus' text format."""
+    return generate_latest(registry)

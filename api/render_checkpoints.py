@@ -1,0 +1,236 @@
+"""Checkpoints and triggers in Flink's dialect: pure functions from the coordinator's views to response records.
+
+Nothing is stored in flight by aligned checkpoints: buffered and persisted data are 0 or unknown throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from api import checkpoint_schemas as schemas
+from api.schemas import UNKNOWN
+from barriers.messages import CheckpointKind
+from coordinator.views import (
+    CheckpointConfigView,
+    CheckpointStatsView,
+    CheckpointView,
+    Quantiles,
+    RestoredView,
+    SubtaskCheckpointView,
+    TriggerView,
+    VertexCheckpointView,
+)
+
+_CHECKPOINT_TYPES = {
+    CheckpointKind.CHECKPOINT: "CHECKPOINT",
+    CheckpointKind.FINAL: "CHECKPOINT",
+    CheckpointKind.SAVEPOINT: "SAVEPOINT",
+    CheckpointKind.STOP_SAVEPOINT: "SYNC_SAVEPOINT",
+}
+
+MS_MAX = 2**63 - 1
+"""Flink says Long.MAX_VALUE for "no periodic checkpoints"."""
+
+
+def checkpoints(view: CheckpointStatsView) -> schemas.Checkpoints:
+    counts = view.counts
+    return schemas.Checkpoints(
+        counts=schemas.CheckpointCounts(
+            restored=counts.restored,
+            total=counts.total,
+            in_progress=counts.in_progress,
+            completed=counts.completed,
+            failed=counts.failed,
+        ),
+        summary=schemas.CheckpointSummary(
+            **{name: _statistics(view.summary, name) for name in schemas.CheckpointSummary.model_fields}
+        ),
+        latest=schemas.LatestCheckpoints(
+            completed=_completed(view.latest_completed) if view.latest_completed else None,
+            savepoint=_completed(view.latest_savepoint) if view.latest_savepoint else None,
+            failed=_failed(view.latest_failed) if view.latest_failed else None,
+            restored=_restored(view.latest_restored) if view.latest_restored else None,
+        ),
+        history=[checkpoint(each) for each in view.history],
+    )
+
+
+def checkpoint(view: CheckpointView) -> schemas.Checkpoint:
+    if view.status == "COMPLETED":
+        return _completed(view)
+    if view.status == "FAILED":
+        return _failed(view)
+    return schemas.PendingCheckpoint.model_validate(_checkpoint_fields(view))
+
+
+def _completed(view: CheckpointView) -> schemas.CompletedCheckpoint:
+    return schemas.CompletedCheckpoint.model_validate(
+        {**_checkpoint_fields(view), "external_path": view.location, "discarded": view.discarded}
+    )
+
+
+def _failed(view: CheckpointView) -> schemas.FailedCheckpoint:
+    reason, message = view.failure_reason, view.failure_message
+    text = f"{reason}: {message}" if reason and message else message or reason
+    return schemas.FailedCheckpoint.model_validate(
+        {**_checkpoint_fields(view), "failure_timestamp": view.failure_ms, "failure_message": text}
+    )
+
+
+def _checkpoint_fields(view: CheckpointView) -> dict[str, object]:
+    return {
+        "id": view.checkpoint_id,
+        "status": view.status,
+        "is_savepoint": view.is_savepoint,
+        "savepointFormat": "CANONICAL" if view.is_savepoint else None,
+        "trigger_timestamp": view.trigger_ms,
+        "latest_ack_timestamp": view.latest_ack_ms,
+        "checkpointed_size": view.checkpointed_size,
+        "state_size": view.state_size,
+        "end_to_end_duration": view.end_to_end_ms,
+        "processed_data": view.processed_bytes,
+        "persisted_data": view.persisted_bytes,
+        "num_subtasks": view.num_subtasks,
+        "num_acknowledged_subtasks": view.num_acknowledged_subtasks,
+        "checkpoint_type": _CHECKPOINT_TYPES[view.kind],
+        "tasks": {
+            vertex_id: schemas.TaskCheckpoint.model_validate(_task_fields(view.checkpoint_id, vertex))
+            for vertex_id, vertex in view.vertices.items()
+        },
+    }
+
+
+def _task_fields(checkpoint_id: int, view: VertexCheckpointView) -> dict[str, int | str]:
+    return {
+        "id": checkpoint_id,
+        "status": view.status,
+        "latest_ack_timestamp": view.latest_ack_ms,
+        "checkpointed_size": view.checkpointed_size,
+        "state_size": view.state_size,
+        "end_to_end_duration": view.end_to_end_ms,
+        "processed_data": view.processed_bytes,
+        "persisted_data": 0,
+        "num_subtasks": view.num_subtasks,
+        "num_acknowledged_subtasks": view.num_acknowledged_subtasks,
+    }
+
+
+def _restored(view: RestoredView) -> schemas.RestoredCheckpoint:
+    return schemas.RestoredCheckpoint(
+        id=view.checkpoint_id,
+        restore_timestamp=view.restore_ms,
+        is_savepoint=view.is_savepoint,
+        external_path=view.location,
+    )
+
+
+def _statistics(summary: Mapping[str, Quantiles], name: str) -> schemas.MinMaxAvg:
+    numbers = summary.get(name)
+    if numbers is None:
+        return schemas.MinMaxAvg()
+    return schemas.MinMaxAvg(
+        min=round(numbers.min),
+        max=round(numbers.max),
+        avg=round(numbers.avg),
+        p50=numbers.p50,
+        p90=numbers.p90,
+        p95=numbers.p95,
+        p99=numbers.p99,
+        p999=numbers.p999,
+    )
+
+
+def task_checkpoint(checkpoint_id: int, view: VertexCheckpointView) -> schemas.TaskCheckpointDetails:
+    """One vertex of one checkpoint, subtask by subtask."""
+    return schemas.TaskCheckpointDetails.model_validate(
+        {
+            **_task_fields(checkpoint_id, view),
+            "summary": _subtask_summary(view.summary),
+            "subtasks": [_subtask(each, aborted=view.status == "FAILED") for each in view.subtasks],
+        }
+    )
+
+
+def _subtask_summary(summary: Mapping[str, Quantiles]) -> schemas.SubtaskSummary:
+    nothing = schemas.MinMaxAvg()
+    return schemas.SubtaskSummary(
+        checkpointed_size=_statistics(summary, "checkpointed_size"),
+        state_size=_statistics(summary, "state_size"),
+        end_to_end_duration=_statistics(summary, "end_to_end"),
+        checkpoint_duration=schemas.DurationSummary(sync=_statistics(summary, "sync"), async_=_statistics(summary, "async")),
+        alignment=schemas.AlignmentSummary(
+            buffered=nothing,
+            processed=_statistics(summary, "alignment_processed"),
+            persisted=nothing,
+            duration=_statistics(summary, "alignment"),
+        ),
+        start_delay=_statistics(summary, "start_delay"),
+    )
+
+
+def _subtask(view: SubtaskCheckpointView, *, aborted: bool) -> schemas.SubtaskCheckpoint:
+    if not view.acknowledged:
+        return schemas.PendingSubtask(index=view.subtask, status="pending_or_failed")
+    return schemas.CompletedSubtask(
+        index=view.subtask,
+        status="completed",
+        ack_timestamp=view.ack_ms,
+        end_to_end_duration=view.end_to_end_ms,
+        checkpointed_size=view.checkpointed_size,
+        state_size=view.state_size,
+        checkpoint=schemas.SubtaskDurations(sync=view.sync_ms, async_=view.async_ms),
+        alignment=schemas.SubtaskAlignment(processed=view.alignment_processed, persisted=0, duration=view.alignment_ms),
+        start_delay=view.start_delay_ms,
+        aborted=aborted,
+    )
+
+
+def checkpoint_config(view: CheckpointConfigView) -> schemas.CheckpointConfig:
+    config = view.config
+    return schemas.CheckpointConfig(
+        mode=config.checkpointing_mode,
+        interval=config.checkpoint_interval_ms if config.checkpoint_interval_ms is not None else MS_MAX,
+        timeout=config.checkpoint_timeout_ms,
+        min_pause=config.min_pause_ms,
+        max_concurrent=config.max_concurrent_checkpoints,
+        externalization=schemas.Externalization(enabled=True, delete_on_cancellation=config.retention_on_cancel == "delete"),
+        state_backend=config.state_backend,
+        checkpoint_storage=view.storage,
+        unaligned_checkpoints=False,
+        tolerable_failed_checkpoints=config.tolerable_failed_checkpoints,
+        aligned_checkpoint_timeout=0,
+        checkpoints_after_tasks_finish=False,
+        state_changelog_enabled=False,
+        changelog_periodic_materialization_interval=UNKNOWN,
+        changelog_storage=None,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- asynchronous
+
+
+def _cause(view: TriggerView) -> schemas.FailureCause | None:
+    if view.failure is None and view.failure_reason is None:
+        return None
+    return schemas.FailureCause(
+        class_=view.failure_reason or "CheckpointFailedError", stack_trace=view.failure or view.failure_reason or ""
+    )
+
+
+def _status(view: TriggerView) -> schemas.OperationStatus:
+    return schemas.OperationStatus(id="IN_PROGRESS" if view.in_progress else "COMPLETED")
+
+
+def checkpoint_trigger(view: TriggerView) -> schemas.CheckpointTriggerStatus:
+    operation = None
+    if not view.in_progress:
+        cause = _cause(view)
+        operation = schemas.CheckpointOperation(checkpointId=None if cause is not None else view.checkpoint_id, failureCause=cause)
+    return schemas.CheckpointTriggerStatus(status=_status(view), operation=operation)
+
+
+def savepoint_trigger(view: TriggerView) -> schemas.SavepointTriggerStatus:
+    operation = None
+    if not view.in_progress:
+        cause = _cause(view)
+        operation = schemas.SavepointOperation(location=None if cause is not None else view.location, failure_cause=cause)
+    return schemas.SavepointTriggerStatus(status=_status(view), operation=operation)

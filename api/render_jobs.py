@@ -1,0 +1,162 @@
+"""Jobs, tasks and failures in Flink's dialect: pure functions from the coordinator's views to response records.
+
+Spelling, letter case and which key stands where are decided here and in schemas.py; nothing here asks the service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from api import schemas
+from barriers.jobgraph import JobGraph
+from barriers.messages import SubtaskMetrics, TaskState
+from coordinator.views import ExceptionView, JobOverviewView, JobView, VertexView
+
+JOB_STATES = (
+    "INITIALIZING",
+    "CREATED",
+    "RUNNING",
+    "FAILING",
+    "FAILED",
+    "CANCELLING",
+    "CANCELED",
+    "FINISHED",
+    "RESTARTING",
+    "SUSPENDED",
+    "RECONCILING",
+)
+
+TASK_STATES = (*TaskState, "RECONCILING")
+
+
+def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
+    if start_ms < 0:
+        return schemas.UNKNOWN
+    return max(0, (end_ms if end_ms >= 0 else now_ms) - start_ms)
+
+
+def _task_counts(counts: Mapping[TaskState, int]) -> dict[str, int]:
+    """Every state in upper case, 0 for those without tasks."""
+    known = {str(state): count for state, count in counts.items()}
+    return {str(state): known.get(str(state), 0) for state in TASK_STATES}
+
+
+# --------------------------------------------------------------------------------------------------------------- jobs
+
+
+def job_overview(view: JobOverviewView, *, now_ms: int) -> schemas.JobOverview:
+    counts = _task_counts(view.task_counts)
+    return schemas.JobOverview(
+        jid=view.job_id,
+        name=view.name,
+        start_time=view.start_ms,
+        end_time=view.end_ms,
+        duration=_duration(view.start_ms, view.end_ms, now_ms),
+        state=view.state,
+        last_modification=view.last_modification_ms,
+        tasks={"total": sum(counts.values()), **{state.lower(): count for state, count in counts.items()}},
+    )
+
+
+def job_details(view: JobView) -> schemas.JobDetails:
+    overview = view.overview
+    vertex_states = [vertex.state for vertex in view.vertices]
+    return schemas.JobDetails(
+        jid=overview.job_id,
+        name=overview.name,
+        isStoppable=not overview.is_terminal,
+        state=overview.state,
+        start_time=overview.start_ms,
+        end_time=overview.end_ms,
+        duration=_duration(overview.start_ms, overview.end_ms, view.now_ms),
+        maxParallelism=max((vertex.max_parallelism for vertex in view.vertices), default=schemas.UNKNOWN),
+        now=view.now_ms,
+        timestamps={state: view.timestamps.get(state, schemas.UNKNOWN) for state in JOB_STATES},
+        vertices=[_vertex(vertex, view.now_ms) for vertex in view.vertices],
+        status_counts=_task_counts({state: vertex_states.count(state) for state in set(vertex_states)}),
+        plan=_plan(overview.job_id, view.graph),
+    )
+
+
+def _vertex(view: VertexView, now_ms: int) -> schemas.JobVertexDetails:
+    return schemas.JobVertexDetails(
+        id=view.vertex_id,
+        name=view.name,
+        maxParallelism=view.max_parallelism,
+        parallelism=view.parallelism,
+        status=view.state,
+        start_time=view.start_ms,
+        end_time=view.end_ms,
+        duration=_duration(view.start_ms, view.end_ms, now_ms),
+        tasks=_task_counts(view.task_counts),
+        metrics=_vertex_metrics([subtask.metrics for subtask in view.subtasks]),
+    )
+
+
+def _vertex_metrics(metrics: Sequence[SubtaskMetrics]) -> schemas.VertexMetrics:
+    return schemas.VertexMetrics(
+        read_bytes=sum(each.bytes_in for each in metrics),
+        read_bytes_complete=True,
+        write_bytes=sum(each.bytes_out for each in metrics),
+        write_bytes_complete=True,
+        read_records=sum(each.records_in for each in metrics),
+        read_records_complete=True,
+        write_records=sum(each.records_out for each in metrics),
+        write_records_complete=True,
+        accumulated_backpressured_time=sum(each.backpressured_ms for each in metrics),
+        accumulated_idle_time=sum(each.idle_ms for each in metrics),
+        accumulated_busy_time=float(sum(each.busy_ms for each in metrics)),
+    )
+
+
+def _plan(job_id: str, graph: JobGraph) -> schemas.Plan:
+    nodes = [
+        schemas.PlanNode(
+            id=vertex.vertex_id,
+            parallelism=vertex.parallelism,
+            description=vertex.name,
+            inputs=[
+                schemas.PlanInput(num=number, id=edge.source, ship_strategy=edge.partitioning.upper(), exchange="pipelined_bounded")
+                for number, edge in enumerate(graph.inputs(vertex.vertex_id))
+            ],
+        )
+        for vertex in reversed(graph.vertices)
+    ]
+    return schemas.Plan(jid=job_id, name=graph.name, nodes=nodes)
+
+
+def job_exceptions(view: JobView, exceptions_max: int) -> schemas.JobExceptions:
+    names = {vertex.vertex_id: vertex.name for vertex in view.vertices}
+    parallelism = {vertex.vertex_id: vertex.parallelism for vertex in view.vertices}
+    shown = view.exceptions[:exceptions_max]
+    entries = [_exception(each, _task_name(each, names, parallelism)) for each in shown]
+    newest = entries[0] if entries else None
+    truncated = len(view.exceptions) > len(shown)
+    return schemas.JobExceptions(
+        root_exception=newest.stacktrace if newest else None,
+        timestamp=newest.timestamp if newest else None,
+        all_exceptions=[
+            schemas.TaskException(exception=each.stacktrace, task=each.taskName, location=each.location, timestamp=each.timestamp)
+            for each in entries
+            if each.taskName is not None
+        ],
+        truncated=truncated,
+        exceptionHistory=schemas.ExceptionHistory(entries=entries, truncated=truncated),
+    )
+
+
+def _task_name(view: ExceptionView, names: Mapping[str, str], parallelism: Mapping[str, int]) -> str | None:
+    if not view.vertex:
+        return None
+    return f"{names.get(view.vertex, view.vertex)} ({view.subtask + 1}/{parallelism.get(view.vertex, '?')})"
+
+
+def _exception(view: ExceptionView, task: str | None) -> schemas.ExceptionEntry:
+    return schemas.ExceptionEntry(
+        exceptionName=view.error.partition(":")[0],
+        stacktrace=view.traceback or view.error,
+        timestamp=view.timestamp_ms,
+        taskName=task,
+        location=view.worker or None,
+        endpoint=view.worker or None,
+        taskManagerId=view.worker or None,
+    )

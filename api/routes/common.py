@@ -1,0 +1,43 @@
+"""What routes share: path parameters, the service behind them, and answers encoded by msgspec."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, Path, Request, Response
+
+from api import schemas
+from barriers import codec
+from coordinator.interface import Coordinator
+
+JobId = Annotated[str, Path(alias="jobid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
+VertexId = Annotated[str, Path(alias="vertexid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
+TriggerId = Annotated[str, Path(alias="triggerid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
+CheckpointNumber = Annotated[int, Path(alias="checkpointid", ge=0, lt=2**63)]
+Slot = Annotated[int, Path(ge=0, lt=32_768)]
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schemas.Errors, "description": text}
+    for status, text in (
+        (400, "Malformed"),
+        (401, "No token, or a wrong one"),
+        (404, "No such thing"),
+        (409, "Fenced, or in the way of what exists"),
+        (503, "Try again"),
+    )
+}
+
+
+def service_of(request: Request) -> Coordinator:
+    """The coordinator that the application was made for."""
+    service: Coordinator = request.app.state.service
+    return service
+
+
+Service = Annotated[Coordinator, Depends(service_of)]
+
+
+def answer(record: msgspec.Struct, status: int = 200) -> Response:
+    """A record of the worker protocol as a response."""
+    return Response(codec.encode(record), status_code=status, media_type="application/json")

@@ -1,0 +1,189 @@
+"""Flink's monitoring dialect: parse, ask the service, render. Included twice, with and without `/v1`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query
+
+from api import checkpoint_schemas as checkpoints_of
+from api import render_checkpoints, render_jobs, schemas
+from api.bodies import body_of, describe_model
+from api.routes.common import ERRORS, CheckpointNumber, JobId, Service, TriggerId, VertexId
+from api.version import DIALECT_VERSION, REVISION
+from statebackends.errors import InvalidConfigError
+
+router = APIRouter(tags=["flink"], responses=ERRORS)
+
+REFRESH_INTERVAL_MS = 3_000
+
+EXCEPTIONS_DEFAULT, EXCEPTIONS_MAX = 20, 1_000
+
+
+@router.get("/overview")
+def overview(service: Service) -> schemas.Overview:
+    """Slots, workers and jobs, counted."""
+    view = service.cluster()
+    return schemas.Overview(
+        taskmanagers=view.workers,
+        slots_total=view.slots_total,
+        slots_available=view.slots_available,
+        jobs_running=view.jobs_running,
+        jobs_finished=view.jobs_finished,
+        jobs_cancelled=view.jobs_canceled,
+        jobs_failed=view.jobs_failed,
+        flink_version=DIALECT_VERSION,
+        flink_commit=REVISION,
+    )
+
+
+@router.get("/config")
+def config() -> schemas.DashboardConfig:
+    """What a dashboard needs to know first."""
+    local = time.localtime()
+    return schemas.DashboardConfig(
+        refresh_interval=REFRESH_INTERVAL_MS,
+        timezone_name=local.tm_zone or "UTC",
+        timezone_offset=local.tm_gmtoff * 1000,
+        flink_version=DIALECT_VERSION,
+        flink_revision=REVISION,
+        features=schemas.Features(web_cancel=True),
+    )
+
+
+@router.get("/jobs")
+def jobs(service: Service) -> schemas.Jobs:
+    """Ids and states."""
+    return schemas.Jobs(jobs=[schemas.JobIdWithStatus(id=job.job_id, status=job.state) for job in service.jobs()])
+
+
+@router.get("/jobs/overview")
+def jobs_overview(service: Service) -> schemas.JobsOverview:
+    """Names, times and task counts."""
+    now_ms = time.time_ns() // 1_000_000
+    return schemas.JobsOverview(jobs=[render_jobs.job_overview(job, now_ms=now_ms) for job in service.jobs()])
+
+
+@router.get("/jobs/{jobid}")
+def job(service: Service, job_id: JobId) -> schemas.JobDetails:
+    """One job with its vertices and plan."""
+    return render_jobs.job_details(service.job(job_id))
+
+
+@router.patch("/jobs/{jobid}", status_code=202)
+def cancel(service: Service, job_id: JobId, mode: Annotated[Literal["cancel"], Query()] = "cancel") -> schemas.Empty:
+    """Begin to cancel a job."""
+    service.cancel(job_id)
+    return schemas.Empty()
+
+
+@router.get("/jobs/{jobid}/status")
+def job_status(service: Service, job_id: JobId) -> schemas.JobStatus:
+    """State of one job."""
+    return schemas.JobStatus(status=service.job(job_id).overview.state)
+
+
+@router.get("/jobs/{jobid}/exceptions")
+def job_exceptions(
+    service: Service,
+    job_id: JobId,
+    exceptions_max: Annotated[int, Query(alias="maxExceptions", ge=0, le=EXCEPTIONS_MAX)] = EXCEPTIONS_DEFAULT,
+) -> schemas.JobExceptions:
+    """Failures, newest first."""
+    return render_jobs.job_exceptions(service.job(job_id), exceptions_max)
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@router.get("/jobs/{jobid}/checkpoints")
+def checkpoints(service: Service, job_id: JobId) -> checkpoints_of.Checkpoints:
+    """Counts, summary, latest and history."""
+    return render_checkpoints.checkpoints(service.checkpoints(job_id))
+
+
+@router.get("/jobs/{jobid}/checkpoints/config")
+def checkpoint_config(service: Service, job_id: JobId) -> checkpoints_of.CheckpointConfig:
+    """The job's checkpoint settings."""
+    return render_checkpoints.checkpoint_config(service.checkpoint_config(job_id))
+
+
+@router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}")
+def checkpoint(service: Service, job_id: JobId, checkpoint_id: CheckpointNumber) -> checkpoints_of.Checkpoint:
+    """One checkpoint or savepoint of the history."""
+    return render_checkpoints.checkpoint(service.checkpoint(job_id, checkpoint_id))
+
+
+@router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}")
+def checkpoint_subtasks(
+    service: Service, job_id: JobId, checkpoint_id: CheckpointNumber, vertex_id: VertexId
+) -> checkpoints_of.TaskCheckpointDetails:
+    """One vertex of a checkpoint, subtask by subtask."""
+    view = service.checkpoint_vertex(job_id, checkpoint_id, vertex_id)
+    return render_checkpoints.task_checkpoint(checkpoint_id, view)
+
+
+@router.post("/jobs/{jobid}/checkpoints", status_code=202, openapi_extra=describe_model(checkpoints_of.CheckpointTriggerRequest))
+def trigger_checkpoint(
+    service: Service,
+    job_id: JobId,
+    body: Annotated[checkpoints_of.CheckpointTriggerRequest, Depends(body_of(checkpoints_of.CheckpointTriggerRequest))],
+) -> checkpoints_of.TriggerAccepted:
+    """Trigger a checkpoint. All checkpoints are what the job is configured for: FULL and INCREMENTAL change nothing."""
+    return checkpoints_of.TriggerAccepted(request_id=service.request_checkpoint(job_id, body.triggerId))
+
+
+@router.get("/jobs/{jobid}/checkpoints/{triggerid}")
+def checkpoint_trigger(service: Service, job_id: JobId, trigger_id: TriggerId) -> checkpoints_of.CheckpointTriggerStatus:
+    """Outcome of a triggered checkpoint."""
+    return render_checkpoints.checkpoint_trigger(service.trigger_status(job_id, trigger_id))
+
+
+# --------------------------------------------------------------------------------------------------------- savepoints
+
+
+@router.post("/jobs/{jobid}/savepoints", status_code=202, openapi_extra=describe_model(checkpoints_of.SavepointTriggerRequest))
+def trigger_savepoint(
+    service: Service,
+    job_id: JobId,
+    body: Annotated[checkpoints_of.SavepointTriggerRequest, Depends(body_of(checkpoints_of.SavepointTriggerRequest))],
+) -> checkpoints_of.TriggerAccepted:
+    """Take a savepoint, and then cancel if asked to."""
+    request_id = service.request_savepoint(
+        job_id,
+        _target(body.target_directory),
+        format_type=body.formatType or "CANONICAL",
+        cancel=body.cancel_job,
+        trigger_id=body.triggerId,
+    )
+    return checkpoints_of.TriggerAccepted(request_id=request_id)
+
+
+@router.get("/jobs/{jobid}/savepoints/{triggerid}")
+def savepoint_trigger(service: Service, job_id: JobId, trigger_id: TriggerId) -> checkpoints_of.SavepointTriggerStatus:
+    """Outcome of a savepoint or a stop."""
+    return render_checkpoints.savepoint_trigger(service.trigger_status(job_id, trigger_id))
+
+
+@router.post("/jobs/{jobid}/stop", status_code=202, openapi_extra=describe_model(checkpoints_of.StopRequest))
+def stop(
+    service: Service,
+    job_id: JobId,
+    body: Annotated[checkpoints_of.StopRequest, Depends(body_of(checkpoints_of.StopRequest))],
+) -> checkpoints_of.TriggerAccepted:
+    """Stop with a savepoint; `drain` fires all timers and windows first."""
+    request_id = service.stop(
+        job_id,
+        _target(body.targetDirectory),
+        drain=bool(body.drain),
+        format_type=body.formatType or "CANONICAL",
+        trigger_id=body.triggerId,
+    )
+    return checkpoints_of.TriggerAccepted(request_id=request_id)
+
+
+def _target(directory: str | None) -> str | None:
+    if directory is not None and not directory.strip():
+        raise InvalidConfigError("the target directory is empty: leave it out, or name one", setting="target-directory")
+    return directory

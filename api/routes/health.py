@@ -1,0 +1,30 @@
+"""Health and metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api import metrics, schemas
+from api.errors import NotLeaderError
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+async def healthz() -> schemas.Empty:
+    """The process answers."""
+    return schemas.Empty()
+
+
+@router.get("/readyz", responses={503: {"model": schemas.Errors}})
+async def readyz(request: Request) -> schemas.Empty:
+    """The state directory is recovered; workers and drivers may come."""
+    if not request.app.state.service.ready:
+        raise NotLeaderError("the coordinator is recovering its state directory, or stopping")
+    return schemas.Empty()
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {metrics.CONTENT_TYPE: {}}}})
+def prometheus(request: Request) -> Response:
+    """Metrics in Prometheus' text format."""
+    return Response(metrics.render(request.app.state.registry), media_type=metrics.CONTENT_TYPE)

@@ -1,0 +1,25 @@
+"""Submission of jobs by their drivers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from api.bodies import describe_answer, describe_record, read_record
+from api.routes.common import ERRORS, Service, answer
+from barriers.jobgraph import Submission, SubmissionAccepted
+
+router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
+
+
+@router.post(
+    "/jobs",
+    status_code=202,
+    response_class=Response,
+    responses={202: describe_answer(SubmissionAccepted)},
+    openapi_extra=describe_record(Submission),
+)
+async def submit(request: Request, service: Service) -> Response:
+    """Start a job, or supersede the running submission of its name. Repeatable with the same `driver_nonce`."""
+    submission = await read_record(request, Submission)
+    return answer(await run_in_threadpool(service.submit, submission), 202)

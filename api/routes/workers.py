@@ -1,0 +1,136 @@
+"""The worker protocol: register, command stream, acknowledgements, task states, heartbeats.
+
+Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from api import schemas
+from api.bodies import describe_answer, describe_record, read_record
+from api.command_stream import MEDIA_TYPE, CommandStream
+from api.routes.common import ERRORS, JobId, Service, Slot, answer
+from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from coordinator.views import WorkerView
+from statebackends.errors import InvalidConfigError
+
+router = APIRouter(prefix="/v1/jobs/{jobid}/workers", tags=["workers"], responses=ERRORS)
+
+
+class Worker(schemas.Record):
+    slot: int
+    registered: bool
+    connected: bool
+    pid: int
+    host: str
+    nonce: str
+    data_address: str
+    task_attempt: int
+    last_seen: int
+
+
+class Workers(schemas.Record):
+    attempt: int
+    submission: int
+    epoch: int
+    restarts: int
+    failure: str | None
+    workers: list[Worker]
+
+
+def _worker(view: WorkerView) -> Worker:
+    return Worker(
+        slot=view.slot,
+        registered=view.registered,
+        connected=view.connected,
+        pid=view.pid,
+        host=view.host,
+        nonce=view.nonce,
+        data_address=view.data_address,
+        task_attempt=view.task_attempt,
+        last_seen=view.last_seen_ms,
+    )
+
+
+@router.get("")
+def workers(service: Service, job_id: JobId) -> Workers:
+    """The slots of a job and who holds them."""
+    view = service.job(job_id)
+    return Workers(
+        attempt=view.attempt,
+        submission=view.submission,
+        epoch=view.epoch,
+        restarts=view.restarts,
+        failure=view.failure,
+        workers=[_worker(each) for each in view.workers],
+    )
+
+
+@router.post(
+    "/register",
+    response_class=Response,
+    responses={200: describe_answer(Registered)},
+    openapi_extra=describe_record(RegisterWorker),
+)
+async def register(request: Request, service: Service, job_id: JobId) -> Response:
+    """A full snapshot of a worker; the answer is its full desired state."""
+    message = await read_record(request, RegisterWorker)
+    _match("job_id", message.job_id, job_id)
+    registered = await asyncio.wrap_future(service.register_async(message))
+    return answer(registered)
+
+
+@router.get("/{slot}/commands", response_class=Response, responses={200: describe_answer(NumberedCommand, MEDIA_TYPE)})
+async def commands(
+    request: Request,
+    service: Service,
+    job_id: JobId,
+    slot: Slot,
+    session: Annotated[str, Query(max_length=256)],
+    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+) -> Response:
+    """Commands of a session behind number `after`, one a line, without end; the newest stream wins."""
+    subscription = await run_in_threadpool(service.commands, job_id, slot, session, after)
+    return CommandStream(subscription, session, keep_alive_s=request.app.state.settings.keep_alive_interval_ms / 1000)
+
+
+@router.post(
+    "/{slot}/acks",
+    response_class=Response,
+    responses={200: describe_answer(AckAnswers)},
+    openapi_extra=describe_record(AckBatch),
+)
+async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) -> Response:
+    """Acknowledgements and declines, answered item by item."""
+    batch = await read_record(request, AckBatch)
+    _match("slot", batch.slot, slot)
+    answers = await asyncio.wrap_future(service.acks_async(job_id, batch))
+    request.app.state.http_metrics.count_answers(answers.answers)
+    return answer(answers)
+
+
+@router.post("/{slot}/states", openapi_extra=describe_record(StatusBatch))
+async def states(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+    """States of a worker's subtasks."""
+    batch = await read_record(request, StatusBatch)
+    _match("slot", batch.slot, slot)
+    await asyncio.wrap_future(service.states_async(job_id, batch))
+    return schemas.Empty()
+
+
+@router.post("/{slot}/heartbeat", openapi_extra=describe_record(Heartbeat))
+async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+    """A worker lives; its counters."""
+    message = await read_record(request, Heartbeat)
+    _match("slot", message.slot, slot)
+    await asyncio.wrap_future(service.heartbeat_async(job_id, message))
+    return schemas.Empty()
+
+
+def _match(name: str, in_body: Any, in_path: Any) -> None:
+    if in_body != in_path:
+        raise InvalidConfigError(f"{name} is {in_body!r} in the body and {in_path!r} in the path", field=name)
