@@ -5,6 +5,7 @@ A Batch holds rows or columns and converts lazily, at most once, where the two m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barriers.rows import columns_to_rows, rows_to_columns
 from statebackends.errors import InvalidConfigError
 
 MIN_WATERMARK = -(2**63)
@@ -26,7 +28,7 @@ class Batch:
 
     Exactly one of rows and columns is given; the other is made on first use when a schema is known. Immutable."""
 
-    __slots__ = ("_columns", "_row_factory", "_rows", "schema", "timestamps")
+    __slots__ = ("_columns", "_row_factory", "_rows", "producer", "schema", "timestamps")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Batch:
         schema: pa.Schema | None = None,
         timestamps: npt.NDArray[np.int64] | None = None,
         row_factory: Callable[..., Row] | None = None,
+        producer: str = "",
     ) -> None:
         if (columns is None) == (rows is None):
             raise InvalidConfigError("a batch holds either rows or columns")
@@ -45,6 +48,8 @@ class Batch:
         self.timestamps = timestamps
         """Event time of each row, int64 ms since the epoch, UTC; None before timestamps are assigned."""
         self._row_factory = row_factory
+        self.producer = producer
+        """The operator that made the rows, named when one of them does not fit the schema."""
 
     @property
     def num_rows(self) -> int:
@@ -62,18 +67,19 @@ class Batch:
         return self._columns is not None
 
     def columns(self) -> pa.RecordBatch:
-        """The records as columns. Raises InvalidConfigError when no schema was declared (found when the graph is built)."""
+        """The records as columns. Raises InvalidConfigError when no schema was declared (found when the graph is built),
+        SchemaMismatchError when a row does not fit it."""
         if self._columns is None:
             if self.schema is None:
                 raise InvalidConfigError("rows without a declared schema can't become columns: declare returns=")
-            self._columns = rows_to_columns(self._rows or (), self.schema)
+            self._columns = rows_to_columns(self._rows or (), self.schema, self.producer)
         return self._columns
 
-    def rows(self) -> Sequence[Row]:
-        """The records as rows: dicts by column name, or the declared record type."""
+    def rows(self, row_factory: Callable[..., Row] | None = None) -> Sequence[Row]:
+        """The records as rows: dicts by column name, or the declared record type (of the batch, or `row_factory`)."""
         if self._rows is None:
             assert self._columns is not None
-            self._rows = columns_to_rows(self._columns, self._row_factory)
+            self._rows = columns_to_rows(self._columns, row_factory or self._row_factory)
         return self._rows
 
     def slice(self, offset: int, length: int | None = None) -> Batch:
@@ -93,6 +99,13 @@ class Batch:
         rows = self._rows
         return self._like(None, [rows[i] for i in indices.tolist()], stamps)
 
+    def filter(self, mask: npt.NDArray[np.bool_]) -> Batch:
+        """The rows where `mask` is true; whatever representations are at hand are kept, so that nothing is converted twice."""
+        stamps = None if self.timestamps is None else self.timestamps[mask]
+        columns = None if self._columns is None else self._columns.filter(pa.array(mask))
+        rows = None if self._rows is None else list(compress(self._rows, mask.tolist()))
+        return self._like(columns, rows, stamps)
+
     def with_timestamps(self, timestamps: npt.NDArray[np.int64]) -> Batch:
         """The same records with these event times."""
         return self._like(self._columns, self._rows, timestamps)
@@ -109,6 +122,7 @@ class Batch:
         batch.schema = self.schema
         batch.timestamps = stamps
         batch._row_factory = self._row_factory
+        batch.producer = self.producer
         return batch
 
     @property
@@ -117,26 +131,6 @@ class Batch:
         if self._columns is not None:
             return max(1, int(self._columns.nbytes))
         return max(1, 64 * self.num_rows)
-
-
-def columns_to_rows(columns: pa.RecordBatch, row_factory: Callable[..., Row] | None = None) -> list[Row]:
-    """Rows of a record batch: dicts by column name in column order, or `row_factory(**fields)`."""
-    names = columns.schema.names
-    values = [column.to_pylist() for column in columns.columns]
-    if not names:
-        return [{} for _ in range(columns.num_rows)]
-    dicts = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-    return dicts if row_factory is None else [row_factory(**fields) for fields in dicts]
-
-
-def rows_to_columns(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of the declared schema. Raises pa.ArrowInvalid / pa.ArrowTypeError / KeyError on a row that doesn't fit."""
-    names = schema.names
-    if rows and not isinstance(rows[0], dict):
-        arrays = [pa.array([getattr(row, name) for row in rows], type=schema.field(name).type) for name in names]
-    else:
-        arrays = [pa.array([row[name] for row in rows], type=schema.field(name).type) for name in names]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class Watermark(msgspec.Struct, frozen=True, tag="watermark"):

@@ -133,6 +133,10 @@ class SnapshotTooLargeError(HoldfastError):
     """A `memory` backend's snapshot is too large to travel to the coordinator. Fields: operator, subtask, size, limit."""
 
 
+class InputChangedError(HoldfastError):
+    """A file that a source reads is missing or is no longer what its position refers to. Fields: operator, path, reason."""
+
+
 class CommittableLostError(HoldfastError):
     """A staged sink file is missing and in no commit manifest: output would be lost. Fields: sink, path, checkpoint."""
 

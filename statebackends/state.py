@@ -182,6 +182,13 @@ class ColumnarState(Protocol):
 
         Row order is the order of first arrival of the keys, stable until the namespace is removed."""
 
+    def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
+        """Current rows of the distinct keys among `keys`, as `read` gives them. Every key must have been updated before."""
+
+    def drop_front(self, namespace: int, count: int) -> None:
+        """Forget the first `count` rows in read order, which are in no later snapshot: a window that fires slice by slice
+        keeps exactly what it has not emitted. Their keys must not be updated in this namespace any more."""
+
     def remove(self, namespace: int) -> None:
         """Drop a namespace's rows."""
 

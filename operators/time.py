@@ -1,0 +1,78 @@
+"""Event time: durations as users write them, and the bounded-out-of-orderness watermark. CORE: no clock.
+
+A watermark W says that no record with event time <= W follows. A record that is exactly `bound` behind the latest one is
+in time, so the watermark is the largest event time seen - bound - 1, as in Flink since 1.11."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from statebackends.errors import InvalidConfigError
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def duration_ms(duration: timedelta | int, what: str) -> int:
+    """Whole ms of a timedelta, or of an int that counts ms. Raises InvalidConfigError for anything else, or a fraction of one."""
+    if isinstance(duration, timedelta):
+        whole, rest = divmod(duration, _MILLISECOND)
+        if rest:
+            raise InvalidConfigError(f"{what} must be whole milliseconds, not {duration}", setting=what)
+        return whole
+    if isinstance(duration, bool) or not isinstance(duration, int):
+        raise InvalidConfigError(f"{what} must be a timedelta, or ms as an int, not {duration!r}", setting=what)
+    return duration
+
+
+def datetime_ms(moment: datetime) -> int:
+    """ms since the epoch of an aware datetime, rounded down. Raises ValueError on a naive one, whose zone nobody knows."""
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} is naive: give it a time zone")
+    return (moment - EPOCH) // _MILLISECOND
+
+
+@dataclass(slots=True)
+class BoundedOutOfOrderness:
+    """The watermark of one subtask whose records come at most `bound_ms` out of order. Never goes back."""
+
+    bound_ms: int
+    watermark_ms: int = MIN_WATERMARK
+
+    def advance(self, latest_ms: int) -> int | None:
+        """The watermark after records up to event time `latest_ms`; None when it does not rise."""
+        watermark_ms = max(latest_ms - self.bound_ms - 1, MIN_WATERMARK)
+        if watermark_ms <= self.watermark_ms:
+            return None
+        # the maximum says that the stream has ended, which no record can know
+        self.watermark_ms = min(watermark_ms, MAX_WATERMARK - 1)
+        return self.watermark_ms
+
+
+class Tumbling:
+    """Event-time windows of one size, side by side: [k * size + offset, (k + 1) * size + offset), UTC."""
+
+    def __init__(
+        self,
+        size: timedelta | int | None = None,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        milliseconds: float = 0,
+        offset: timedelta | int = 0,
+    ) -> None:
+        """`size`: a timedelta, or ms; or any of the other units. Raises InvalidConfigError when it is not positive."""
+        parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+        if size is not None and parts:
+            raise InvalidConfigError("give the size of a window once: as size, or in units", setting="size")
+        self.size_ms = duration_ms(parts if size is None else size, "the size of a window")
+        if self.size_ms < 1:
+            raise InvalidConfigError(f"the size of a window must be at least 1 ms, not {self.size_ms}", setting="size")
+        self.offset_ms = duration_ms(offset, "the offset of a window") % self.size_ms
+
+    def __repr__(self) -> str:
+        return f"Tumbling({self.size_ms} ms{f', offset {self.offset_ms} ms' if self.offset_ms else ''})"
