@@ -1,0 +1,93 @@
+"""Old state + new parallelism -> state of each new subtask; pure. It moves entries and handles and never opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from statebackends.errors import InvalidConfigError
+from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from statebackends.keygroups import assign_key_groups
+
+E = TypeVar("E")
+
+OldEntries = Mapping[str, Sequence[Sequence[E]]]
+"""State name -> entries of each old subtask; every name has the same number of subtasks."""
+
+NewEntries = list[dict[str, list[E]]]
+"""Per new subtask: state name -> entries; every name at every subtask."""
+
+
+def split_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
+    """Deal list entries out evenly: concatenated in old-subtask order, cut into contiguous chunks.
+
+    Names are taken in sorted order; dealing of a name starts at the subtask where the previous name's extra entries ended, so
+    that many small states don't all load subtask 0. At equal parallelism every subtask keeps its own. Scenarios P01-P10."""
+    old_parallelism = _old_parallelism(old, new_parallelism)
+    if old_parallelism == new_parallelism:
+        return [{name: list(old[name][index]) for name in sorted(old)} for index in range(new_parallelism)]
+    new: NewEntries[E] = [{} for _ in range(new_parallelism)]
+    first = 0
+    for name in sorted(old):
+        entries = [entry for subtask in old[name] for entry in subtask]
+        size, extras = divmod(len(entries), new_parallelism)
+        start = 0
+        for turn in range(new_parallelism):
+            stop = start + size + (turn < extras)
+            new[(first + turn) % new_parallelism][name] = entries[start:stop]
+            start = stop
+        first = (first + extras) % new_parallelism
+    return new
+
+
+def union_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
+    """Every new subtask gets all entries, in old-subtask order; also at equal parallelism. Scenarios P06, P08."""
+    _old_parallelism(old, new_parallelism)
+    merged = {name: [entry for subtask in old[name] for entry in subtask] for name in sorted(old)}
+    return [{name: list(entries) for name, entries in merged.items()} for _ in range(new_parallelism)]
+
+
+def broadcast_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
+    """New subtask i reads the copy of old subtask i mod old parallelism. Scenario P07."""
+    old_parallelism = _old_parallelism(old, new_parallelism)
+    return [
+        {name: list(old[name][index % old_parallelism]) for name in sorted(old)} for index in range(new_parallelism)
+    ]
+
+
+def _old_parallelism(old: OldEntries[E], new_parallelism: int) -> int:
+    if new_parallelism < 1:
+        raise InvalidConfigError(f"parallelism must be at least 1, not {new_parallelism}", parallelism=new_parallelism)
+    parallelisms = {len(subtasks) for subtasks in old.values()}
+    if len(parallelisms) > 1 or 0 in parallelisms:
+        raise InvalidConfigError(f"states of one operator have entries of {sorted(parallelisms)} subtasks")
+    return parallelisms.pop() if parallelisms else new_parallelism
+
+
+class KeyedShare(NamedTuple):
+    """An old handle and the part of its key groups that a new subtask takes from it."""
+
+    handle: KeyedStateHandle
+    key_groups: KeyGroupRange
+    """Never empty."""
+
+
+def keyed_redistribute(
+    old: Sequence[OperatorSubtaskState], max_parallelism: int, new_parallelism: int
+) -> list[list[KeyedShare]]:
+    """Per new subtask: every old keyed handle whose key groups intersect its range, with the intersection.
+
+    In old-subtask order. Raises InvalidConfigError on a parallelism out of bounds."""
+    return [
+        _shares(old, assign_key_groups(max_parallelism, new_parallelism, index)) for index in range(new_parallelism)
+    ]
+
+
+def _shares(old: Sequence[OperatorSubtaskState], wanted: KeyGroupRange) -> list[KeyedShare]:
+    shares = []
+    for subtask in old:
+        for handle in subtask.keyed:
+            common = handle.key_groups.intersection(wanted)
+            if len(common):
+                shares.append(KeyedShare(handle, common))
+    return shares
