@@ -1,0 +1,412 @@
+"""CORE: the worker's session with the coordinator: register, resume, deduplicate, answer, back off.
+
+Events in, actions out (sessionevents.py); the shell (gateway.py) sends and receives. A lost coordinator stops nothing here:
+unanswered acknowledgements and states wait, and the worker keeps processing. It refuses to know what a command does."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeAlias, assert_never
+
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Answerable,
+    CancelTasks,
+    Deploy,
+    Deployment,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    ShutdownWorker,
+    StatusBatch,
+    SubtaskKey,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from operators.sessionevents import (
+    AcksAnswered,
+    Action,
+    AnswerReady,
+    CommandReceived,
+    DeadlineReached,
+    Deliver,
+    Event,
+    HeartbeatAnswered,
+    OpenStream,
+    PostAcks,
+    PostHeartbeat,
+    PostStates,
+    RegistrationAnswered,
+    RequestFailed,
+    RequestRefused,
+    SendRegister,
+    StatesAnswered,
+    StatusChanged,
+    WorkerIdentity,
+)
+
+BACKOFF_MIN_MS = 50
+BACKOFF_MAX_MS = 1_000
+ACK_ITEMS_MAX = 256
+"""Acknowledgements in one POST."""
+UNANSWERED_MAX = 10_000
+REMEMBERED_COMMANDS_MAX = 4_096
+
+
+class SessionState(StrEnum):
+    WAITING = "waiting"
+    """Not registered; registers when the backoff is over."""
+    REGISTERING = "registering"
+    REGISTERED = "registered"
+    ENDED = "ended"
+    """Superseded or told to leave: nothing more is sent."""
+
+
+_AckKey: TypeAlias = tuple[int, int, str, int]
+
+
+def _ack_key(item: Answerable) -> _AckKey:
+    return (item.attempt, item.checkpoint_id, item.vertex, item.subtask)
+
+
+def _command_key(command: WorkerCommand) -> tuple[str, int, int] | None:
+    """What makes two commands the same one; None for a command that is never repeated."""
+    match command:
+        case Deploy(deployment=deployment):
+            return ("deploy", deployment.attempt, 0)
+        case CancelTasks(attempt=attempt):
+            return ("cancel", attempt, 0)
+        case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+            return (type(command).__name__, command.attempt, command.checkpoint_id)
+        case ShutdownWorker():
+            return None
+        case _:
+            assert_never(command)
+
+
+class Session:
+    """One worker process's session. At most one request of each kind is under way."""
+
+    def __init__(self, identity: WorkerIdentity, random_source: random.Random) -> None:
+        self._identity = identity
+        self._random = random_source
+        self.state = SessionState.WAITING
+        self.epoch = 0
+        """Highest epoch seen; commands and answers of a lower one are refused."""
+        self.session = ""
+        self.attempt = 0
+        self._last_number = 0
+        self._failures = 0
+        self._retry_at_ms: dict[str, int] = {"register": 0}
+        self._under_way: set[str] = set()
+        self._registering: RegisterWorker | None = None
+        self._posted: dict[str, tuple[Answerable, ...] | tuple[SubtaskStatus, ...]] = {}
+        self._unanswered: OrderedDict[_AckKey, Answerable] = OrderedDict()
+        self._statuses: dict[SubtaskKey, SubtaskStatus] = {}
+        self._dirty: dict[SubtaskKey, SubtaskStatus] = {}
+        self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._open_triggers: set[int] = set()
+        self._heartbeat_interval_ms = 2_000
+        self._heartbeat_due_ms = 0
+        self.unreachable_since_ms: int | None = 0
+        """When contact was lost; None while the coordinator answers."""
+
+    # ----------------------------------------------------------------------------------------------------- interface
+
+    def handle(self, event: Event, *, now_ms: int) -> list[Action]:
+        """Digest one event; the actions are to be performed in order."""
+        if self.state is SessionState.ENDED:
+            return []
+        actions: list[Action] = []
+        match event:
+            case DeadlineReached():
+                pass
+            case RegistrationAnswered(registered=registered):
+                actions += self._registered(registered, now_ms)
+            case RequestFailed(request=request):
+                self._failed(request, now_ms)
+            case RequestRefused():
+                actions += self._refused(event, now_ms)
+            case CommandReceived(line=line):
+                self._reached()
+                actions += self._command(line, now_ms)
+            case AcksAnswered(answers=answers):
+                self._acks_answered(answers, now_ms)
+            case StatesAnswered():
+                self._states_answered()
+            case HeartbeatAnswered(epoch=epoch):
+                self._heartbeat_answered(epoch, now_ms)
+            case AnswerReady(item=item):
+                self._answer_ready(item)
+            case StatusChanged(status=status):
+                self._status_changed(status)
+            case _:
+                assert_never(event)
+        return actions + self._due(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `handle(DeadlineReached())` has something to do; None when only events can bring it."""
+        if self.state is SessionState.ENDED:
+            return None
+        deadlines = [at for request, at in self._retry_at_ms.items() if request not in self._under_way]
+        if self.state is SessionState.REGISTERED and "heartbeat" not in self._under_way:
+            deadlines.append(self._heartbeat_due_ms)
+        return min(deadlines, default=None)
+
+    @property
+    def unanswered_count(self) -> int:
+        return len(self._unanswered)
+
+    # ------------------------------------------------------------------------------------------------- what to send
+
+    def _due(self, now_ms: int) -> list[Action]:
+        if self.state is SessionState.WAITING:
+            return [self._register()] if self._may_send("register", now_ms) else []
+        if self.state is not SessionState.REGISTERED:
+            return []
+        actions: list[Action] = []
+        if self._may_send("stream", now_ms):
+            self._under_way.add("stream")
+            actions.append(OpenStream(self.epoch, self.session, self._last_number))
+        if self._unanswered and self._may_send("acks", now_ms):
+            items = tuple(self._unanswered.values())[:ACK_ITEMS_MAX]
+            self._posted["acks"] = items
+            self._under_way.add("acks")
+            actions.append(PostAcks(AckBatch(self.epoch, self._identity.slot, self.session, items)))
+        if self._dirty and self._may_send("states", now_ms):
+            changed = tuple(self._dirty.values())
+            self._posted["states"] = changed
+            self._under_way.add("states")
+            actions.append(PostStates(StatusBatch(self.epoch, self._identity.slot, self.session, changed)))
+        if now_ms >= self._heartbeat_due_ms and self._may_send("heartbeat", now_ms):
+            self._under_way.add("heartbeat")
+            self._heartbeat_due_ms = now_ms + self._heartbeat_interval_ms
+            actions.append(PostHeartbeat(self.session, self.attempt))
+        return actions
+
+    def _may_send(self, request: str, now_ms: int) -> bool:
+        return request not in self._under_way and now_ms >= self._retry_at_ms.get(request, 0)
+
+    def _register(self) -> SendRegister:
+        identity = self._identity
+        body = RegisterWorker(
+            job_id=identity.job_id,
+            slot=identity.slot,
+            submission=identity.submission,
+            task_attempt=identity.task_attempt,
+            nonce=identity.nonce,
+            pid=identity.pid,
+            host=identity.host,
+            data_address=identity.data_address,
+            directory_nonce=identity.directory_nonce,
+            attempt=self.attempt,
+            subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
+            unanswered=tuple(self._unanswered.values()),
+        )
+        self.state = SessionState.REGISTERING
+        self._registering = body
+        self._under_way = {"register"}
+        return SendRegister(body)
+
+    def _register_again(self, now_ms: int, *, after_failure: bool) -> None:
+        self.state = SessionState.WAITING
+        self._under_way.clear()
+        self._posted.clear()
+        self._retry_at_ms = {"register": now_ms + (self._backoff() if after_failure else 0)}
+
+    def _backoff(self) -> int:
+        """Full-range jitter above half: workers that lost the same coordinator don't come back in step."""
+        ceiling = min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
+        self._failures += 1
+        return int(ceiling * (0.5 + self._random.random() / 2))
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    def _reached(self) -> None:
+        self._failures = 0
+        self.unreachable_since_ms = None
+
+    def _failed(self, request: str, now_ms: int) -> None:
+        if request not in self._under_way:
+            return
+        self._under_way.discard(request)
+        self._posted.pop(request, None)
+        if request in {"register", "acks", "states", "heartbeat"} and self.unreachable_since_ms is None:
+            self.unreachable_since_ms = now_ms
+        if request == "register":
+            self._register_again(now_ms, after_failure=True)
+        else:
+            self._retry_at_ms[request] = now_ms + self._backoff()
+
+    def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
+        if event.request == "register" and event.superseded:
+            self.state = SessionState.ENDED
+            return [Deliver(ShutdownWorker(reason=f"superseded: {event.message}"))]
+        if event.request not in self._under_way:
+            return []
+        self._register_again(now_ms, after_failure=event.request == "register")
+        return []
+
+    def _registered(self, registered: Registered, now_ms: int) -> list[Action]:
+        if self.state is not SessionState.REGISTERING or self._registering is None:
+            return []
+        body, self._registering = self._registering, None
+        if registered.epoch < self.epoch:
+            self._register_again(now_ms, after_failure=True)
+            return []
+        self._reached()
+        self.state = SessionState.REGISTERED
+        self.epoch, self.session, self._last_number = registered.epoch, registered.session, 0
+        self._under_way.clear()
+        self._retry_at_ms = {}
+        for item, _answer in zip(body.unanswered, registered.answers, strict=False):
+            self._unanswered.pop(_ack_key(item), None)
+        for status in body.subtasks:
+            self._settle(status)
+        self._heartbeat_interval_ms = registered.heartbeat_interval_ms
+        self._heartbeat_due_ms = now_ms + registered.heartbeat_interval_ms
+        return self._reconcile(registered)
+
+    def _reconcile(self, registered: Registered) -> list[Action]:
+        """Make the worker what the coordinator says it should be; each step is a command that may have come before."""
+        actions: list[Action] = []
+        if 0 < self.attempt < registered.attempt:
+            actions += self._deliver(CancelTasks(registered.attempt - 1))
+        if registered.deployment is not None:
+            actions += self._deliver(Deploy(registered.deployment))
+        if registered.attempt != self.attempt or self.attempt == 0:
+            return actions
+        newest = registered.newest_completed
+        if newest > 0:
+            actions += self._deliver(NotifyCheckpointComplete(self.attempt, newest, 0))
+        for checkpoint_id in sorted(self._open_triggers - set(registered.live_checkpoints)):
+            actions += self._deliver(NotifyCheckpointAborted(self.attempt, checkpoint_id, newest))
+        if registered.finish > 0:
+            actions += self._deliver(FinishTasks(self.attempt, registered.finish))
+        return actions
+
+    def _acks_answered(self, answers: AckAnswers, now_ms: int) -> None:
+        if "acks" not in self._under_way:
+            return
+        self._reached()
+        self._under_way.discard("acks")
+        posted = self._posted.pop("acks", ())
+        if answers.epoch != self.epoch:
+            self._register_again(now_ms, after_failure=answers.epoch < self.epoch)
+            return
+        for item, _answer in zip(posted, answers.answers, strict=False):
+            assert not isinstance(item, SubtaskStatus)
+            self._unanswered.pop(_ack_key(item), None)
+
+    def _states_answered(self) -> None:
+        if "states" not in self._under_way:
+            return
+        self._reached()
+        self._under_way.discard("states")
+        for status in self._posted.pop("states", ()):
+            assert isinstance(status, SubtaskStatus)
+            self._settle(status)
+
+    def _settle(self, status: SubtaskStatus) -> None:
+        key = SubtaskKey(status.vertex, status.subtask)
+        if self._dirty.get(key) == status:
+            del self._dirty[key]
+
+    def _heartbeat_answered(self, epoch: int, now_ms: int) -> None:
+        if "heartbeat" not in self._under_way:
+            return
+        self._reached()
+        self._under_way.discard("heartbeat")
+        if epoch != self.epoch:
+            self._register_again(now_ms, after_failure=epoch < self.epoch)
+
+    # ------------------------------------------------------------------------------------------------------ commands
+
+    def _command(self, line: NumberedCommand, now_ms: int) -> list[Action]:
+        if self.state is not SessionState.REGISTERED or line.epoch < self.epoch:
+            return []
+        if line.epoch > self.epoch:
+            self._register_again(now_ms, after_failure=False)
+            return []
+        if line.session != self.session:
+            return []  # what an older stream still had in its pipe
+        expected = self._last_number + (0 if line.command is None else 1)
+        if line.number > expected:
+            self._register_again(now_ms, after_failure=False)  # a command is missing: only full state repairs that
+            return []
+        if line.command is None or line.number < expected:
+            return []
+        self._last_number = line.number
+        return self._deliver(line.command)
+
+    def _deliver(self, command: WorkerCommand) -> list[Action]:
+        key = _command_key(command)
+        if key is not None:
+            if key in self._seen:
+                return []
+            self._seen[key] = None
+            while len(self._seen) > REMEMBERED_COMMANDS_MAX:
+                self._seen.popitem(last=False)
+        match command:
+            case Deploy(deployment=deployment):
+                if deployment.attempt <= self.attempt:
+                    return []
+                self._begin_attempt(deployment)
+            case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+                if command.attempt != self.attempt:
+                    return []
+                self._follow(command)
+            case ShutdownWorker():
+                self.state = SessionState.ENDED
+            case CancelTasks():
+                pass
+            case _:
+                assert_never(command)
+        return [Deliver(command)]
+
+    def _begin_attempt(self, deployment: Deployment) -> None:
+        self.attempt = deployment.attempt
+        self._open_triggers.clear()
+        self._dirty.clear()
+        self._statuses = {
+            SubtaskKey(subtask.vertex, subtask.subtask): SubtaskStatus(
+                deployment.attempt, subtask.vertex, subtask.subtask, TaskState.DEPLOYING
+            )
+            for subtask in deployment.subtasks
+        }
+
+    def _follow(
+        self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
+    ) -> None:
+        """Which triggers are still undecided, as far as this worker was told."""
+        if isinstance(command, TriggerCheckpoint):
+            self._open_triggers.add(command.checkpoint_id)
+        else:
+            self._open_triggers.discard(command.checkpoint_id)
+
+    # ------------------------------------------------------------------------------------------------ from the worker
+
+    def _answer_ready(self, item: Answerable) -> None:
+        self._unanswered[_ack_key(item)] = item
+        while len(self._unanswered) > UNANSWERED_MAX:
+            self._unanswered.popitem(last=False)
+
+    def _status_changed(self, status: SubtaskStatus) -> None:
+        if status.attempt != self.attempt:
+            return
+        key = SubtaskKey(status.vertex, status.subtask)
+        if self._statuses.get(key) != status:
+            self._statuses[key] = status
+            self._dirty[key] = status
+
+    def statuses(self) -> Iterable[SubtaskStatus]:
+        return self._statuses.values()

@@ -1,0 +1,235 @@
+"""One subtask's checkpoints from the barrier on: synchronous part, asynchronous part, acknowledgement or decline.
+
+It decides which ids are dead here and what an outcome means. It refuses to know how barriers are aligned, and it never
+deletes what it wrote: a checkpoint without an acknowledgement is swept by the coordinator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from barriers.alignment import AbortedIds, AlignmentMetrics
+from barriers.elements import CancelMarker, CheckpointBarrier
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    Answerable,
+    CheckpointKind,
+    CheckpointMetrics,
+    DeclineCheckpoint,
+    FailureReason,
+    SubtaskKey,
+)
+from operators.chain import ChainNode, OperatorChain
+from operators.context import CancelToken, Clock, SubtaskPool
+from statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
+from statebackends.handles import OperatorSubtaskState
+from statebackends.storage.operations import Flow, Storage
+
+UID_CHARS_MAX = 80
+"""Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+CANONICAL_KINDS = frozenset({CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT})
+
+
+@dataclass(frozen=True, slots=True)
+class _OperatorPart:
+    """What one operator froze at the barrier."""
+
+    node: ChainNode
+    keyed: PendingSnapshot | None
+    lists: PendingOperatorSnapshot | None
+    work: Flow[Any] | None
+    external: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _RunningSnapshot:
+    """A checkpoint in its asynchronous part."""
+
+    checkpoint_id: int
+    parts: tuple[_OperatorPart, ...]
+    alignment: AlignmentMetrics
+    sync_duration_ms: float
+    began_s: float
+    token: CancelToken = field(default_factory=CancelToken)
+
+
+class SubtaskSnapshots:
+    """Takes snapshots of one chain. Ids strictly increase: a lower or equal one is ignored (K12, K13)."""
+
+    def __init__(
+        self,
+        key: SubtaskKey,
+        attempt: int,
+        chain: OperatorChain,
+        *,
+        pool: SubtaskPool,
+        storage: Storage,
+        clock: Clock,
+        nonce: str,
+        inline_threshold: int,
+        report: Callable[[Answerable], None],
+    ) -> None:
+        self._key = key
+        self._attempt = attempt
+        self._chain = chain
+        self._pool = pool
+        self._storage = storage
+        self._clock = clock
+        self._nonce = nonce
+        self._inline_threshold = inline_threshold
+        self._report = report
+        self._newest_id = 0
+        self._aborted = AbortedIds()
+        self._running: dict[int, _RunningSnapshot] = {}
+
+    @property
+    def in_progress(self) -> tuple[int, ...]:
+        """Ids in their asynchronous part."""
+        return tuple(self._running)
+
+    @property
+    def newest_id(self) -> int:
+        """Highest id that was performed, declined or found aborted here."""
+        return self._newest_id
+
+    # ------------------------------------------------------------------------------------------------------- barrier
+
+    def admits(self, checkpoint_id: int) -> bool:
+        """Claim an id for this subtask; False if it is old, repeated, or was aborted before it came (K01, K12, K13).
+
+        An id that was aborted before gets its cancel marker here, so that nobody downstream waits for it."""
+        if checkpoint_id <= self._newest_id:
+            return False
+        self._newest_id = checkpoint_id
+        if self._aborted.take(checkpoint_id):
+            self._chain.broadcast(CancelMarker(checkpoint_id))
+            return False
+        return True
+
+    def perform(self, barrier: CheckpointBarrier, alignment: AlignmentMetrics) -> None:
+        """Hooks, barrier, synchronous part, then hand the rest to the pool (K06). An error fails the subtask (K07)."""
+        began = self._clock.seconds()
+        chain = self._chain
+        chain.prepare_snapshot(barrier.checkpoint_id)
+        chain.broadcast(barrier)
+        chain.sealed = True
+        parts: list[_OperatorPart] = []
+        try:
+            for node in chain.nodes:
+                parts.append(self._freeze(node, barrier.checkpoint_id))
+        except BaseException:
+            _release(parts)
+            raise
+        finally:
+            chain.sealed = False
+        now = self._clock.seconds()
+        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, (now - began) * 1000, now)
+        self._running[barrier.checkpoint_id] = running
+        self._pool.submit_flow(
+            self._flow(running, barrier),
+            self._storage,
+            lambda result, error: self._ended(running, result, error),
+            running.token,
+        )
+
+    def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
+        context = node.context
+        node.operator.snapshot_state(checkpoint_id)
+        keyed = None if context.keyed_backend is None else context.keyed_backend.snapshot(checkpoint_id)
+        try:
+            lists = None if context.operator_backend is None else context.operator_backend.snapshot(checkpoint_id)
+            work = node.operator.snapshot_work(checkpoint_id)
+            external = node.operator.external_files(checkpoint_id)
+        except BaseException:
+            if keyed is not None:
+                keyed.release()
+            raise
+        return _OperatorPart(node, keyed, lists, work, external)
+
+    # ------------------------------------------------------------------------------------------- asynchronous part
+
+    def _flow(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> Flow[dict[str, OperatorSubtaskState]]:
+        """Every operator's bytes become durable, in data order: keyed state, lists, then the operator's own work."""
+        states: dict[str, OperatorSubtaskState] = {}
+        for index, part in enumerate(running.parts):
+            uid = part.node.uid
+            name = _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
+            target = SnapshotTarget(
+                checkpoint_id=barrier.checkpoint_id,
+                folder=barrier.folder,
+                file_prefix=f"{name}-{self._key.subtask}-{self._attempt}-{self._nonce}{index}",
+                canonical=barrier.kind in CANONICAL_KINDS,
+                inline_threshold=self._inline_threshold,
+            )
+            keyed = () if part.keyed is None else (yield from part.keyed.flow(target))
+            lists = () if part.lists is None else (yield from part.lists.flow(target))
+            if part.work is not None:
+                yield from part.work
+            states[uid] = OperatorSubtaskState(keyed=tuple(keyed), operator=tuple(lists), external=part.external)
+        return states
+
+    def _ended(
+        self, running: _RunningSnapshot, states: dict[str, OperatorSubtaskState] | None, error: BaseException | None
+    ) -> None:
+        """The pool is done with a snapshot. An aborted one is answered by nobody (K03, K11)."""
+        self._running.pop(running.checkpoint_id, None)
+        _release(running.parts)
+        if running.token.cancelled:
+            return
+        if error is not None or states is None:
+            reason = FailureReason.ASYNC_EXCEPTION
+            self._decline(running.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            return
+        size = sum(state.size for state in states.values())
+        metrics = CheckpointMetrics(
+            alignment_duration_ms=running.alignment.alignment_duration_ms,
+            start_delay_ms=running.alignment.start_delay_ms,
+            sync_duration_ms=running.sync_duration_ms,
+            async_duration_ms=(self._clock.seconds() - running.began_s) * 1000,
+            bytes_processed_during_alignment=running.alignment.bytes_processed,
+            checkpointed_size=size,
+            state_size=size,
+        )
+        key = self._key
+        self._report(
+            AcknowledgeCheckpoint(self._attempt, running.checkpoint_id, key.vertex, key.subtask, states=states, metrics=metrics)
+        )
+
+    # --------------------------------------------------------------------------------------------------- dead ids
+
+    def refuse(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
+        """This subtask can't take part: decline, and let nobody downstream wait (K05)."""
+        if checkpoint_id <= self._newest_id:
+            return
+        self._newest_id = checkpoint_id
+        self._chain.broadcast(CancelMarker(checkpoint_id))
+        self._decline(checkpoint_id, reason, message)
+
+    def abandon(self, checkpoint_id: int, reason: FailureReason | None, message: str) -> None:
+        """The gate gave an id up: cancel marker downstream, and a decline unless the coordinator knows already."""
+        self._newest_id = max(self._newest_id, checkpoint_id)
+        self._chain.broadcast(CancelMarker(checkpoint_id))
+        if reason is not None:
+            self._decline(checkpoint_id, reason, message)
+
+    def abort(self, checkpoint_id: int, *, remember: bool) -> None:
+        """ABORTED(id) is stored: stop its asynchronous part, and refuse it if it is still to come by mail (`remember`)."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.token.cancel()
+        elif remember and checkpoint_id > self._newest_id:
+            self._aborted.remember(checkpoint_id)
+
+    def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
+        self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, message))
+
+
+def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:
+    for part in parts:
+        if part.keyed is not None:
+            part.keyed.release()

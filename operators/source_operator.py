@@ -1,0 +1,57 @@
+"""The head of a source chain: a rewindable reader seen as an operator, its positions as split operator state.
+
+It decides nothing about pace: the subtask says how many rows one slice may have."""
+
+from __future__ import annotations
+
+from operators.base import Operator, Poll, Source, SourceReader
+from statebackends.errors import InvariantError
+from statebackends.state import OperatorListStateDescriptor, StateDescriptor
+
+SOURCE_POSITIONS = OperatorListStateDescriptor("positions")
+"""One entry per split: what the reader needs to go on behind the last record that it gave."""
+
+
+class SourceOperator(Operator):
+    """Wraps the reader that a source makes for this subtask."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.is_restored = False
+        """Set by the deployment: the snapshot holds this operator, so no split may be read from its start."""
+        self._reader: SourceReader | None = None
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (SOURCE_POSITIONS,)
+
+    def initialize_state(self) -> None:
+        context = self.context
+        entries = context.operator_state.list_state(SOURCE_POSITIONS.name).entries
+        self._reader = self.source.create_reader(context.subtask, context.parallelism, context.max_parallelism)
+        self._reader.open(context, list(entries) if self.is_restored else None)
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        """Take up to rows_max records and emit them; what the reader said is returned for its times."""
+        polled = self.reader.poll(rows_max, now_ms)
+        if polled.batch is not None:
+            self.output.collect(polled.batch)
+        return polled
+
+    @property
+    def reader(self) -> SourceReader:
+        if self._reader is None:
+            raise InvariantError("a source is read before it was opened")
+        return self._reader
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self.context.operator_state.list_state(SOURCE_POSITIONS.name).update(self.reader.snapshot())
+
+    def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
+        return self.reader.external_files()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.reader.notify_checkpoint_complete(checkpoint_id)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()

@@ -1,0 +1,269 @@
+"""The session core: one event a line, whole action lists asserted; time and randomness are arguments."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from barriers.jobgraph import JobConfig, JobGraph
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CancelTasks,
+    CheckpointKind,
+    Deploy,
+    Deployment,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    ShutdownWorker,
+    StatusBatch,
+    SubtaskDeployment,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from operators.session import BACKOFF_MAX_MS, Session, SessionState
+from operators.sessionevents import (
+    AcksAnswered,
+    Action,
+    AnswerReady,
+    CommandReceived,
+    DeadlineReached,
+    Deliver,
+    HeartbeatAnswered,
+    OpenStream,
+    PostAcks,
+    PostHeartbeat,
+    PostStates,
+    RegistrationAnswered,
+    RequestFailed,
+    RequestRefused,
+    SendRegister,
+    StatesAnswered,
+    StatusChanged,
+    WorkerIdentity,
+)
+
+IDENTITY = WorkerIdentity("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir")
+
+
+def deployment(attempt: int = 1) -> Deployment:
+    graph = JobGraph("job", (), (), JobConfig())
+    return Deployment(attempt, graph, (SubtaskDeployment("v", 1),), {1: "tcp://h:1"})
+
+
+def registered(epoch: int = 1, session: str = "s1", attempt: int = 0, **fields: object) -> Registered:
+    defaults: dict[str, object] = {
+        "deployment": None,
+        "newest_completed": 0,
+        "live_checkpoints": (),
+        "heartbeat_interval_ms": 2_000,
+        "heartbeat_timeout_ms": 50_000,
+    }
+    return Registered(epoch=epoch, session=session, attempt=attempt, **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def trigger(checkpoint_id: int, attempt: int = 1) -> TriggerCheckpoint:
+    return TriggerCheckpoint(attempt, checkpoint_id, 0, CheckpointKind.CHECKPOINT, "f")
+
+
+def ack(checkpoint_id: int, attempt: int = 1) -> AcknowledgeCheckpoint:
+    return AcknowledgeCheckpoint(attempt, checkpoint_id, "v", 1)
+
+
+class Driver:
+    """A session with its time; `now` moves only when a test says so."""
+
+    def __init__(self) -> None:
+        self.session = Session(IDENTITY, random.Random(1))
+        self.now = 1_000
+        self.number = 0
+
+    def handle(self, event: object) -> list[Action]:
+        return self.session.handle(event, now_ms=self.now)  # type: ignore[arg-type]
+
+    def register(self, answer: Registered) -> list[Action]:
+        (sent,) = self.handle(DeadlineReached())
+        assert isinstance(sent, SendRegister)
+        self.number = 0
+        return self.handle(RegistrationAnswered(answer))
+
+    def command(self, command: WorkerCommand | None, *, number: int | None = None, epoch: int = 1, session: str = "s1") -> list[Action]:
+        if number is None:
+            self.number += command is not None
+            number = self.number
+        return self.handle(CommandReceived(NumberedCommand(epoch, session, number, command)))
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def running(driver: Driver) -> Driver:
+    driver.register(registered(attempt=1, deployment=deployment()))
+    return driver
+
+
+def test_superseded_process_leaves_and_says_nothing_more(driver: Driver) -> None:
+    assert driver.handle(DeadlineReached()) != []
+    actions = driver.handle(RequestRefused("register", "slot 1 has a newer process", superseded=True))
+    assert actions == [Deliver(ShutdownWorker("superseded: slot 1 has a newer process"))]
+    assert driver.session.state is SessionState.ENDED
+    driver.now += 100_000
+    assert driver.handle(AnswerReady(ack(1))) == []
+    assert driver.session.next_deadline_ms() is None
+
+
+def test_registration_is_retried_with_growing_backoff(driver: Driver) -> None:
+    waits = []
+    for _ in range(8):
+        (sent,) = driver.handle(DeadlineReached())
+        assert isinstance(sent, SendRegister)
+        assert driver.handle(RequestFailed("register")) == []
+        due = driver.session.next_deadline_ms()
+        assert due is not None
+        waits.append(due - driver.now)
+        driver.now = due
+    assert 25 <= waits[0] <= 50
+    assert BACKOFF_MAX_MS // 2 <= waits[-1] <= BACKOFF_MAX_MS
+
+
+def test_register_deploys_and_opens_the_stream(driver: Driver) -> None:
+    actions = driver.register(registered(attempt=1, deployment=deployment()))
+    assert actions == [Deliver(Deploy(deployment())), OpenStream(1, "s1", 0)]
+
+
+def test_lower_epoch_is_refused(driver: Driver) -> None:
+    driver.register(registered(epoch=3, session="s3"))
+    driver.handle(RequestRefused("stream"))
+    driver.now += 10
+    actions = driver.handle(RegistrationAnswered(registered(epoch=2, session="s2")))
+    assert actions == []
+    assert driver.session.epoch == 3
+    assert driver.session.state is SessionState.WAITING
+
+
+def test_commands_are_delivered_once_and_in_order(running: Driver) -> None:
+    assert running.command(trigger(1), number=1) == [Deliver(trigger(1))]
+    assert running.command(trigger(1), number=1) == []
+    assert running.command(trigger(1), number=2) == [], "same kind, id and attempt under another number"
+    assert running.command(NotifyCheckpointComplete(1, 1, 5), number=3) == [Deliver(NotifyCheckpointComplete(1, 1, 5))]
+
+
+def test_missing_command_asks_for_full_state(running: Driver) -> None:
+    (action,) = running.command(trigger(1), number=2)
+    assert isinstance(action, SendRegister)
+
+
+def test_keep_alive_that_is_ahead_asks_for_full_state(running: Driver) -> None:
+    assert running.command(None, number=0) == []
+    (action,) = running.command(None, number=4)
+    assert isinstance(action, SendRegister)
+
+
+def test_line_of_an_older_session_is_ignored(running: Driver) -> None:
+    assert running.command(trigger(1), number=1, session="s0") == []
+    assert running.session.state is SessionState.REGISTERED
+
+
+def test_stream_resumes_behind_the_last_number(running: Driver) -> None:
+    running.command(trigger(1))
+    running.command(NotifyCheckpointComplete(1, 1, 5))
+    assert running.handle(RequestFailed("stream")) == []
+    running.now += BACKOFF_MAX_MS
+    assert running.handle(DeadlineReached()) == [OpenStream(1, "s1", 2)]
+
+
+def test_new_epoch_on_a_heartbeat_registers_again(running: Driver) -> None:
+    running.now += 2_000
+    assert running.handle(DeadlineReached()) == [PostHeartbeat("s1", 1)]
+    (action,) = running.handle(HeartbeatAnswered(epoch=2))
+    assert isinstance(action, SendRegister)
+
+
+def test_ack_is_kept_until_answered(running: Driver) -> None:
+    assert running.handle(AnswerReady(ack(1))) == [PostAcks(AckBatch(1, 1, "s1", (ack(1),)))]
+    assert running.handle(AnswerReady(ack(2))) == [], "one batch at a time"
+    assert running.handle(RequestFailed("acks")) == []
+    running.now += BACKOFF_MAX_MS
+    assert running.handle(DeadlineReached()) == [PostAcks(AckBatch(1, 1, "s1", (ack(1), ack(2))))]
+    assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,)))) == [PostAcks(AckBatch(1, 1, "s1", (ack(2),)))]
+    assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.UNKNOWN,)))) == []
+    assert running.session.unanswered_count == 0
+
+
+def test_unanswered_acks_travel_with_the_next_registration(running: Driver) -> None:
+    running.handle(AnswerReady(ack(1)))
+    (sent,) = running.handle(RequestRefused("acks", "epoch 2 leads"))
+    assert isinstance(sent, SendRegister)
+    assert sent.body.unanswered == (ack(1),)
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 1, answers=(AckStatus.DISCARDED,))))
+    assert actions == [OpenStream(2, "s2", 0)]
+    assert running.session.unanswered_count == 0
+
+
+def test_registration_after_coordinator_loss_reports_what_runs(running: Driver) -> None:
+    status = SubtaskStatus(1, "v", 1, TaskState.RUNNING)
+    assert running.handle(StatusChanged(status)) == [PostStates(StatusBatch(1, 1, "s1", (status,)))]
+    (sent,) = running.handle(RequestRefused("states"))
+    assert sent == SendRegister(
+        RegisterWorker("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir", 1, (status,), ())
+    )
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 1)))
+    assert actions == [OpenStream(2, "s2", 0)], "the registration said the state; nothing is deployed or cancelled"
+
+
+def test_reconnect_delivers_what_was_missed(running: Driver) -> None:
+    running.command(trigger(3))
+    running.command(trigger(4))
+    running.handle(RequestRefused("stream"))
+    answer = registered(2, "s2", 1, newest_completed=3, live_checkpoints=(), finish=3)
+    actions = running.handle(RegistrationAnswered(answer))
+    assert actions == [
+        Deliver(NotifyCheckpointComplete(1, 3, 0)),
+        Deliver(NotifyCheckpointAborted(1, 4, 3)),
+        Deliver(FinishTasks(1, 3)),
+        OpenStream(2, "s2", 0),
+    ]
+
+
+def test_newer_attempt_cancels_the_old_one_first(running: Driver) -> None:
+    running.handle(RequestRefused("stream"))
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 2, deployment=deployment(2))))
+    assert actions == [Deliver(CancelTasks(1)), Deliver(Deploy(deployment(2))), OpenStream(2, "s2", 0)]
+    assert running.command(trigger(9, attempt=1), number=1, epoch=2, session="s2") == [], "a command of a dead attempt"
+
+
+def test_newest_status_wins_while_a_post_is_under_way(running: Driver) -> None:
+    first, second = (SubtaskStatus(1, "v", 1, state) for state in (TaskState.INITIALIZING, TaskState.RUNNING))
+    assert running.handle(StatusChanged(first)) == [PostStates(StatusBatch(1, 1, "s1", (first,)))]
+    assert running.handle(StatusChanged(second)) == []
+    assert running.handle(StatesAnswered()) == [PostStates(StatusBatch(1, 1, "s1", (second,)))]
+    assert running.handle(StatesAnswered()) == []
+
+
+def test_loss_of_contact_is_dated(running: Driver) -> None:
+    assert running.session.unreachable_since_ms is None
+    running.now = 5_000
+    running.handle(DeadlineReached())
+    running.handle(RequestFailed("heartbeat"))
+    assert running.session.unreachable_since_ms == 5_000
+    running.now = 9_000
+    running.handle(DeadlineReached())
+    running.handle(HeartbeatAnswered(epoch=1))
+    assert running.session.unreachable_since_ms is None
+
+
+def test_shutdown_ends_the_session(running: Driver) -> None:
+    assert running.command(ShutdownWorker("done")) == [Deliver(ShutdownWorker("done"))]
+    assert running.handle(AnswerReady(ack(1))) == []
