@@ -1,0 +1,160 @@
+"""A materialised input: its manifest, its paths, and the flows that seal and load it.
+
+The manifest is written once, by put-if-absent, after all chunk files are durable: it is the only proof that they exist.
+Layout: `<job>/sources/<uid>/<submission>/manifest.json`, with the chunk files in a folder of their writer beside it."""
+
+from __future__ import annotations
+
+import base64
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError, UnsupportedVersionError
+from statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
+
+MANIFEST_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+class ChunkFile(msgspec.Struct, frozen=True):
+    """One Arrow IPC file: rows [first_row, first_row + rows) of the input."""
+
+    name: str
+    """Path relative to the manifest's folder."""
+    first_row: int
+    rows: int
+    length: int
+    """Bytes."""
+    checksum: str
+    """`xxh3_128:<32 hex>` over the whole file."""
+
+
+class InputManifest(msgspec.Struct, frozen=True):
+    """What a materialised input consists of; files in row order, without a gap."""
+
+    version: int
+    arrow_schema: str
+    """Base64 of the Arrow schema message."""
+    rows: int
+    files: tuple[ChunkFile, ...]
+    writer: str
+    """Folder of the writer that sealed it."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Base64 of the Arrow schema message, for JSON."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode("ascii")
+
+
+def checksum_of(data: bytes | memoryview) -> str:
+    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}"
+
+
+def inputs_folder(job_id: str, uid: str) -> str:
+    """Storage-relative folder of everything that one source of one job materialised."""
+    return f"{job_id}/sources/{quote(uid, safe='')}"
+
+
+def manifest_path(job_id: str, uid: str, submission: int) -> str:
+    return f"{inputs_folder(job_id, uid)}/{submission:06d}/{MANIFEST_NAME}"
+
+
+def make_manifest(schema: pa.Schema, files: list[ChunkFile], writer: str) -> InputManifest:
+    """The manifest of these files, in their order; first_row is set here."""
+    placed: list[ChunkFile] = []
+    row = 0
+    for file in files:
+        placed.append(msgspec.structs.replace(file, first_row=row))
+        row += file.rows
+    return InputManifest(MANIFEST_VERSION, schema_text(schema), row, tuple(placed), writer)
+
+
+def decode_manifest(data: bytes, path: str) -> InputManifest:
+    """Raises CorruptStateError, UnsupportedVersionError."""
+    try:
+        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
+        if version != MANIFEST_VERSION:
+            raise UnsupportedVersionError(
+                f"{path}: input manifest version {version}, this version reads {MANIFEST_VERSION}",
+                path=path,
+                version=version,
+                supported=MANIFEST_VERSION,
+            )
+        return msgspec.json.decode(data, type=InputManifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(f"{path}: not an input manifest: {error}", path=path, reason=str(error)) from error
+
+
+def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:
+    """Path of the newest sealed manifest of a source, or None."""
+    folder = inputs_folder(job_id, uid)
+    names = yield ListFolder(folder)
+    for name in sorted((name for name in names if name.endswith("/")), reverse=True):
+        path = f"{folder}/{name}{MANIFEST_NAME}"
+        size = yield StatFile(path)
+        if size is not None:
+            return path
+    return None
+
+
+def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
+    """Seal an input, or adopt what another writer sealed first; the losers' chunk files are deleted.
+
+    Result: the manifest in force. Safe to repeat after a crash at any point."""
+    data = msgspec.json.encode(manifest)
+    folder = path.rsplit("/", 1)[0]
+    try:
+        created = yield PutIfAbsent(path, data)
+    except AmbiguousWriteError:
+        created = False
+    sealed = manifest
+    if not created:
+        try:
+            sealed = decode_manifest((yield ReadFile(path)), path)
+        except ObjectMissingError:
+            # The answer was ambiguous and nothing was written: the second answer stands.
+            yield PutIfAbsent(path, data)
+            sealed = decode_manifest((yield ReadFile(path)), path)
+    for name in (yield ListFolder(folder)):
+        if name.endswith("/") and name.rstrip("/") != sealed.writer:
+            yield DeleteFolder(f"{folder}/{name.rstrip('/')}")
+    return sealed
+
+
+def load_manifest_flow(path: str, operator: str) -> Flow[InputManifest]:
+    """Raises CorruptStateError naming file and operator."""
+    try:
+        return decode_manifest((yield ReadFile(path)), path)
+    except ObjectMissingError as error:
+        raise CorruptStateError(
+            f"source {operator}: its materialised input {path} is missing", path=path, operator=operator, reason="missing"
+        ) from error
+
+
+def load_chunk_flow(folder: str, file: ChunkFile, schema: pa.Schema, operator: str) -> Flow[pa.RecordBatch]:
+    """One chunk as one batch, checked against the manifest. Raises CorruptStateError naming the file."""
+    path = f"{folder}/{file.name}"
+
+    def corrupt(reason: str) -> CorruptStateError:
+        return CorruptStateError(f"source {operator}: {path}: {reason}", path=path, operator=operator, reason=reason)
+
+    try:
+        data = yield ReadFile(path)
+    except ObjectMissingError as error:
+        raise corrupt("missing") from error
+    if len(data) != file.length:
+        raise corrupt(f"{len(data)} bytes, the manifest says {file.length}")
+    if checksum_of(data) != file.checksum:
+        raise corrupt("checksum differs from the manifest's")
+    table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
+    if table.num_rows != file.rows or not table.schema.equals(schema):
+        raise corrupt(f"{table.num_rows} rows of {table.schema.names}, the manifest says {file.rows} of {schema.names}")
+    batches = table.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
