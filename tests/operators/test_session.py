@@ -96,7 +96,9 @@ class Driver:
         self.number = 0
         return self.handle(RegistrationAnswered(answer))
 
-    def command(self, command: WorkerCommand | None, *, number: int | None = None, epoch: int = 1, session: str = "s1") -> list[Action]:
+    def command(
+        self, command: WorkerCommand | None, *, number: int | None = None, epoch: int = 1, session: str = "s1"
+    ) -> list[Action]:
         if number is None:
             self.number += command is not None
             number = self.number

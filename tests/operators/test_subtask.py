@@ -1,0 +1,490 @@
+"""The task side of a checkpoint (scenarios K), the life of a subtask, and slices with barriers in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from barriers.elements import (
+    MAX_WATERMARK,
+    Batch,
+    CancelMarker,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+    WatermarkStatus,
+)
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+)
+from operators.base import Operator
+from operators.mailbox import CancelSubtask, FailSubtask
+from operators.source_operator import SourceOperator
+from statebackends.errors import StorageUnavailableError, UserFunctionError
+from tests.operators.ports import DictStorage
+from tests.operators.runtime import Bench, ListSource, ManualClock, Recording
+
+
+def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
+    return CheckpointBarrier(checkpoint_id, 0, folder=f"chk-{checkpoint_id}", **fields)
+
+
+def trigger(checkpoint_id: int, **fields: Any) -> TriggerCheckpoint:
+    return TriggerCheckpoint(1, checkpoint_id, 0, fields.pop("kind", CheckpointKind.CHECKPOINT), f"chk-{checkpoint_id}", **fields)
+
+
+def aborted(checkpoint_id: int) -> NotifyCheckpointAborted:
+    return NotifyCheckpointAborted(1, checkpoint_id)
+
+
+def recordings(count: int, channels: int = 1, **fields: Any) -> Bench:
+    log: list[str] = []
+    return Bench([Recording("abcdef"[index], log) for index in range(count)], channels, log=log, **fields).started()
+
+
+def source(rows: int = 5, **fields: Any) -> Bench:
+    log: list[str] = []
+    operators: list[Operator] = [SourceOperator(ListSource(list(range(rows)))), Recording("a", log)]
+    bench = Bench(operators, log=log, **fields)
+    bench.subtask.start()
+    bench.log.clear()
+    bench.reports.clear()
+    return bench
+
+
+def ids(bench: Bench, kind: type) -> list[int]:
+    return [item.checkpoint_id for item in bench.answers() if isinstance(item, kind)]
+
+
+# ------------------------------------------------------------------------------------------------------------- K table
+
+
+def test_k01_abort_before_the_trigger_snapshots_nothing_and_cancels_downstream() -> None:
+    bench = source(1_000)
+    bench.mailbox.put(aborted(6))
+    bench.mailbox.put(trigger(6))
+    bench.subtask.step(0)
+    assert [item for item in bench.port.take() if not isinstance(item, int)] == [CancelMarker(6)]
+    assert not any("snapshot" in line for line in bench.log)
+    assert bench.answers() == []
+
+
+def test_k01_abort_before_the_barrier_snapshots_nothing_and_cancels_downstream() -> None:
+    bench = recordings(1)
+    bench.mailbox.put(aborted(6))
+    bench.run()
+    bench.events(0, barrier(6))
+    bench.settle()
+    assert bench.port.take() == [CancelMarker(6)]
+    assert bench.log == ["a aborted 6"]
+    assert bench.answers() == []
+
+
+def test_k02_aborts_that_never_arrive_take_bounded_memory() -> None:
+    bench = source()
+    for checkpoint_id in range(1, 2_000):
+        bench.mailbox.put(aborted(checkpoint_id))
+    bench.run()
+    assert len(bench.snapshots._aborted) <= 128
+    bench.mailbox.put(trigger(1_999))
+    bench.settle()
+    assert len(bench.snapshots._aborted) == 0
+
+
+def test_k03_abort_during_the_asynchronous_part_stops_it_unanswered() -> None:
+    bench = recordings(2)
+    bench.events(0, barrier(6))
+    bench.run()
+    assert len(bench.pool.waiting) == 1
+    bench.mailbox.put(aborted(6))
+    bench.settle()
+    assert bench.answers() == []
+    assert bench.storage.files == {}
+    assert [line for line in bench.log if "aborted" in line] == ["a aborted 6", "b aborted 6"]
+    assert all(backend.frozen == 0 for backend in bench.keyed)
+    assert bench.subtask.state is TaskState.RUNNING
+
+
+def test_k04_abort_after_the_ack_is_only_a_notice() -> None:
+    bench = recordings(1)
+    bench.events(0, barrier(6))
+    bench.settle()
+    bench.port.take()
+    bench.mailbox.put(aborted(6))
+    bench.settle()
+    assert ids(bench, AcknowledgeCheckpoint) == [6]
+    assert bench.port.take() == []
+    assert bench.log[-1] == "a aborted 6"
+
+
+def test_k05_trigger_of_a_restoring_task_is_declined_and_cancelled_downstream() -> None:
+    bench = Bench([SourceOperator(ListSource([]))])
+    bench.mailbox.put(trigger(6))
+    bench.subtask.step(0)
+    (answer,) = bench.answers()
+    assert isinstance(answer, DeclineCheckpoint)
+    assert answer.reason is FailureReason.TASK_NOT_READY
+    assert bench.port.take() == [CancelMarker(6)]
+
+
+def test_k06_hooks_barrier_synchronous_parts_asynchronous_part_ack() -> None:
+    bench = recordings(3)
+    bench.operators[0].emits_before_snapshot = ["late"]  # type: ignore[attr-defined]
+    bench.events(0, barrier(6))
+    bench.run()
+    assert bench.port.take() == ["late", barrier(6)], "what a hook emits is before the cut"
+    assert bench.log == [
+        "a prepare 6",
+        "b process late",
+        "c process late",
+        "b prepare 6",
+        "c prepare 6",
+        "a snapshot 6",
+        "keyed 6",
+        "b snapshot 6",
+        "keyed 6",
+        "c snapshot 6",
+        "keyed 6",
+    ]
+    assert bench.answers() == [], "no ack before the bytes are durable"
+    bench.settle()
+    (answer,) = bench.answers()
+    assert isinstance(answer, AcknowledgeCheckpoint)
+    assert list(answer.states) == ["op0", "op1", "op2"]
+    assert sorted(path.split("/")[0] for path in bench.storage.files) == ["chk-6"] * 3 + ["work"] * 3
+
+
+def test_k06_emitting_behind_the_barrier_fails_the_task() -> None:
+    class Emits(Recording):
+        def snapshot_state(self, checkpoint_id: int) -> None:
+            self.output.collect(Batch(rows=[1]))
+
+    bench = Bench([Emits("a", [])], 1).started()
+    bench.events(0, barrier(6))
+    bench.settle()
+    assert bench.subtask.state is TaskState.FAILED
+
+
+def test_k07_failure_of_a_synchronous_part_releases_what_was_taken_and_fails_the_task() -> None:
+    bench = recordings(3)
+    bench.operators[1].raises["snapshot"] = ValueError("no")  # type: ignore[attr-defined]
+    bench.events(0, barrier(6))
+    bench.settle()
+    assert bench.subtask.state is TaskState.FAILED
+    assert bench.answers() == []
+    assert bench.storage.files == {}
+    assert [backend.disposed for backend in bench.keyed] == [1, 1, 1]
+    (status,) = [item for item in bench.reports if isinstance(item, SubtaskStatus)]
+    assert status.error == "ValueError: no"
+    assert "snapshot_state" in status.traceback
+
+
+class FullDisk(DictStorage):
+    def execute(self, operation: Any) -> Any:
+        if "op1" in getattr(operation, "path", ""):
+            raise StorageUnavailableError("disk full")
+        return super().execute(operation)
+
+
+def test_k08_failed_upload_declines_and_the_task_goes_on() -> None:
+    bench = recordings(3, storage=FullDisk())
+    bench.events(0, barrier(6))
+    bench.settle()
+    (answer,) = bench.answers()
+    assert isinstance(answer, DeclineCheckpoint)
+    assert answer.reason is FailureReason.ASYNC_EXCEPTION
+    assert answer.message == "StorageUnavailableError: disk full"
+    assert bench.subtask.state is TaskState.RUNNING
+    assert all(backend.frozen == 0 for backend in bench.keyed)
+
+
+def test_k09_completion_reaches_every_operator_head_to_tail_once() -> None:
+    bench = recordings(2)
+    bench.mailbox.put(NotifyCheckpointComplete(1, 5, 0))
+    bench.mailbox.put(NotifyCheckpointComplete(1, 5, 0))
+    bench.mailbox.put(NotifyCheckpointComplete(1, 4, 0))
+    bench.settle()
+    assert bench.log == ["a complete 5", "b complete 5"]
+
+
+def test_k10_two_asynchronous_parts_may_end_in_any_order() -> None:
+    bench = recordings(1)
+    bench.events(0, barrier(1), barrier(2))
+    bench.run()
+    first, second = bench.pool.waiting
+    second()
+    first()
+    bench.pool.waiting.clear()
+    bench.run()
+    assert ids(bench, AcknowledgeCheckpoint) == [2, 1]
+
+
+def test_k11_cancel_during_the_asynchronous_part_acks_nothing_and_holds_nothing() -> None:
+    bench = recordings(1)
+    bench.events(0, barrier(6))
+    bench.run()
+    bench.mailbox.put(CancelSubtask())
+    bench.run()
+    assert bench.subtask.state is TaskState.CANCELING, "state is released only when the pool holds nothing of it"
+    assert not bench.subtask.is_disposed
+    bench.settle()
+    assert bench.subtask.state is TaskState.CANCELED
+    assert bench.subtask.is_disposed
+    assert bench.answers() == []
+    assert bench.keyed[0].disposed == 1
+
+
+def test_k12_same_id_twice_snapshots_once() -> None:
+    bench = source()
+    bench.mailbox.put(trigger(6))
+    bench.mailbox.put(trigger(6))
+    bench.settle()
+    assert ids(bench, AcknowledgeCheckpoint) == [6]
+
+
+def test_k13_lower_id_is_never_a_snapshot() -> None:
+    bench = source()
+    bench.mailbox.put(trigger(6))
+    bench.mailbox.put(trigger(5))
+    bench.settle()
+    assert ids(bench, AcknowledgeCheckpoint) == [6]
+    assert bench.answers() == [item for item in bench.answers() if item.checkpoint_id == 6]
+
+
+# ---------------------------------------------------------------------------------------------------------------- life
+
+
+def test_open_is_tail_to_head_behind_every_initialization() -> None:
+    bench = Bench([Recording("a", log := []), Recording("b", log)], 1, log=log)
+    bench.subtask.start()
+    assert log == ["a initialize", "b initialize", "b open", "a open"]
+    assert bench.states() == [TaskState.INITIALIZING, TaskState.RUNNING]
+
+
+def test_failure_in_open_closes_what_was_opened() -> None:
+    bench = Bench([Recording("a", log := []), Recording("b", log)], 1, log=log)
+    bench.operators[0].raises["open"] = ValueError("no")  # type: ignore[attr-defined]
+    bench.subtask.start()
+    assert log[-2:] == ["a close", "b close"]
+    assert bench.states() == [TaskState.INITIALIZING, TaskState.FAILED]
+
+
+def test_exception_of_user_code_fails_the_subtask_with_its_text() -> None:
+    bench = recordings(1)
+    bench.operators[0].raises["process"] = UserFunctionError("operator 'a' raised on record 1")  # type: ignore[attr-defined]
+    bench.rows(0, 1)
+    bench.run()
+    (status,) = bench.reports
+    assert isinstance(status, SubtaskStatus)
+    assert status.state is TaskState.FAILED
+    assert status.error == "UserFunctionError: operator 'a' raised on record 1"
+    bench.mailbox.put(CancelSubtask())
+    bench.run()
+    assert bench.subtask.state is TaskState.FAILED, "FAILED is terminal"
+
+
+def test_loss_of_the_attempt_fails_once() -> None:
+    bench = recordings(1)
+    bench.mailbox.put(FailSubtask(ValueError("peer lost")))
+    bench.mailbox.put(FailSubtask(ValueError("another")))
+    bench.run()
+    assert [item.error for item in bench.reports if isinstance(item, SubtaskStatus)] == ["ValueError: peer lost"]
+
+
+def test_notices_during_restore_wait_for_running() -> None:
+    bench = Bench([Recording("a", log := [])], 1, log=log)
+    bench.mailbox.put(NotifyCheckpointComplete(1, 3, 0))
+    bench.run()
+    bench.subtask.start()
+    assert log[-1] == "a complete 3"
+
+
+def test_nothing_is_taken_while_an_output_is_above_its_mark() -> None:
+    bench = recordings(1)
+    bench.port.is_available = False
+    bench.rows(0, 1)
+    bench.mailbox.put(NotifyCheckpointComplete(1, 3, 0))
+    assert bench.subtask.step(0).backpressured
+    assert bench.log == ["a complete 3"], "mail is served all the same"
+    bench.port.is_available = True
+    bench.run()
+    assert bench.port.take() == [1]
+
+
+def test_bounded_source_ends_with_the_maximum_watermark_and_stays_running() -> None:
+    bench = source(2)
+    bench.settle()
+    assert bench.port.take() == [0, 1, Watermark(MAX_WATERMARK), EndOfData(True)]
+    assert bench.log == ["a process 0", "a process 1", f"a watermark {MAX_WATERMARK}", "a finish"]
+    (status,) = bench.reports
+    assert isinstance(status, SubtaskStatus)
+    assert status.drained
+    assert status.state is TaskState.RUNNING
+    bench.mailbox.put(trigger(1, kind=CheckpointKind.FINAL))
+    bench.settle()
+    assert ids(bench, AcknowledgeCheckpoint) == [1]
+
+
+def test_finish_waits_for_commits() -> None:
+    bench = source(0)
+    bench.settle()
+    bench.port.take()
+    operator = bench.operators[1]
+    assert isinstance(operator, Recording)
+    operator.pending = True
+    bench.mailbox.put(FinishTasks(1, 4))
+    bench.settle()
+    assert bench.log[-1] == "a complete 4"
+    assert bench.subtask.state is TaskState.RUNNING
+    operator.pending = False
+    bench.settle()
+    assert bench.subtask.state is TaskState.FINISHED
+    assert bench.port.take() == [EndOfPartition()]
+    assert bench.log[-1] == "a close"
+    assert bench.subtask.is_disposed
+
+
+def test_stop_without_drain_ends_behind_the_barrier_with_windows_open() -> None:
+    bench = source(1_000)
+    bench.subtask.step(0)
+    bench.port.take()
+    bench.mailbox.put(trigger(1, kind=CheckpointKind.STOP_SAVEPOINT))
+    bench.settle()
+    stop = CheckpointBarrier(1, 0, "stop_savepoint", False, "chk-1", None)
+    assert bench.port.take() == [stop, EndOfData(False)]
+    assert not any("finish" in line or "watermark" in line for line in bench.log)
+
+
+def test_stop_with_drain_fires_and_finishes_before_the_snapshot() -> None:
+    bench = Bench([SourceOperator(ListSource(list(range(50_000)), 10)), Recording("a", log := [])], log=log)
+    bench.subtask.start()
+    bench.subtask.step(0)
+    assert not bench.subtask.is_drained
+    bench.port.take()
+    bench.log.clear()
+    bench.mailbox.put(trigger(1, kind=CheckpointKind.STOP_SAVEPOINT, drain=True))
+    bench.settle()
+    stop = CheckpointBarrier(1, 0, "stop_savepoint", True, "chk-1", None)
+    assert bench.port.take() == [Watermark(MAX_WATERMARK), EndOfData(True), stop]
+    assert bench.log == [f"a watermark {MAX_WATERMARK}", "a finish", "a prepare 1", "a snapshot 1", "keyed 1"]
+
+
+def test_inputs_that_all_end_drain_the_subtask_once() -> None:
+    bench = recordings(1, 2)
+    bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True))
+    bench.settle()
+    assert bench.port.take() == []
+    bench.events(1, WatermarkStatus(True), EndOfData(True))
+    bench.settle()
+    assert bench.port.take()[-2:] == [Watermark(MAX_WATERMARK), EndOfData(True)]
+    assert bench.log.count("a finish") == 1
+    assert bench.log.count(f"a watermark {MAX_WATERMARK}") == 1
+
+
+def test_one_stopped_input_keeps_windows_open() -> None:
+    bench = recordings(1, 2)
+    bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True))
+    bench.events(1, EndOfData(False))
+    bench.settle()
+    assert bench.port.take() == [EndOfData(False)]
+    assert "a finish" not in bench.log
+
+
+# -------------------------------------------------------------------------------------------------------------- slices
+
+
+def fire_in_slices(bench: Bench, rows: list[Any]) -> list[Any]:
+    """Let the first operator fire `rows`, one a slice; what has not fired stays in the list, as a timer would."""
+    operator = bench.operators[0]
+    assert isinstance(operator, Recording)
+    waiting = list(rows)
+
+    def fire(watermark_ms: int) -> Iterator[None]:
+        while waiting:
+            operator.output.collect(Batch(rows=[waiting.pop(0)]))
+            yield
+
+    operator.fire = fire
+    return waiting
+
+
+def test_barrier_gets_in_between_two_firings() -> None:
+    bench = recordings(1)
+    fire_in_slices(bench, ["t1", "t2", "t3"])
+    bench.events(0, Watermark(10), barrier(1))
+    bench.rows(0, "after")
+    bench.settle()
+    assert bench.port.take() == [barrier(1), "t1", "t2", "t3", Watermark(10), "after"]
+
+
+def test_input_behind_a_watermark_waits_for_the_last_firing() -> None:
+    bench = recordings(1)
+    fire_in_slices(bench, ["t1", "t2"])
+    bench.events(0, Watermark(10))
+    bench.rows(0, "after")
+    bench.events(0, Watermark(20), barrier(1))
+    bench.settle()
+    assert bench.port.take() == ["t1", "t2", Watermark(10), "after", barrier(1), Watermark(20)]
+
+
+def test_draining_barrier_waits_for_the_last_firing() -> None:
+    bench = recordings(1)
+    fire_in_slices(bench, ["t1", "t2"])
+    stop = barrier(1, kind="stop_savepoint", drain=True)
+    bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True), stop)
+    bench.settle()
+    assert bench.port.take() == ["t1", "t2", Watermark(MAX_WATERMARK), EndOfData(True), stop]
+
+
+def test_rows_of_a_batch_are_in_front_of_its_barrier_whatever_the_slices() -> None:
+    bench = recordings(1, clock=ManualClock(tick_s=0.004))
+    bench.rows(0, *range(40))
+    bench.events(0, barrier(1))
+    steps = 0
+    while bench.subtask.step(bench.clock.now_ms).progress:
+        steps += 1
+    assert steps > 5, "the slices were cut by the budget"
+    assert bench.port.take() == [*range(40), barrier(1)]
+
+
+def test_mail_is_served_between_slices() -> None:
+    bench = recordings(1, clock=ManualClock(tick_s=0.004))
+    bench.rows(0, *range(40))
+    bench.subtask.step(bench.clock.now_ms)
+    bench.mailbox.put(NotifyCheckpointComplete(1, 3, 0))
+    bench.run()
+    rows_before = bench.log.index("a complete 3")
+    assert 0 < rows_before < len(bench.log) - 1
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+def test_own_watermarks_follow_the_records_of_their_call(forwards: bool) -> None:
+    class Assigner(Operator):
+        forwards_watermarks = forwards
+
+        def process_batch(self, batch: Batch, input_index: int) -> None:
+            self.output.collect(batch)
+            self.output.emit_watermark(max(batch.rows()))
+
+    log: list[str] = []
+    bench = Bench([Assigner(), Recording("b", log)], 1, log=log).started()
+    bench.rows(0, 7)
+    bench.events(0, Watermark(3))
+    bench.events(0, Watermark(MAX_WATERMARK))
+    bench.settle()
+    expected: list[Any] = [7, Watermark(7), *([Watermark(3)] if forwards else []), Watermark(MAX_WATERMARK)]
+    if forwards:
+        expected = [7, Watermark(7), Watermark(MAX_WATERMARK)]  # the gate keeps the last of a run of watermarks
+    assert bench.port.take() == expected
