@@ -57,6 +57,10 @@ class KeyedStateBackend(Protocol):
     def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
         """Select the key that state access refers to. `encoded_key` = key_type.encode(key): the key's identity."""
 
+    @property
+    def current_key(self) -> tuple[bytes, int]:
+        """(encoded key, key group) as last set. Raises InvariantError when none was."""
+
     def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
         """The state object (ValueState, ListState, MapState, ReducingState, AggregatingState) for a declared descriptor.
 

@@ -1,0 +1,88 @@
+"""Aggregates of windows and running aggregates, as users write them: `flights=hf.count(), worst=hf.max("delay")`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from operators.schema import RowType
+from statebackends.accumulators import Accumulator, check_descriptor
+from statebackends.errors import GraphError, InvalidConfigError
+from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A columnar aggregate that has no name yet. Nulls are ignored, as in SQL."""
+
+    function: str
+    column: str | None = None
+
+
+def count(column: str | None = None) -> Aggregate:
+    """Number of rows, or of the values of a column that are not null."""
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:
+    """Sum: int64 of an integer column (an overflow is an error), float64 of a floating one."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:
+    """Smallest value, of the column's type."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:
+    """Largest value, of the column's type."""
+    return Aggregate("max", column)
+
+
+def mean(column: str) -> Aggregate:
+    """Arithmetic mean, float64."""
+    return Aggregate("mean", column)
+
+
+def columnar_descriptor(
+    name: str, aggregates: Mapping[str, Aggregate], input_type: RowType, reserved: Sequence[str], operator: str
+) -> ColumnarStateDescriptor:
+    """The state of these aggregates over rows of `input_type`; `reserved` are the other columns of the result.
+
+    Raises GraphError and UnknownColumnError, naming the operator."""
+    if not aggregates:
+        raise GraphError(f"operator {operator!r}: name at least one aggregate, such as rows=hf.count()", operator=operator)
+    columns = []
+    for output, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise GraphError(
+                f"operator {operator!r}: {output}={aggregate!r} is not an aggregate such as hf.count()", operator=operator
+            )
+        if output in reserved:
+            raise GraphError(
+                f"operator {operator!r}: the result already has a column {output!r}; name the aggregate otherwise",
+                operator=operator,
+            )
+        source = None if aggregate.column is None else input_type.column(aggregate.column, operator).type
+        columns.append(ColumnAggregate(aggregate.function, aggregate.column, output, source))
+    descriptor = ColumnarStateDescriptor(name, tuple(columns))
+    try:
+        check_descriptor(descriptor)
+    except InvalidConfigError as error:
+        raise GraphError(f"operator {operator!r}: {error}", operator=operator) from error
+    return descriptor
+
+
+def result_fields(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
+    """Columns of the aggregates' results; all but counts may be null, when no value was seen."""
+    return [
+        pa.field(aggregate.output, Accumulator(aggregate, 0).result_type, nullable=aggregate.function != "count")
+        for aggregate in descriptor.aggregates
+    ]
+
+
+def state_columns(descriptor: ColumnarStateDescriptor, columns: pa.RecordBatch) -> list[pa.Array | None]:
+    """The column that feeds each aggregate."""
+    return [None if aggregate.column is None else columns.column(aggregate.column) for aggregate in descriptor.aggregates]

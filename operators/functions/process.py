@@ -1,0 +1,267 @@
+"""Keyed processing, record by record, with state and timers: the user's ProcessFunction and the operator that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from barriers.elements import Batch
+from operators.base import Operator, OperatorContext, Output, TimerService
+from operators.functions.errors import user_error
+from operators.schema import RowType
+from operators.selectors import Selector
+from operators.timers import InternalTimerService
+from statebackends.backend import KeyedStateBackend
+from statebackends.errors import HoldfastError, InvariantError, UndeclaredStateError
+from statebackends.state import StateDescriptor
+
+Collector: TypeAlias = Callable[[Any], None]
+"""Emits one row: `out(row)`."""
+
+
+class ProcessContext:
+    """What a ProcessFunction sees beside the record. `state` and `timers` follow the current key."""
+
+    __slots__ = ("_backend", "_descriptors", "_operator", "_states", "_timers", "timestamp")
+
+    def __init__(self, operator: OperatorContext, descriptors: tuple[StateDescriptor, ...], *, uses_timers: bool) -> None:
+        self._operator = operator
+        self._backend: KeyedStateBackend = operator.keyed_state
+        self._timers: TimerService | None = operator.timers if uses_timers else None
+        self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
+        self._states: dict[Any, Any] = {}
+        self.timestamp: int | None = None
+        """Event time of the record, or of the timer, in ms; None when no timestamps were assigned."""
+
+    def state(self, state: StateDescriptor | str) -> Any:
+        """The state object of a declared descriptor, or of its name; the same object for every key.
+
+        Raises UndeclaredStateError for one that is not in the function's `states`."""
+        name = state if isinstance(state, str) else state.name
+        found = self._states.get(name)
+        if found is None:
+            declared = self._descriptors.get(name)
+            if declared is None or not (isinstance(state, str) or state == declared):
+                raise UndeclaredStateError(
+                    f"operator {self._operator.uid!r}: state {name!r} is not among the declared states "
+                    f"({', '.join(self._descriptors) or 'none'}): add its descriptor to the function's `states`",
+                    operator=self._operator.uid,
+                    state=name,
+                )
+            found = self._states[name] = self._backend.get_state(declared)
+        return found
+
+    @property
+    def timers(self) -> TimerService:
+        """Raises UndeclaredStateError when the function has no `on_timer`."""
+        if self._timers is None:
+            raise UndeclaredStateError(
+                f"operator {self._operator.uid!r}: a timer needs a function that defines on_timer",
+                operator=self._operator.uid,
+                state="timers",
+            )
+        return self._timers
+
+    @property
+    def key(self) -> Any:
+        """The current key, as a Python value."""
+        return self._backend.key_type.decode(self._backend.current_key[0])
+
+    @property
+    def watermark(self) -> int:
+        """Event time that the operator has reached, in ms."""
+        return self._operator.timers.current_watermark
+
+    @property
+    def processing_time(self) -> int:
+        """Wall clock, ms."""
+        return self._operator.now_ms()
+
+    @property
+    def subtask(self) -> int:
+        return self._operator.subtask
+
+
+class ProcessFunction:
+    """Base of keyed functions. Everything that must survive a failure belongs into declared state.
+
+        class Count(hf.ProcessFunction):
+            count = hf.ValueStateDescriptor("count", int)
+            states = (count,)
+
+            def process_element(self, value, ctx, out):
+                state = ctx.state(self.count)
+                state.update(state.value(0) + 1)
+                out({"key": ctx.key, "count": state.value()})
+    """
+
+    states: ClassVar[tuple[StateDescriptor, ...]] = ()
+    """Descriptors of every state that the function asks for."""
+    returns: ClassVar[Any] = None
+    """Type of the rows it emits, as `returns=` of `KeyedStream.process`, which comes first."""
+
+    def open(self, ctx: ProcessContext) -> None:
+        """Once per subtask, when the state is there; no key is current yet."""
+
+    def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
+        """One record; its key is current."""
+        raise NotImplementedError(f"{type(self).__name__} must define process_element")
+
+    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
+        """A timer of the current key is due. Define it to use timers."""
+
+    def close(self) -> None:
+        """Once per subtask, also after a failure."""
+
+
+class CallableProcessFunction(ProcessFunction):
+    """A plain function `(value, ctx, out)` with its states."""
+
+    def __init__(self, function: Callable[[Any, ProcessContext, Collector], None], states: tuple[StateDescriptor, ...]) -> None:
+        self.function = function
+        self.states = states  # type: ignore[misc]
+        self.process_element = function  # type: ignore[method-assign]
+
+
+class ProcessOperator(Operator):
+    """Runs a ProcessFunction on a keyed stream."""
+
+    def __init__(self, function: ProcessFunction, selector: Selector, input_type: RowType, output_type: RowType) -> None:
+        self.function = function
+        self.selector = selector
+        self.input_type = input_type
+        self.output_type = output_type
+        self.uses_timers = type(function).on_timer is not ProcessFunction.on_timer
+        self._opened = False
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return tuple(self.function.states)
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._rows: list[Any] = []
+        self._stamps: list[int] = []
+
+    def open(self) -> None:
+        self._backend = self.context.keyed_state
+        self._context = ProcessContext(self.context, self.declared_states(), uses_timers=self.uses_timers)
+        self._opened = True
+        self._guarded(self.function.open, self._context)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        rows = batch.rows(self.input_type.record)
+        keys = self.selector.keys(
+            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
+        )
+        encoded, groups = keys.encoded(), keys.key_groups.tolist()
+        if batch.timestamps is None:
+            self._process(rows, encoded, groups)
+        else:
+            self._process_stamped(rows, encoded, groups, batch.timestamps.tolist())
+        self._flush()
+
+    def _process(self, rows: Any, encoded: list[bytes], groups: list[int]) -> None:
+        context, process, set_current_key = self._context, self.function.process_element, self._backend.set_current_key
+        collect = self._rows.append
+        context.timestamp = None
+        row = None
+        try:
+            for row, key, group in zip(rows, encoded, groups, strict=True):
+                set_current_key(key, group)
+                process(row, context, collect)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise self._failed(error, process, row) from error
+
+    def _process_stamped(self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int]) -> None:
+        context, process, set_current_key = self._context, self.function.process_element, self._backend.set_current_key
+        emitted, emitted_stamps = self._rows, self._stamps
+        collect = emitted.append
+        row, count = None, 0
+        try:
+            for row, key, group, stamp in zip(rows, encoded, groups, stamps, strict=True):
+                set_current_key(key, group)
+                context.timestamp = stamp
+                process(row, context, collect)
+                if len(emitted) != count:
+                    emitted_stamps.extend(repeat(stamp, len(emitted) - count))
+                    count = len(emitted)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise self._failed(error, process, row) from error
+
+    # ------------------------------------------------------------------------------------------------------- timers
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        return self._fire(self._timers().advance_watermark(watermark_ms, self._on_timer))
+
+    def next_processing_time_ms(self) -> int | None:
+        return self._timers().next_alarm_ms
+
+    def process_processing_time(self, now_ms: int) -> Iterator[None]:
+        return self._fire(self._timers().advance_processing_time(now_ms, self._on_timer))
+
+    def _fire(self, slices: Iterator[None]) -> Iterator[None]:
+        for _ in slices:
+            self._flush()
+            yield
+        self._flush()
+
+    def _on_timer(self, timestamp_ms: int, namespace: bytes) -> None:
+        self._context.timestamp = timestamp_ms
+        try:
+            self.function.on_timer(timestamp_ms, self._context, self._rows.append)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            record = f"timer {timestamp_ms} of key {self._context.key!r}"
+            raise self._failed(error, self.function.on_timer, record) from error
+        missing = len(self._rows) - len(self._stamps)
+        if missing:
+            self._stamps.extend(repeat(timestamp_ms, missing))
+
+    def _timers(self) -> InternalTimerService:
+        timers = self.context.timers
+        if not isinstance(timers, InternalTimerService):
+            raise InvariantError(f"operator {self.context.uid!r}: the runtime gave it {type(timers).__name__} as timers")
+        return timers
+
+    # ------------------------------------------------------------------------------------------------------- output
+
+    def _flush(self) -> None:
+        """Emit what was collected; the lists are new, since the batch keeps the old ones."""
+        if not self._rows:
+            return
+        rows, stamps = self._rows, self._stamps
+        self._rows, self._stamps = [], []
+        self.output.collect(
+            Batch(
+                rows=rows,
+                schema=self.output_type.schema,
+                timestamps=np.array(stamps, np.int64) if stamps else None,
+                row_factory=self.output_type.record,
+                producer=self.context.uid,
+            )
+        )
+
+    def close(self) -> None:
+        if self._opened:
+            self._opened = False
+            self._guarded(self.function.close)
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise self._failed(error, call, None) from error
+
+    def _failed(self, error: BaseException, function: Callable[..., Any], record: Any) -> HoldfastError:
+        context = self.context
+        return user_error(error, operator=context.uid, subtask=context.subtask, function=function, record=record)

@@ -1,0 +1,113 @@
+"""Assigning event times and watermarks: from a column or a function of the row, with bounded out-of-orderness.
+
+Watermarks from upstream are swallowed, except the maximum, which the runtime passes on (N19). The watermark of a subtask
+starts at the minimum again after a restore (N20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barriers.elements import Batch
+from operators.base import Operator
+from operators.functions.errors import shown, user_error
+from operators.schema import RowType
+from operators.time import BoundedOutOfOrderness, datetime_ms
+from statebackends.errors import GraphError, HoldfastError, InvalidTimestampError
+
+_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000)}
+"""Arrow unit -> (factor, divisor) from a count of units to ms."""
+
+
+def check_time_column(field: pa.Field, operator: str) -> None:
+    """Refuse a column that is not an event time: int64 ms, or timestamp[s|ms|us] with a zone. Raises GraphError."""
+    kind = field.type
+    if kind == pa.int64():
+        return
+    problem = f"is {kind}; an event time is int64 (ms since the epoch) or timestamp[us|ms|s] with a time zone"
+    if pa.types.is_timestamp(kind):
+        if kind.tz is None:
+            problem = f"is {kind}, which is naive: say which zone it is in, for example with cast or assume_timezone"
+        elif kind.unit in _PER_MS:
+            return
+    raise GraphError(f"operator {operator!r}: column {field.name!r} {problem}", operator=operator, column=field.name)
+
+
+class TimestampsOperator(Operator):
+    """Gives each record its event time and emits a watermark behind each batch, when it rises."""
+
+    forwards_watermarks = False
+
+    def __init__(self, source: str | Callable[[Any], Any], bound_ms: int, input_type: RowType) -> None:
+        """`source`: the column, or a function from row to ms (int) or aware datetime."""
+        self.source = source
+        self.bound_ms = bound_ms
+        self.input_type = input_type
+        self.output_type = input_type
+        self._watermarks = BoundedOutOfOrderness(bound_ms)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        if not batch.num_rows:
+            return
+        if isinstance(self.source, str):
+            timestamps = self._from_column(batch, self.source)
+        else:
+            timestamps = self._from_function(batch, self.source)
+        self.output.collect(batch.with_timestamps(timestamps))
+        watermark_ms = self._watermarks.advance(int(timestamps.max()))
+        if watermark_ms is not None:
+            self.output.emit_watermark(watermark_ms)
+
+    def _from_column(self, batch: Batch, name: str) -> npt.NDArray[np.int64]:
+        column = batch.columns().column(name)
+        if column.null_count:
+            row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+            raise self._refused(f"column {name!r} is null", batch.slice(row, 1).rows(self.input_type.record)[0])
+        numbers: npt.NDArray[np.int64]
+        if column.type == pa.int64():
+            numbers = column.to_numpy()
+            return numbers
+        factor, divisor = _PER_MS[column.type.unit]
+        numbers = column.view(pa.int64()).to_numpy()
+        return numbers * factor if divisor == 1 else numbers // divisor
+
+    def _from_function(self, batch: Batch, function: Callable[[Any], Any]) -> npt.NDArray[np.int64]:
+        stamps: list[int] = []
+        for row in batch.rows(self.input_type.record):
+            try:
+                moment = function(row)
+            except HoldfastError:
+                raise
+            except Exception as error:
+                raise user_error(
+                    error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=row
+                ) from error
+            stamps.append(moment if type(moment) is int else self._milliseconds(moment, row))
+        try:
+            return np.array(stamps, np.int64)
+        except OverflowError as error:
+            raise self._refused("an event time is beyond int64 ms", None) from error
+
+    def _milliseconds(self, moment: Any, row: Any) -> int:
+        if isinstance(moment, datetime):
+            try:
+                return datetime_ms(moment)
+            except ValueError as error:
+                raise self._refused(str(error), row) from error
+        if isinstance(moment, np.integer):
+            return int(moment)
+        raise self._refused(f"{moment!r} is not an event time (ms as an int, or an aware datetime)", row)
+
+    def _refused(self, reason: str, row: Any) -> InvalidTimestampError:
+        context = self.context
+        return InvalidTimestampError(
+            f"operator {context.uid!r}, subtask {context.subtask}: {reason}; record {shown(row)}",
+            operator=context.uid,
+            subtask=context.subtask,
+            record=shown(row),
+        )

@@ -1,0 +1,129 @@
+"""Tumbling event-time windows over columns. The state holds one row per (window, key), and nothing else.
+
+A window [start, end) fires when the watermark reaches end - 1, in slices of bounded size; a record whose window has
+fired is late: it is dropped and counted. Rows leave the state as they are emitted, so that a barrier between two slices
+cuts exactly there. The watermark is kept in the snapshot, so that no window fires a second time after a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from operators.base import Operator
+from operators.functions.aggregates import result_fields, state_columns
+from operators.schema import EVENT_TIME_TYPE, RowType
+from operators.selectors import Selector
+from operators.time import Tumbling
+from statebackends.errors import InvalidTimestampError
+from statebackends.state import ColumnarState, ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+
+FIRED_ROWS_PER_SLICE_MAX = 8192
+WINDOW_COLUMNS = ("window_start", "window_end")
+_WATERMARK_STATE = OperatorListStateDescriptor("watermark")
+
+
+class TumblingWindowOperator(Operator):
+    """Keyed tumbling windows with columnar aggregates: key columns, window_start, window_end, aggregates."""
+
+    def __init__(
+        self, windows: Tumbling, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType, operator: str
+    ) -> None:
+        self.windows = windows
+        self.descriptor = descriptor
+        self.selector = selector
+        self.input_type = input_type
+        self.output_type = RowType(self._result_schema())
+        self.rows_per_slice_max = FIRED_ROWS_PER_SLICE_MAX
+        self._watermark = MIN_WATERMARK
+
+    def _result_schema(self) -> pa.Schema:
+        keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True)
+        return pa.schema(
+            [
+                *(pa.field(name, data_type, nullable=False) for name, data_type in keys),
+                *(pa.field(name, EVENT_TIME_TYPE, nullable=False) for name in WINDOW_COLUMNS),
+                *result_fields(self.descriptor),
+            ]
+        )
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (self.descriptor, _WATERMARK_STATE)
+
+    def initialize_state(self) -> None:
+        entries = self.context.operator_state.list_state(_WATERMARK_STATE.name).entries
+        if entries:
+            # at the cut the watermark was the same on every subtask, since each channel brings it to all of them
+            self._watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
+
+    def open(self) -> None:
+        self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        # so many copies that at any later parallelism each subtask is dealt at least one
+        copies = -(-self.context.max_parallelism // self.context.parallelism)
+        entry = self._watermark.to_bytes(8, "big", signed=True)
+        self.context.operator_state.list_state(_WATERMARK_STATE.name).update([entry] * copies)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        if batch.timestamps is None:
+            raise InvalidTimestampError(
+                f"operator {self.context.uid!r}: records reach a window without event times",
+                operator=self.context.uid,
+                subtask=self.context.subtask,
+                record=None,
+            )
+        if not batch.num_rows:
+            return
+        windows, batch = self._windows_of(batch, batch.timestamps)
+        if not batch.num_rows:
+            return
+        keys = self.selector.keys(
+            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
+        )
+        self._state.update(keys, windows, state_columns(self.descriptor, batch.columns()))
+
+    def _windows_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
+        """Start of each record's window (one number when it is the same for all), and the records that are not late."""
+        size, offset = self.windows.size_ms, self.windows.offset_ms
+        earliest, latest = int(stamps.min()), int(stamps.max())
+        first, last = (stamp - (stamp - offset) % size for stamp in (earliest, latest))
+        late_until = self._fired_until
+        if first > late_until and first == last:
+            return first, batch
+        starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % size
+        if first <= late_until:
+            in_time = starts > late_until
+            self.context.counters.late_dropped += len(starts) - int(np.count_nonzero(in_time))
+            batch, starts = batch.filter(in_time), starts[in_time]
+        return starts, batch
+
+    @property
+    def _fired_until(self) -> int:
+        """Start of the last window that the watermark has passed; every window up to it has fired."""
+        return self._watermark - self.windows.size_ms + 1 if self._watermark < MAX_WATERMARK else MAX_WATERMARK
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        self._watermark = max(self._watermark, watermark_ms)
+        while due := [start for start in self._state.namespaces() if start <= self._fired_until]:
+            for start in due:
+                yield from self._fire(start)
+
+    def _fire(self, start: int) -> Iterator[None]:
+        while self._state.row_count(start):
+            rows = self._state.read(start, 0, self.rows_per_slice_max)
+            self._state.drop_front(start, rows.num_rows)
+            self.output.collect(self._result(start, rows))
+            yield
+        self._state.remove(start)
+
+    def _result(self, start: int, rows: pa.RecordBatch) -> Batch:
+        count, end = rows.num_rows, start + self.windows.size_ms
+        keys = len(self.selector.names)
+        times = [pa.array(np.full(count, moment * 1000)).view(EVENT_TIME_TYPE) for moment in (start, end)]
+        arrays = [*rows.columns[:keys], *times, *rows.columns[keys:]]
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
+        return Batch(columns=columns, timestamps=np.full(count, end - 1, np.int64))

@@ -1,0 +1,238 @@
+"""CORE: the timers of one keyed operator of one subtask. Event time and processing time; no clock, no thread.
+
+A timer is (key, namespace, time): registering it twice gives one. Timers are kept in a heap, for the order, and in
+generations, which say which of them exist: deleting is lazy in the heap, and a barrier freezes in O(1). Firing is a
+generator, a bounded number of callbacks between two yields, so that mail and barriers get in; what has not fired when a
+barrier comes is in the snapshot. Timers of one time fire in the order of their canonical keys, on every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Protocol, TypeAlias
+
+from barriers.elements import MIN_WATERMARK
+from statebackends.errors import InvalidConfigError
+from statebackends.generations import MISSING, Generations, Layer
+
+Timer: TypeAlias = tuple[int, bytes, bytes, int]
+"""(time in ms, canonical key, namespace, key group): in firing order."""
+OnTimer: TypeAlias = Callable[[int, bytes], None]
+"""Called with time and namespace; the timer's key is current."""
+
+FIRED_PER_SLICE_MAX = 512
+"""Callbacks between two yields."""
+_HEAP_SLACK = 1024
+"""Deleted entries that the heap may hold beyond as many as there are timers, before it is rebuilt."""
+_TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
+
+
+class KeyedContext(Protocol):
+    """Whose key is current: the keyed backend."""
+
+    @property
+    def current_key(self) -> tuple[bytes, int]:
+        """(canonical key, key group)."""
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None: ...
+
+
+class TimerQueue:
+    """The timers of one kind of time, ordered."""
+
+    __slots__ = ("_count", "_counts", "_heap", "generations")
+
+    def __init__(self) -> None:
+        self._heap: list[Timer] = []
+        self._counts: dict[bytes, int] = {}
+        self._count = 0
+        self.generations = Generations()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def count(self, namespace: bytes) -> int:
+        """Timers of a namespace."""
+        return self._counts.get(namespace, 0)
+
+    def add(self, timer: Timer) -> None:
+        """Idempotent."""
+        generations = self.generations
+        if generations.find(timer)[0] is not MISSING:
+            return
+        generations.live[timer] = True
+        self._count += 1
+        namespace = timer[2]
+        self._counts[namespace] = self._counts.get(namespace, 0) + 1
+        heappush(self._heap, timer)
+
+    def remove(self, timer: Timer) -> bool:
+        """Whether the timer existed. Its place in the heap is left behind, and skipped."""
+        if self.generations.find(timer)[0] is MISSING:
+            return False
+        self.generations.remove(timer)
+        self._count -= 1
+        left = self._counts[timer[2]] - 1
+        if left:
+            self._counts[timer[2]] = left
+        else:
+            del self._counts[timer[2]]
+        return True
+
+    def head(self) -> Timer | None:
+        """The earliest timer."""
+        heap, find = self._heap, self.generations.find
+        while heap:
+            if find(heap[0])[0] is not MISSING:
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def take_due(self, time_ms: int) -> Timer | None:
+        """Remove and return the earliest timer, if its time is at most `time_ms`."""
+        timer = self.head()
+        if timer is None or timer[0] > time_ms:
+            return None
+        heappop(self._heap)
+        self.remove(timer)
+        return timer
+
+    def compact(self) -> None:
+        """Rebuild the heap when most of it was deleted; amortised over the deletions."""
+        if len(self._heap) > 2 * self._count + _HEAP_SLACK:
+            find = self.generations.find
+            self._heap = [timer for timer in set(self._heap) if find(timer)[0] is not MISSING]
+            heapify(self._heap)
+
+    def load(self, timers: Iterable[Timer]) -> None:
+        """Add restored timers."""
+        for timer in timers:
+            self.add(timer)
+
+
+class FrozenTimers:
+    """The timers of both kinds at one barrier; read on a pool thread, released on the loop thread."""
+
+    def __init__(self, queues: tuple[TimerQueue, TimerQueue]) -> None:
+        self._queues = queues
+        self._layers: tuple[tuple[Layer, ...], ...] = tuple(queue.generations.freeze() for queue in queues)
+
+    @property
+    def layers(self) -> tuple[tuple[Layer, ...], ...]:
+        """Event-time and processing-time timers: layers of generations, newest first."""
+        return self._layers
+
+    def release(self) -> None:
+        for queue, layers in zip(self._queues, self._layers, strict=True):
+            queue.generations.thaw(len(layers))
+
+
+class InternalTimerService:
+    """Timers of the current key; implements `base.TimerService`."""
+
+    def __init__(
+        self,
+        keyed: KeyedContext,
+        now_ms: Callable[[], int],
+        *,
+        operator: str = "",
+        fired_per_slice_max: int = FIRED_PER_SLICE_MAX,
+    ) -> None:
+        """`keyed`: the operator's keyed backend; `now_ms`: wall clock."""
+        self._keyed = keyed
+        self._now_ms = now_ms
+        self._operator = operator
+        self._fired_per_slice_max = fired_per_slice_max
+        self._watermark = MIN_WATERMARK
+        self._quiesced = False
+        self.event = TimerQueue()
+        self.processing = TimerQueue()
+
+    # ------------------------------------------------------------------------------------------------- registration
+
+    def register_event_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
+        """One at or below the current watermark fires at the next advance (N06)."""
+        self.event.add(self._timer(timestamp_ms, namespace))
+
+    def delete_event_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
+        if self.event.remove(self._timer(timestamp_ms, namespace)):
+            self.event.compact()
+
+    def register_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
+        """After `quiesce` it is kept, and never fires."""
+        self.processing.add(self._timer(timestamp_ms, namespace))
+
+    def delete_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
+        if self.processing.remove(self._timer(timestamp_ms, namespace)):
+            self.processing.compact()
+
+    def _timer(self, timestamp_ms: int, namespace: bytes) -> Timer:
+        if not isinstance(timestamp_ms, int) or not _TIME_MIN <= timestamp_ms <= _TIME_MAX:
+            raise InvalidConfigError(
+                f"operator {self._operator!r}: the time of a timer is int64 ms, not {timestamp_ms!r}", operator=self._operator
+            )
+        key, group = self._keyed.current_key
+        return timestamp_ms, key, namespace, group
+
+    # -------------------------------------------------------------------------------------------------------- time
+
+    @property
+    def current_watermark(self) -> int:
+        return self._watermark
+
+    @property
+    def current_processing_time(self) -> int:
+        return self._now_ms()
+
+    def advance_watermark(self, watermark_ms: int, on_timer: OnTimer) -> Iterator[None]:
+        """Set the watermark, then fire every event-time timer at or below it, in slices.
+
+        Timers that a callback registers at or below it fire in the same pass (N04). A watermark that does not rise fires
+        nothing."""
+        if watermark_ms > self._watermark:
+            self._watermark = watermark_ms
+            yield from self._fire(self.event, watermark_ms, on_timer)
+
+    @property
+    def next_alarm_ms(self) -> int | None:
+        """Wall-clock time at which to call `advance_processing_time`: one alarm, for the earliest timer; None: none is needed.
+
+        One ms behind the timer, so that its time has passed in full; the delay from now is max(t - now, 0) + 1 (N09)."""
+        if self._quiesced:
+            return None
+        head = self.processing.head()
+        return None if head is None else head[0] + 1
+
+    def alarm_delay_ms(self, now_ms: int) -> int | None:
+        """Delay of the alarm from now: max(t - now, 0) + 1."""
+        alarm_ms = self.next_alarm_ms
+        return None if alarm_ms is None else max(alarm_ms - 1 - now_ms, 0) + 1
+
+    def advance_processing_time(self, now_ms: int, on_timer: OnTimer) -> Iterator[None]:
+        """Fire every processing-time timer before now_ms, in slices; those that a callback registers too."""
+        return self._fire(self.processing, now_ms - 1, on_timer)
+
+    def quiesce(self) -> None:
+        """Fire no processing-time timer from now on; a callback that runs ends (N13)."""
+        self._quiesced = True
+
+    def _fire(self, queue: TimerQueue, time_ms: int, on_timer: OnTimer) -> Iterator[None]:
+        take, set_current_key, budget = queue.take_due, self._keyed.set_current_key, self._fired_per_slice_max
+        fired = 0
+        while not (self._quiesced and queue is self.processing):
+            timer = take(time_ms)
+            if timer is None:
+                break
+            time, key, namespace, group = timer
+            set_current_key(key, group)
+            on_timer(time, namespace)
+            fired += 1
+            if fired == budget:
+                fired = 0
+                yield
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def freeze(self) -> FrozenTimers:
+        """O(1): the timers as they are now."""
+        return FrozenTimers((self.event, self.processing))
