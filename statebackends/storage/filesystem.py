@@ -1,0 +1,118 @@
+"""The system calls that directory storage makes, as a port: a test can stop it between any two, a simulator replace it.
+
+Paths are absolute. Every method raises OSError as the system does; nothing is retried or interpreted here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from statebackends.storage.operations import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What is known of one directory entry."""
+
+    size: int
+    """Bytes."""
+    inode: tuple[int, int]
+    """(device, inode): equal for two names of one file."""
+    is_folder: bool
+    modified_ms: int
+    """Wall clock of the file system."""
+
+
+class FileSystem(Protocol):
+    """One call each; thread-safe."""
+
+    def create(self, path: str) -> int:
+        """Open a new file for writing. Raises FileExistsError."""
+
+    def open(self, path: str) -> int:
+        """Open an existing file for reading."""
+
+    def write(self, descriptor: int, data: Buffer) -> int:
+        """Bytes written; may be fewer than given."""
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes at `offset`; empty at the end of the file."""
+
+    def fsync(self, descriptor: int) -> None: ...
+
+    def close(self, descriptor: int) -> None: ...
+
+    def fsync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+
+    def link(self, source: str, target: str) -> None:
+        """Second name for a file. Raises FileExistsError."""
+
+    def unlink(self, path: str) -> None: ...
+
+    def mkdir(self, path: str) -> None:
+        """Raises FileExistsError."""
+
+    def rmdir(self, path: str) -> None: ...
+
+    def stat(self, path: str) -> FileStat: ...
+
+    def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
+        """(name, is a folder) of each entry, in no particular order."""
+
+
+class OsFileSystem:
+    """The real one."""
+
+    def create(self, path: str) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def write(self, descriptor: int, data: Buffer) -> int:
+        return os.write(descriptor, data)
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        return os.pread(descriptor, size, offset)
+
+    def fsync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def fsync_folder(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems whose folders need no fsync
+                raise
+        finally:
+            os.close(descriptor)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def stat(self, path: str) -> FileStat:
+        found = os.stat(path)
+        inode = (found.st_dev, found.st_ino)
+        return FileStat(found.st_size, inode, stat.S_ISDIR(found.st_mode), found.st_mtime_ns // 1_000_000)
+
+    def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
+        with os.scandir(path) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

@@ -1,0 +1,342 @@
+"""Storage on a directory (a local disk or a shared file system) with conditional create through hard links.
+
+A file appears under its name whole or not at all: bytes go to `.tmp` below the root, are synced, and are then linked.
+link() is the one atomic step that also refuses to overwrite, which rename() would not. What it says is durable is: file
+first, then the folder that names it, then each folder made on the way. It decides nothing about what is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, assert_never
+from urllib.parse import unquote, urlsplit
+
+from statebackends.errors import (
+    AmbiguousWriteError,
+    InvalidConfigError,
+    InvariantError,
+    ObjectMissingError,
+    StorageUnavailableError,
+)
+from statebackends.storage import operations as ops
+from statebackends.storage.checksums import Checked
+from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
+from statebackends.storage.folders import DurableFolders
+
+TEMPORARY_FOLDER = ".tmp"
+_COPY_BYTES = 1 << 20
+_DELETE_PASSES_MAX = 3
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class LocalStorage:
+    """Implements `operations.Storage`. Makes the root when it first writes."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        file_system: FileSystem | None = None,
+        new_nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._fs: FileSystem = file_system if file_system is not None else OsFileSystem()
+        self._new_nonce = new_nonce
+        self._folders = DurableFolders(self._fs, self._root)
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    def execute(self, operation: ops.Operation) -> Any:
+        """Perform one operation. I/O errors are StorageUnavailableError with the path and the system's words."""
+        path = _path_of(operation)
+        try:
+            return self._perform(operation)
+        except OSError as error:
+            raise self._unavailable(operation, path, error) from error
+
+    def sweep_temporary(self, *, now_ms: int, age_ms: int) -> int:
+        """Delete what crashed writers left in `.tmp` before now_ms - age_ms (file system clock). Returns files deleted."""
+        folder = posixpath.join(self._root, TEMPORARY_FOLDER)
+        deleted = 0
+        for name, _ in self._entries(folder):
+            path = posixpath.join(folder, name)
+            found = self._stat(path)
+            if found is not None and found.modified_ms < now_ms - age_ms:
+                deleted += self._unlink(path)
+        return deleted
+
+    def _perform(self, operation: ops.Operation) -> Any:
+        match operation:
+            case ops.PutIfAbsent():
+                return self._put_if_absent(self._resolve(operation.path), operation.data)
+            case ops.WriteFile():
+                return self._write(self._resolve(operation.path), operation.chunks)[0]
+            case ops.UploadFile():
+                return self._upload(operation)
+            case ops.DownloadFile():
+                return self._download(operation)
+            case ops.ReadFile():
+                return b"".join(self._read(self._resolve(operation.path), operation.offset, operation.length))
+            case ops.StatFile():
+                found = self._stat(self._resolve(operation.path))
+                return None if found is None or found.is_folder else found.size
+            case ops.ListFiles():
+                return sorted(self._files(operation.prefix.rstrip("/")))
+            case ops.ListFolder():
+                return sorted(name + "/" * is_folder for name, is_folder in self._listed(operation.prefix.rstrip("/")))
+            case ops.LinkFile():
+                return self._link(self._resolve(operation.source), self._resolve(operation.target))
+            case ops.DeleteFile():
+                return self._delete_file(self._resolve(operation.path))
+            case ops.DeleteFolder():
+                return self._delete_folder(self._resolve(operation.prefix.rstrip("/")))
+            case _:
+                assert_never(operation)
+
+    def _resolve(self, path: str) -> str:
+        """Absolute path of a storage path. Raises InvalidConfigError for one that could leave the root."""
+        parts = path.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[0] == TEMPORARY_FOLDER:
+            raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
+        return posixpath.join(self._root, *parts)
+
+    # -- writing
+
+    def _put_if_absent(self, target: str, data: bytes) -> bool:
+        if self._stat(target) is None:
+            created = self._publish(target, [data])
+        else:
+            created = False
+        if not created:
+            # whoever made it may not have got to this fsync yet, and the caller acts on its existence
+            self._folders.ensure(posixpath.dirname(target))
+            self._fs.fsync_folder(posixpath.dirname(target))
+        return created
+
+    def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
+        """Write under a name that is this writer's own: an existing file must be an earlier try of the same write."""
+        copy = Checked(chunks)
+        if not self._publish(target, copy):
+            found = self._stat(target)
+            if found is None or found.size != copy.length or self._checksum(target) != copy.checksum:
+                raise InvariantError(f"{target} exists with other content: its name was used twice", path=target)
+            self._fs.fsync_folder(posixpath.dirname(target))
+        return copy.length, copy.checksum
+
+    def _publish(self, target: str, chunks: Iterable[ops.Buffer]) -> bool:
+        """Durable temporary file, link, durable name. False: the name was taken."""
+        folder = posixpath.join(self._root, TEMPORARY_FOLDER)
+        temporary = posixpath.join(folder, self._new_nonce())
+        try:
+            self._folders.within(folder, lambda: self._fill(temporary, chunks))
+            return self._folders.within(posixpath.dirname(target), lambda: self._link_new(temporary, target))
+        finally:
+            self._discard(temporary)
+
+    def _fill(self, path: str, chunks: Iterable[ops.Buffer]) -> None:
+        descriptor = self._fs.create(path)
+        try:
+            self._write_all(descriptor, chunks)
+            self._fs.fsync(descriptor)
+        finally:
+            self._fs.close(descriptor)
+
+    def _write_all(self, descriptor: int, chunks: Iterable[ops.Buffer]) -> None:
+        for chunk in chunks:
+            rest = memoryview(chunk).cast("B")
+            while rest:
+                rest = rest[self._fs.write(descriptor, rest) :]
+
+    def _link_new(self, temporary: str, target: str) -> bool:
+        try:
+            self._fs.link(temporary, target)
+        except FileExistsError:
+            # a network file system may repeat a link() whose first answer was lost: then the name is ours
+            mine, found = self._stat(temporary), self._stat(target)
+            if mine is None or found is None or mine.inode != found.inode:
+                return False
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise InvalidConfigError(
+                    f"{self._root}: the file system has no hard links, which conditional create needs ({error.strerror})",
+                    path=target,
+                ) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EXDEV, errno.ENOTDIR):
+                raise  # refused: certainly not created
+            raise AmbiguousWriteError(f"{target}: {error.strerror}", path=target) from error
+        try:
+            self._fs.fsync_folder(posixpath.dirname(target))
+        except OSError as error:
+            raise AmbiguousWriteError(f"{target}: {error.strerror}", path=target) from error
+        return True
+
+    def _discard(self, temporary: str) -> None:
+        with contextlib.suppress(OSError):  # sweep_temporary finds it later; the write's own outcome matters more
+            self._fs.unlink(temporary)
+
+    def _upload(self, operation: ops.UploadFile) -> tuple[int, str]:
+        target = self._resolve(operation.path)
+        return self._write(target, self._read(operation.local_path))
+
+    def _download(self, operation: ops.DownloadFile) -> tuple[int, str]:
+        copy = Checked(self._read(self._resolve(operation.path)))
+        self._unlink(operation.local_path)
+        descriptor = None
+        try:
+            # the first chunk is read before the local file is made, so that a missing source leaves nothing
+            for chunk in copy:
+                if descriptor is None:
+                    descriptor = self._fs.create(operation.local_path)
+                self._write_all(descriptor, [chunk])
+            if descriptor is None:
+                descriptor = self._fs.create(operation.local_path)
+        finally:
+            if descriptor is not None:
+                self._fs.close(descriptor)
+        return copy.length, copy.checksum
+
+    # -- linking
+
+    def _link(self, source: str, target: str) -> bool:
+        found = self._stat(target)
+        origin = self._stat(source)
+        if found is None:
+            if origin is None:
+                raise ObjectMissingError(f"{source} does not exist", path=source)
+            if self._folders.within(posixpath.dirname(target), lambda: self._link_new(source, target)):
+                return True
+            found = self._stat(target)
+        if origin is not None and found is not None and origin.inode != found.inode and not self._same(source, target):
+            raise InvariantError(f"{target} exists with other content than {source}", path=target)
+        self._fs.fsync_folder(posixpath.dirname(target))
+        return False
+
+    def _same(self, left: str, right: str) -> bool:
+        return self._checksum(left) == self._checksum(right)
+
+    def _checksum(self, path: str) -> str:
+        checked = Checked(self._read(path))
+        for _ in checked:
+            pass
+        return checked.checksum
+
+    # -- reading
+
+    def _read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        try:
+            descriptor = self._fs.open(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissingError(f"{path} does not exist", path=path) from error
+        try:
+            remaining = length
+            while remaining is None or remaining > 0:
+                wanted = _COPY_BYTES if remaining is None else min(remaining, _COPY_BYTES)
+                chunk = self._fs.read(descriptor, wanted, offset)
+                if not chunk:
+                    return
+                offset += len(chunk)
+                remaining = None if remaining is None else remaining - len(chunk)
+                yield chunk
+        finally:
+            self._fs.close(descriptor)
+
+    def _stat(self, path: str) -> FileStat | None:
+        try:
+            return self._fs.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _entries(self, folder: str) -> list[tuple[str, bool]]:
+        try:
+            return list(self._fs.list_folder(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _listed(self, prefix: str) -> list[tuple[str, bool]]:
+        entries = self._entries(self._resolve(prefix) if prefix else self._root)
+        return [entry for entry in entries if prefix or entry[0] != TEMPORARY_FOLDER]
+
+    def _files(self, prefix: str) -> Iterator[str]:
+        for name, is_folder in self._listed(prefix):
+            path = f"{prefix}/{name}" if prefix else name
+            if is_folder:
+                yield from self._files(path)
+            else:
+                yield path
+
+    # -- deleting
+
+    def _unlink(self, path: str) -> bool:
+        try:
+            self._fs.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _delete_file(self, path: str) -> bool:
+        deleted = self._unlink(path)
+        if deleted:
+            self._fs.fsync_folder(posixpath.dirname(path))  # an order of deletions must survive a power cut
+        return deleted
+
+    def _delete_folder(self, folder: str) -> int:
+        deleted: list[str] = []
+        for last in range(_DELETE_PASSES_MAX, 0, -1):
+            try:
+                self._delete_tree(folder, deleted)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or last == 1:  # a zombie wrote into it meanwhile
+                    raise
+        self._folders.forget(folder)
+        parent = posixpath.dirname(folder)
+        if self._stat(parent) is not None:
+            self._fs.fsync_folder(parent)
+        return len(deleted)
+
+    def _delete_tree(self, folder: str, deleted: list[str]) -> None:
+        for name, is_folder in self._entries(folder):
+            path = posixpath.join(folder, name)
+            if is_folder:
+                self._delete_tree(path, deleted)
+            elif self._unlink(path):
+                deleted.append(path)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rmdir(folder)
+
+    def _unavailable(self, operation: ops.Operation, path: str, error: OSError) -> StorageUnavailableError:
+        reason = error.strerror or str(error)
+        name = type(operation).__name__
+        return StorageUnavailableError(f"{name} {path} in {self._root}: {reason}", path=path, errno=error.errno)
+
+
+def _path_of(operation: ops.Operation) -> str:
+    match operation:
+        case ops.ListFiles() | ops.ListFolder() | ops.DeleteFolder():
+            return operation.prefix
+        case ops.LinkFile():
+            return operation.target
+        case _:
+            return operation.path
+
+
+def storage_from_url(url: str) -> LocalStorage:
+    """Storage named by a plain path or a `file:///` URL. Raises InvalidConfigError naming any other scheme."""
+    parts = urlsplit(url)
+    if not url or "\0" in url:
+        raise InvalidConfigError("the storage location is empty", url=url)
+    if "://" not in url:
+        return LocalStorage(url)
+    if parts.scheme != "file":
+        raise InvalidConfigError(f"storage scheme {parts.scheme!r} is not supported: use a path or file:///", url=url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidConfigError(f"{url!r} names a host: use file:/// and an absolute path", url=url)
+    return LocalStorage(unquote(parts.path))
