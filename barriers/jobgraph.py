@@ -115,8 +115,8 @@ class JobConfig(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
-        positive = ("checkpoint_timeout_ms", "max_concurrent_checkpoints", "retained_checkpoints", "batch_rows_max")
-        positive += ("channel_credit_bytes", "channel_credit_batches", "step_budget_ms", "heartbeat_interval_ms")
+        positive: tuple[str, ...] = ("checkpoint_timeout_ms", "max_concurrent_checkpoints", "retained_checkpoints")
+        positive += ("batch_rows_max", "channel_credit_bytes", "channel_credit_batches", "step_budget_ms", "heartbeat_interval_ms")
         for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)

@@ -1,0 +1,246 @@
+"""CORE: both ends of a channel, and a subtask's output over all channels of one edge.
+
+Decides what may be sent now, in which order, and whether what came is what was due. Moving bytes is the transport's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from barriers.coalesce import Coalescer
+from barriers.credits import CreditAnnouncement, SenderCredit
+from barriers.elements import Batch, Element, ElementEvent, Watermark
+from barriers.frames import ChannelId, Frame, LastSequence
+from barriers.jobgraph import JobConfig
+from barriers.partition import Partitioner
+from statebackends.errors import InvariantError, ProtocolError
+
+HIGH_WATER_ELEMENTS = 1_000
+"""Elements waiting on one output channel above which no further step is started; bounds events, which have no size."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """Limits of an output; sizes in bytes, per channel."""
+
+    batch_rows_max: int = 65_536
+    buffer_timeout_ms: int = 10
+    high_water_bytes: int = 4 * 1024 * 1024
+    high_water_elements: int = HIGH_WATER_ELEMENTS
+
+    @staticmethod
+    def of(config: JobConfig) -> OutputSettings:
+        """A channel may keep as much waiting as its receiver grants it in flight."""
+        return OutputSettings(config.batch_rows_max, config.buffer_timeout_ms, config.channel_credit_bytes)
+
+
+class OutputChannel:
+    """The producer's end: a queue of batches and events in order, numbered as they leave, batches only with credit."""
+
+    __slots__ = ("_attempt", "_coalescer", "_credit", "_queue", "_queued_bytes", "_sequence", "_timeout_ms", "channel")
+
+    def __init__(self, channel: ChannelId, *, attempt: int, settings: OutputSettings) -> None:
+        self.channel = channel
+        self._attempt = attempt
+        self._coalescer = Coalescer(settings.batch_rows_max)
+        self._timeout_ms = settings.buffer_timeout_ms
+        self._credit = SenderCredit()
+        self._queue: deque[tuple[Element, int]] = deque()
+        self._queued_bytes = 0
+        self._sequence = 0
+
+    def add(self, batch: Batch, *, now_ms: int) -> None:
+        """Queue a batch; a small one waits to be merged with the next."""
+        for ready in self._coalescer.add(batch, now_ms=now_ms):
+            self._push(ready)
+
+    def add_event(self, event: ElementEvent) -> None:
+        """Queue an event behind everything added before. A watermark replaces one that still waits right in front of it."""
+        self.flush()
+        if isinstance(event, Watermark) and self._queue and isinstance(self._queue[-1][0], Watermark):
+            self._queue.pop()
+        self._queue.append((event, 0))
+
+    def flush(self) -> None:
+        """Stop waiting for more small batches."""
+        for ready in self._coalescer.flush():
+            self._push(ready)
+
+    def _push(self, batch: Batch) -> None:
+        size = batch.size
+        self._queue.append((batch, size))
+        self._queued_bytes += size
+
+    @property
+    def flush_due_ms(self) -> int | None:
+        """When collected small batches have waited long enough."""
+        since = self._coalescer.since_ms
+        return None if since is None else since + self._timeout_ms
+
+    @property
+    def pending_bytes(self) -> int:
+        """Waiting here, in the queue or to be merged."""
+        return self._queued_bytes + self._coalescer.size
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_drained(self) -> bool:
+        """True when nothing waits here."""
+        return not self._queue and self._coalescer.since_ms is None
+
+    def announced(self, announcement: CreditAnnouncement) -> None:
+        """The receiver spoke. Raises ProtocolError on an impossible count."""
+        self._credit.announced(announcement)
+
+    def take_frames(self) -> list[Frame]:
+        """All that may leave now, in order."""
+        frames: list[Frame] = []
+        queue, credit = self._queue, self._credit
+        if not credit.is_open:
+            return frames
+        while queue:
+            element, size = queue[0]
+            if isinstance(element, Batch):
+                if not credit.can_send(size):
+                    break
+                credit.sent(size)
+                self._queued_bytes -= size
+            queue.popleft()
+            self._sequence += 1
+            frames.append(Frame(self._attempt, self.channel, self._sequence, element, size))
+        return frames
+
+    def last_sequence(self) -> Frame | None:
+        """What the receiver should have seen by now; None before the channel is open."""
+        if not self._credit.is_open:
+            return None
+        return Frame(self._attempt, self.channel, 0, LastSequence(self._sequence))
+
+
+class InputChannel:
+    """The consumer's end: takes frames of its attempt in their order and refuses gaps and repeats."""
+
+    __slots__ = ("_attempt", "_received", "channel")
+
+    def __init__(self, channel: ChannelId, *, attempt: int) -> None:
+        self.channel = channel
+        self._attempt = attempt
+        self._received = 0
+
+    def accept(self, frame: Frame) -> Element | None:
+        """The element of a frame that is due; None for one of another attempt and for a last-sequence frame that agrees.
+
+        Raises ProtocolError, which fails the attempt, on a gap, a repeat, or a peer that has sent more than came."""
+        if frame.attempt != self._attempt:
+            return None
+        payload = frame.payload
+        if isinstance(payload, LastSequence):
+            if payload.sequence > self._received:
+                raise self._out_of_turn("the peer has sent frames that did not come", payload.sequence)
+            return None
+        if isinstance(payload, CreditAnnouncement):
+            raise InvariantError(f"credit for {tuple(self.channel)} was routed to its receiver")
+        if frame.sequence != self._received + 1:
+            what = "a gap" if frame.sequence > self._received else "a repeat"
+            raise self._out_of_turn(what, frame.sequence)
+        self._received += 1
+        return payload
+
+    def announcement(self, announcement: CreditAnnouncement) -> Frame:
+        """Credit of this channel as a frame for its producer."""
+        return Frame(self._attempt, self.channel, 0, announcement)
+
+    def _out_of_turn(self, what: str, got: int) -> ProtocolError:
+        edge, producer, consumer = self.channel
+        message = f"edge {edge}, subtask {producer} to {consumer}: {what}: frame {got} after {self._received}"
+        return ProtocolError(message, channel=tuple(self.channel), expected=self._received + 1, got=got)
+
+
+class OutputGate:
+    """One subtask's output over one edge: deals out batches, repeats events on every channel, holds what has no credit.
+
+    `consumers` are the target's subtasks, in the partitioner's channel order (for a forward edge just the producer's own index)."""
+
+    def __init__(
+        self,
+        *,
+        attempt: int,
+        edge_id: int,
+        producer: int,
+        consumers: Sequence[int],
+        partitioner: Partitioner,
+        settings: OutputSettings,
+    ) -> None:
+        self.edge_id = edge_id
+        self.producer = producer
+        self._partitioner = partitioner
+        self._settings = settings
+        self._channels = [
+            OutputChannel(ChannelId(edge_id, producer, consumer), attempt=attempt, settings=settings) for consumer in consumers
+        ]
+        self._by_consumer = {channel.channel.consumer: channel for channel in self._channels}
+        self.records_out = 0
+        self.bytes_out = 0
+
+    def emit(self, batch: Batch, *, now_ms: int) -> None:
+        """Deal out a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
+        for index, part in self._partitioner.split(batch):
+            self._channels[index].add(part, now_ms=now_ms)
+            self.records_out += part.num_rows
+
+    def broadcast_event(self, event: ElementEvent) -> None:
+        """An event to every channel, behind all that was emitted before."""
+        for channel in self._channels:
+            channel.add_event(event)
+
+    def announced(self, frame: Frame) -> None:
+        """A credit frame came for one of the channels. Raises ProtocolError."""
+        channel = self._by_consumer.get(frame.channel.consumer)
+        if channel is None or not isinstance(frame.payload, CreditAnnouncement):
+            raise ProtocolError(f"no output channel for {frame.channel}", channel=tuple(frame.channel))
+        channel.announced(frame.payload)
+
+    @property
+    def is_available(self) -> bool:
+        """True while every channel is below its high-water marks; a step starts only then."""
+        high_bytes, high_count = self._settings.high_water_bytes, self._settings.high_water_elements
+        return all(channel.pending_bytes < high_bytes and channel.pending_count < high_count for channel in self._channels)
+
+    @property
+    def is_drained(self) -> bool:
+        """True when everything emitted has left."""
+        return all(channel.is_drained for channel in self._channels)
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(channel.pending_bytes for channel in self._channels)
+
+    def next_flush_ms(self) -> int | None:
+        """When `flush` has something to do next."""
+        return min((due for channel in self._channels if (due := channel.flush_due_ms) is not None), default=None)
+
+    def flush(self, now_ms: int) -> None:
+        """Let small batches go that have waited for the buffer timeout."""
+        for channel in self._channels:
+            due = channel.flush_due_ms
+            if due is not None and due <= now_ms:
+                channel.flush()
+
+    def flush_all(self) -> None:
+        """Let all small batches go: the worker is idle."""
+        for channel in self._channels:
+            channel.flush()
+
+    def take_frames(self) -> list[Frame]:
+        """All that may leave now, channel by channel, in order within each."""
+        frames = [frame for channel in self._channels for frame in channel.take_frames()]
+        self.bytes_out += sum(frame.size for frame in frames)
+        return frames
+
+    def last_sequences(self) -> list[Frame]:
+        """One last-sequence frame per open channel; the worker sends them now and then."""
+        return [frame for channel in self._channels if (frame := channel.last_sequence()) is not None]

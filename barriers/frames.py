@@ -1,0 +1,236 @@
+"""Data frames <-> bytes: what travels between subtasks of different processes.
+
+A frame is a header and a payload. A batch with a schema is one Arrow IPC message (its schema travels once per channel), one
+without is one pickle of its rows; events and credit are msgpack. Columns are decoded in place, on the memory they came in.
+
+Pickle makes an open data port a way to run code: the transport lets only loopback or authenticated peers in."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barriers.credits import CreditAnnouncement
+from barriers.elements import Batch, ElementEvent
+from statebackends.errors import ProtocolError
+
+Part: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+"""Anything with the buffer protocol."""
+
+
+class ChannelId(NamedTuple):
+    """One channel of the job: from a producer subtask to a consumer subtask, over an edge."""
+
+    edge: int
+    producer: int
+    consumer: int
+
+
+class LastSequence(msgspec.Struct, frozen=True, array_like=True, tag="last_sequence"):
+    """Sent now and then by the producer: number of the channel's newest frame. A receiver that is behind has lost one."""
+
+    sequence: int
+
+
+Payload: TypeAlias = Batch | ElementEvent | CreditAnnouncement | LastSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message on a channel. `sequence` counts batches and events of the channel from 1; 0 on credit and last-sequence frames,
+    which may be lost or repeated without harm. `size`: a batch's bytes as its sender counted them for credit, 0 for the others."""
+
+    attempt: int
+    channel: ChannelId
+    sequence: int
+    payload: Payload
+    size: int = 0
+
+    @property
+    def to_producer(self) -> bool:
+        """Credit travels against the channel."""
+        return isinstance(self.payload, CreditAnnouncement)
+
+    @property
+    def target_slot(self) -> int:
+        """Slot of the subtask it is for: subtask i runs in slot i."""
+        return self.channel.producer if self.to_producer else self.channel.consumer
+
+
+class FrameKind(IntEnum):
+    ARROW = 1
+    """Parts: IPC record batch message [, timestamps] [, IPC schema message]."""
+    ARROW_STREAM = 2
+    """As ARROW, but the first part is a whole IPC stream: for dictionary-encoded columns."""
+    ROWS = 3
+    """Parts: pickled list [, timestamps]."""
+    EVENT = 4
+    CREDIT = 5
+    LAST_SEQUENCE = 6
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """First part of every frame."""
+
+    version: int
+    attempt: int
+    edge: int
+    producer: int
+    consumer: int
+    sequence: int
+    kind: FrameKind
+    size: int = 0
+    timestamps: bool = False
+    schema: bool = False
+
+
+FRAME_VERSION = 1
+ALIGNMENT = 8
+"""Bytes; columns received at another address are copied once, since vector code reads them as int64."""
+
+_pack = msgspec.msgpack.Encoder()
+_headers = msgspec.msgpack.Decoder(Header)
+_events = msgspec.msgpack.Decoder(ElementEvent)
+_credits = msgspec.msgpack.Decoder(CreditAnnouncement)
+_sequences = msgspec.msgpack.Decoder(LastSequence)
+
+
+class FrameEncoder:
+    """Encodes the frames of one attempt towards any peers; remembers which channels know which schema."""
+
+    def __init__(self) -> None:
+        self._schemas: dict[ChannelId, pa.Schema] = {}
+
+    def encode(self, frame: Frame) -> list[Part]:
+        """Parts of one multipart message; large ones are handed on without a copy. Raises ProtocolError."""
+        payload = frame.payload
+        if isinstance(payload, Batch):
+            return self._batch(frame, payload)
+        if isinstance(payload, CreditAnnouncement):
+            return [_header(frame, FrameKind.CREDIT), _pack.encode(payload)]
+        if isinstance(payload, LastSequence):
+            return [_header(frame, FrameKind.LAST_SEQUENCE), _pack.encode(payload)]
+        return [_header(frame, FrameKind.EVENT), _pack.encode(payload)]
+
+    def _batch(self, frame: Frame, batch: Batch) -> list[Part]:
+        stamps = batch.timestamps
+        tail: list[Part] = [] if stamps is None else [pa.py_buffer(np.ascontiguousarray(stamps, np.int64))]
+        flags = {"timestamps": stamps is not None}
+        if batch.schema is None:
+            try:
+                rows = pickle.dumps(list(batch.rows()), protocol=5)
+            except Exception as error:
+                raise ProtocolError(f"rows can't be pickled: {error}", channel=tuple(frame.channel)) from error
+            return [_header(frame, FrameKind.ROWS, **flags), rows, *tail]
+        columns = batch.columns()
+        if _has_dictionary(columns.schema):
+            return [_header(frame, FrameKind.ARROW_STREAM, **flags), _stream(columns), *tail]
+        known = self._schemas.get(frame.channel)
+        new = known is not columns.schema and (known is None or not known.equals(columns.schema, check_metadata=True))
+        if new:
+            self._schemas[frame.channel] = columns.schema
+            tail.append(columns.schema.serialize())
+        return [_header(frame, FrameKind.ARROW, schema=new, **flags), columns.serialize(), *tail]
+
+
+class FrameDecoder:
+    """Decodes the frames of one attempt; remembers each channel's schema."""
+
+    def __init__(self) -> None:
+        self._schemas: dict[ChannelId, pa.Schema] = {}
+
+    def decode(self, parts: Sequence[Any]) -> Frame:
+        """The frame of a multipart message (bytes, or objects with `.buffer` such as zmq frames). Raises ProtocolError."""
+        header = decode_header(parts)
+        channel = ChannelId(header.edge, header.producer, header.consumer)
+        try:
+            payload = self._payload(header, channel, [_memory(part) for part in parts[1:]])
+        except ProtocolError:
+            raise
+        except Exception as error:
+            raise ProtocolError(f"a {header.kind.name} frame can't be decoded: {error}", channel=tuple(channel)) from error
+        return Frame(header.attempt, channel, header.sequence, payload, header.size)
+
+    def _payload(self, header: Header, channel: ChannelId, parts: list[memoryview]) -> Payload:
+        expected = 1 + header.timestamps + header.schema
+        if len(parts) != expected:
+            raise ProtocolError(f"a {header.kind.name} frame has {len(parts)} parts", expected=expected, got=len(parts))
+        match header.kind:
+            case FrameKind.EVENT:
+                return cast(ElementEvent, _events.decode(parts[0]))
+            case FrameKind.CREDIT:
+                return _credits.decode(parts[0])
+            case FrameKind.LAST_SEQUENCE:
+                return _sequences.decode(parts[0])
+            case FrameKind.ROWS:
+                return Batch(rows=pickle.loads(parts[0]), timestamps=_timestamps(header, parts))
+            case FrameKind.ARROW_STREAM:
+                table = pa.ipc.open_stream(pa.py_buffer(_aligned(parts[0])))
+                return Batch(columns=table.read_next_batch(), timestamps=_timestamps(header, parts))
+            case FrameKind.ARROW:
+                if header.schema:
+                    self._schemas[channel] = pa.ipc.read_schema(pa.py_buffer(parts[-1]))
+                schema = self._schemas.get(channel)
+                if schema is None:
+                    raise ProtocolError("columns came before their schema", channel=tuple(channel))
+                columns = pa.ipc.read_record_batch(pa.py_buffer(_aligned(parts[0])), schema)
+                return Batch(columns=columns, timestamps=_timestamps(header, parts))
+
+
+def decode_header(parts: Sequence[Any]) -> Header:
+    """Header of a multipart message, enough to drop a frame of another attempt unread. Raises ProtocolError."""
+    if not parts:
+        raise ProtocolError("an empty frame")
+    try:
+        header = _headers.decode(_memory(parts[0]))
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"not a frame header: {error}") from error
+    if header.version != FRAME_VERSION:
+        raise ProtocolError(f"frame version {header.version}", expected=FRAME_VERSION, got=header.version)
+    return header
+
+
+def _header(frame: Frame, kind: FrameKind, *, timestamps: bool = False, schema: bool = False) -> bytes:
+    edge, producer, consumer = frame.channel
+    return _pack.encode(
+        Header(FRAME_VERSION, frame.attempt, edge, producer, consumer, frame.sequence, kind, frame.size, timestamps, schema)
+    )
+
+
+def _memory(part: Any) -> memoryview:
+    return memoryview(getattr(part, "buffer", part))
+
+
+def _aligned(memory: memoryview) -> memoryview | bytes:
+    """The same bytes at an address that columns may start at; small messages can lie anywhere in a receive buffer."""
+    address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0] if memory.nbytes else 0
+    return memory if address % ALIGNMENT == 0 else memory.tobytes()
+
+
+def _timestamps(header: Header, parts: list[memoryview]) -> npt.NDArray[np.int64] | None:
+    return np.frombuffer(_aligned(parts[1]), np.int64) if header.timestamps else None
+
+
+def _stream(columns: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema) as writer:
+        writer.write_batch(columns)
+    return sink.getvalue()
+
+
+def _has_dictionary(schema: pa.Schema) -> bool:
+    return any(_is_dictionary(field.type) for field in schema)
+
+
+def _is_dictionary(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_is_dictionary(data_type.field(index).type) for index in range(data_type.num_fields))

@@ -1,0 +1,59 @@
+"""Which channels a subtask has: derived from the job graph alone, so that both ends agree without talking."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from barriers.frames import ChannelId
+from barriers.jobgraph import JobEdge, JobGraph, Partitioning
+
+
+class InputPlan(NamedTuple):
+    """One input channel of a subtask. Its index in the gate is its position in the plan."""
+
+    channel: ChannelId
+    input_index: int
+    """The logical input of the chain's head that it belongs to."""
+
+
+class OutputPlan(NamedTuple):
+    """One output edge of a subtask."""
+
+    edge: JobEdge
+    consumers: tuple[int, ...]
+    """Target subtasks, in the partitioner's channel order."""
+
+
+def derive_inputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[InputPlan, ...]:
+    """Input channels of a subtask: by edge in the graph's order, then by producer. Empty for a source."""
+    plan = []
+    for edge in graph.inputs(vertex_id):
+        if edge.partitioning is Partitioning.FORWARD:
+            producers = range(subtask, subtask + 1)
+        else:
+            producers = range(graph.vertex(edge.source).parallelism)
+        plan += [InputPlan(ChannelId(edge.edge_id, producer, subtask), edge.input_index) for producer in producers]
+    return tuple(plan)
+
+
+def derive_outputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[OutputPlan, ...]:
+    """Output edges of a subtask, in the graph's order. Empty for the end of a pipeline."""
+    plan = []
+    for edge in graph.outputs(vertex_id):
+        if edge.partitioning is Partitioning.FORWARD:
+            consumers: tuple[int, ...] = (subtask,)
+        else:
+            consumers = tuple(range(graph.vertex(edge.target).parallelism))
+        plan.append(OutputPlan(edge, consumers))
+    return tuple(plan)
+
+
+def derive_peers(graph: JobGraph, slot: int) -> frozenset[int]:
+    """Slots that a slot exchanges frames with, itself excluded. Subtask i of every vertex runs in slot i."""
+    peers: set[int] = set()
+    for vertex in graph.vertices:
+        if slot >= vertex.parallelism:
+            continue
+        peers.update(plan.channel.producer for plan in derive_inputs(graph, vertex.vertex_id, slot))
+        peers.update(consumer for output in derive_outputs(graph, vertex.vertex_id, slot) for consumer in output.consumers)
+    return frozenset(peers - {slot})

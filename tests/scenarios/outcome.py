@@ -1,0 +1,39 @@
+"""What became of one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The real cores did what the row says."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """They did not."""
+
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True)
+class Unparsed:
+    """The row is not in the notation; counted as failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A requirement in prose: a named test covers it, this runner does not. Counted neither as passed nor as failed."""
+
+    folder: str
+    """Where to look for it, relative to the repository."""
+    pattern: str
+    """What its function's name contains; without such a test the row has failed."""
+
+
+Outcome: TypeAlias = Passed | Failed | Unparsed | Covered
