@@ -1,0 +1,291 @@
+"""Part of the checkpoint coordinator: from acknowledgements to COMPLETED or ABORTED, and what follows from each.
+
+Whoever decides an id stores it first. Nobody is notified, nothing is deleted and no count changes before that; a write
+that lost or can't be told obeys what stands in storage."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import assert_never
+
+from barriers.jobgraph import JobConfig
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
+    SubtaskKey,
+)
+from coordinator import events as on
+from coordinator.events import CompletedCheckpoint, DropCheckpoint
+from coordinator.failures import FailureCounter
+from coordinator.pending import PendingCheckpoint, PendingStatus, list_files
+from coordinator.publication import Completed, Decision, Unreadable
+from coordinator.records import AbortRecord, SavepointRecord
+from coordinator.retained import RetainedCheckpoints
+from coordinator.stats import CheckpointStats
+from coordinator.tasks import TaskBoard
+from coordinator.triggering import Turn
+from statebackends.errors import InvariantError
+
+ABORT_RETRY_MS = 500
+"""A write of ABORTED that failed is tried again after this time, until the id is decided."""
+
+ABORTED_FOLDERS_MAX = 100
+"""Folders of aborted savepoints remembered for late acknowledgements."""
+
+
+class Decisions:
+    """The pending checkpoints and the completed ones."""
+
+    def __init__(self, job_id: str, config: JobConfig, board: TaskBoard, turn: Turn, retained: RetainedCheckpoints) -> None:
+        self._job_id = job_id
+        self._config = config
+        self._board = board
+        self._turn = turn
+        self.retained = retained
+        self.failures = FailureCounter(config.tolerable_failed_checkpoints)
+        self.stats = CheckpointStats()
+        self.pending: dict[int, PendingCheckpoint] = {}
+        self.pause_until_ms = 0
+        self._ready: list[int] = []
+        self._folders: OrderedDict[int, str] = OrderedDict()
+
+    def sorted_pending(self) -> tuple[PendingCheckpoint, ...]:
+        return tuple(self.pending[number] for number in sorted(self.pending))
+
+    def next_deadline_ms(self) -> int | None:
+        times = [pending.deadline_ms for pending in self.pending.values()]
+        times += [pending.retry_ms for pending in self.pending.values()]
+        times.append(self.retained.next_retry_ms())
+        return min((time for time in times if time is not None), default=None)
+
+    def check_invariants(self, next_id: int) -> None:
+        """I11-I13, I16: raise InvariantError if this state must not exist. Cost O(pending)."""
+        writing = 0
+        for number, pending in self.pending.items():
+            if number >= next_id:
+                raise InvariantError(f"pending checkpoint {number} is not below the next id {next_id}")
+            if self.retained.is_completed(number):
+                raise InvariantError(f"checkpoint {number} is both pending and completed")
+            if pending.status is PendingStatus.WRITING_METADATA:
+                writing += 1
+                if not pending.is_complete:
+                    raise InvariantError(f"checkpoint {number} is being completed without {list(pending.missing())}")
+        if writing > 1:
+            raise InvariantError("two checkpoints are being completed at the same time")
+        self.retained.check()
+
+    # ------------------------------------------------------------------------------------------------ acknowledgements
+
+    def acknowledge(self, ack: AcknowledgeCheckpoint, next_id: int) -> AckStatus:
+        """Count a task once. State that no decision will name is discarded, unless it may be another's."""
+        pending = self.pending.get(ack.checkpoint_id)
+        if pending is None:
+            if self.retained.is_completed(ack.checkpoint_id):
+                return AckStatus.DUPLICATE
+            self._discard_late(ack, self._folders.get(ack.checkpoint_id, f"{self._job_id}/chk-{ack.checkpoint_id}"))
+            return AckStatus.UNKNOWN if ack.checkpoint_id >= next_id else AckStatus.DISCARDED
+        status = pending.acknowledge(ack)
+        if status is AckStatus.UNKNOWN:
+            self._discard_late(ack, pending.folder)
+        elif status is AckStatus.SUCCESS:
+            self.stats.acknowledged(ack, self._turn.wall_ms)
+            if pending.is_complete:
+                self._ready.append(pending.checkpoint_id)
+                self._write_next()
+        return status
+
+    def decline(self, decline: DeclineCheckpoint, next_id: int) -> AckStatus:
+        """The first decline of a pending checkpoint aborts it; any other changes nothing."""
+        pending = self.pending.get(decline.checkpoint_id)
+        if pending is None:
+            return AckStatus.UNKNOWN if decline.checkpoint_id >= next_id else AckStatus.DISCARDED
+        if SubtaskKey(decline.vertex, decline.subtask) not in pending.tasks or decline.attempt != pending.attempt:
+            return AckStatus.UNKNOWN
+        if pending.status is not PendingStatus.AWAITING_ACKS:
+            return AckStatus.DUPLICATE
+        message = f"{decline.vertex} ({decline.subtask}) declined: {decline.message or decline.reason.value}"
+        self.abort(pending, decline.reason, message)
+        return AckStatus.SUCCESS
+
+    def task_finished(self, task: SubtaskKey) -> None:
+        """A task that ended without its acknowledgement will never send it."""
+        for pending in self.sorted_pending():
+            if pending.status is PendingStatus.AWAITING_ACKS and task in pending.tasks and task not in pending.acks:
+                message = f"{task.vertex} ({task.subtask}) finished before it acknowledged"
+                self.abort(pending, FailureReason.END_OF_INPUT, message)
+
+    def _discard_late(self, ack: AcknowledgeCheckpoint, folder: str) -> None:
+        """Delete the files of one writer that no decision will name."""
+        files = list_files(ack.states)
+        if files:
+            self._turn.out.append(on.DiscardState(ack.checkpoint_id, folder, files))
+
+    # -------------------------------------------------------------------------------------------------------- complete
+
+    def _write_next(self) -> None:
+        """Metadata is written one at a time, in the order in which the last acknowledgements came: ids complete in that order."""
+        if any(pending.status is PendingStatus.WRITING_METADATA for pending in self.pending.values()):
+            return
+        while self._ready:
+            pending = self.pending.get(self._ready.pop(0))
+            if pending is None or pending.status is not PendingStatus.READY:
+                continue
+            pending.begin_complete()
+            self._turn.out.append(
+                on.WriteMetadata(
+                    pending.checkpoint_id,
+                    pending.request.kind,
+                    pending.folder,
+                    pending.timestamp_ms,
+                    pending.states(),
+                    pending.finished,
+                )
+            )
+            return
+
+    def metadata_outcome(
+        self, event: on.MetadataWritten | on.MetadataLost | on.MetadataAmbiguous | on.MetadataFailed
+    ) -> CompletedCheckpoint | None:
+        """The write of COMPLETED ended; returns the checkpoint if it is complete."""
+        pending = self.pending.get(event.checkpoint_id)
+        if pending is None or pending.status is not PendingStatus.WRITING_METADATA:
+            raise InvariantError(f"metadata of checkpoint {event.checkpoint_id} was not being written")
+        completed = None
+        match event:
+            case on.MetadataWritten():
+                completed = self._complete(pending)
+            case on.MetadataLost(standing=standing):
+                completed = self._obey(pending, standing, completing=False)
+            case on.MetadataAmbiguous(message=message):
+                self._write_aborted(pending, FailureReason.FINALIZE_FAILURE, message)
+            case on.MetadataFailed(reason=reason, message=message):
+                self._write_aborted(pending, reason, message)
+            case _:
+                assert_never(event)
+        self._write_next()
+        return completed
+
+    def _complete(self, pending: PendingCheckpoint) -> CompletedCheckpoint:
+        """COMPLETED is stored. A plain savepoint has no effect on anything but its requester."""
+        request, number = pending.request, pending.checkpoint_id
+        completed = CompletedCheckpoint(number, request.kind, pending.folder, pending.timestamp_ms, pending.size)
+        del self.pending[number]
+        self.retained.add(completed)
+        self.failures.completed(number)
+        self.stats.completed(number, pending.folder, self._turn.wall_ms)
+        self.pause_until_ms = self._turn.now_ms + self._config.min_pause_ms
+        if request.kind is not CheckpointKind.SAVEPOINT:
+            if pending.attempt == self._board.attempt:
+                self._turn.out.append(on.NotifyComplete(number, pending.attempt, pending.timestamp_ms))
+            self._subsume_below(number)
+        if not request.periodic:
+            self._turn.out.append(on.CompleteRequest(request, number, completed))
+        return completed
+
+    def _subsume_below(self, checkpoint_id: int) -> None:
+        """Older checkpoints have no use any more; savepoints belong to their requesters and stay."""
+        for pending in self.sorted_pending():
+            if pending.checkpoint_id < checkpoint_id and pending.is_undecided and not pending.request.is_savepoint:
+                self.abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
+
+    def drop(self, drops: list[DropCheckpoint]) -> None:
+        for drop in drops:
+            self.stats.dropped(drop.checkpoint_id)
+            self._turn.out.append(drop)
+
+    # ----------------------------------------------------------------------------------------------------------- abort
+
+    def abort(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
+        """Raises InvariantError once a decision is being written: an abort can't overtake it."""
+        if not pending.is_undecided:
+            raise InvariantError(f"checkpoint {pending.checkpoint_id} is {pending.status.value} and can't be aborted")
+        self._write_aborted(pending, reason, message)
+
+    def abort_all(self, reason: FailureReason, message: str) -> None:
+        """Abort what is undecided; where a write is under way, its outcome decides."""
+        for pending in self.sorted_pending():
+            if pending.is_undecided:
+                self.abort(pending, reason, message)
+
+    def expire(self) -> None:
+        """Abort what is overdue, and repeat writes and deletions that failed."""
+        now_ms = self._turn.now_ms
+        for pending in self.sorted_pending():
+            if pending.retry_ms is not None and pending.retry_ms <= now_ms:
+                assert pending.abort_reason is not None
+                self._write_aborted(pending, pending.abort_reason, pending.abort_message)
+            elif pending.deadline_ms is not None and pending.deadline_ms <= now_ms:
+                missing = ", ".join(f"{task.vertex} ({task.subtask})" for task in list(pending.missing())[:10])
+                self.abort(pending, FailureReason.EXPIRED, f"no acknowledgement in time from {missing}")
+        self._turn.out.extend(self.retained.take_retries(now_ms))
+
+    def abort_outcome(self, event: on.AbortWritten | on.AbortLost | on.AbortFailed) -> CompletedCheckpoint | None:
+        """The write of ABORTED ended; returns the checkpoint if COMPLETED stood there before it."""
+        pending = self.pending.get(event.checkpoint_id)
+        if pending is None or pending.status is not PendingStatus.ABORTING:
+            raise InvariantError(f"checkpoint {event.checkpoint_id} was not being aborted")
+        completed = None
+        match event:
+            case on.AbortWritten():
+                self._aborted(pending)
+            case on.AbortLost(standing=standing):
+                completed = self._obey(pending, standing, completing=pending.is_complete)
+            case on.AbortFailed():
+                pending.retry_ms = self._turn.now_ms + ABORT_RETRY_MS
+            case _:
+                assert_never(event)
+        self._write_next()
+        return completed
+
+    def _write_aborted(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
+        pending.abort_with(reason, message)
+        self._turn.out.append(on.WriteAborted(pending.checkpoint_id, reason, message))
+
+    def _aborted(self, pending: PendingCheckpoint) -> None:
+        """ABORTED is stored: tell everybody, delete the state, count the failure."""
+        request, number = pending.request, pending.checkpoint_id
+        assert pending.abort_reason is not None
+        del self.pending[number]
+        self.retained.aborted(number)
+        self.stats.failed(number, pending.abort_reason, pending.abort_message, self._turn.wall_ms)
+        if request.is_savepoint:
+            self._folders[number] = pending.folder
+            if len(self._folders) > ABORTED_FOLDERS_MAX:
+                self._folders.popitem(last=False)
+        if pending.triggered:
+            if pending.attempt == self._board.attempt:
+                newest = self.retained.newest
+                self._turn.out.append(on.NotifyAborted(number, pending.attempt, newest.checkpoint_id if newest else 0))
+            self._turn.out.append(on.DiscardState(number, pending.folder))
+        if not request.periodic:
+            failure, message = pending.abort_reason, pending.abort_message
+            self._turn.out.append(on.CompleteRequest(request, number, failure=failure, message=message))
+        self._count_failure(pending)
+
+    def _count_failure(self, pending: PendingCheckpoint) -> None:
+        """A failed stop-with-savepoint always fails the attempt: sources may have stopped already."""
+        reason, number = pending.abort_reason, pending.checkpoint_id
+        assert reason is not None
+        stop = pending.request.kind is CheckpointKind.STOP_SAVEPOINT and pending.triggered
+        exceeded = self.failures.failed(number, reason, savepoint=pending.request.is_savepoint)
+        if (stop or exceeded) and pending.attempt == self._board.attempt:
+            self._turn.out.append(on.FailJob(number, reason, pending.abort_message))
+
+    # ------------------------------------------------------------------------------------------------------------ obey
+
+    def _obey(self, pending: PendingCheckpoint, standing: Decision, *, completing: bool) -> CompletedCheckpoint | None:
+        """The id was decided before our write. Our own earlier COMPLETED may stand; anybody else's record fences us."""
+        match standing:
+            case AbortRecord(epoch=epoch):
+                self._turn.out.append(on.LoseLeadership(f"epoch {epoch} aborted checkpoint {pending.checkpoint_id}", epoch))
+            case Completed() | SavepointRecord() if completing:
+                return self._complete(pending)
+            case Completed() | SavepointRecord() | Unreadable():
+                message = f"another leader decided checkpoint {pending.checkpoint_id}: {standing}"
+                self._turn.out.append(on.LoseLeadership(message, 0))
+            case _:
+                assert_never(standing)
+        return None

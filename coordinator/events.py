@@ -1,0 +1,363 @@
+"""What happens to the checkpoint coordinator (events, past tense) and what it wants done (actions, imperative).
+
+Frozen records without behaviour. The job master or a test performs the actions and feeds their outcomes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
+from coordinator.publication import Decision
+from coordinator.records import ClaimRecord
+from statebackends.handles import OperatorSubtaskState
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """A wish for one checkpoint. Periodic ones come from the coordinator itself, all others from outside."""
+
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    trigger_id: str = ""
+    periodic: bool = False
+    folder: str | None = None
+    """Absolute location of a savepoint's own folder; None for a checkpoint."""
+    drain: bool = False
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+
+    @property
+    def ends_job(self) -> bool:
+        return self.kind in (CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL)
+
+    @property
+    def is_forced(self) -> bool:
+        """Not held back by the number of pending checkpoints."""
+        return self.kind is not CheckpointKind.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint whose COMPLETED is stored."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    folder: str
+    timestamp_ms: int
+    size: int = 0
+    """Bytes, full."""
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """A new attempt was deployed: these tasks must acknowledge; none of them runs yet."""
+
+    attempt: int
+    tasks: frozenset[SubtaskKey]
+    finishing: bool = False
+    """The job's last checkpoint is complete: these tasks only commit and finish, nothing is triggered any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatesChanged:
+    attempt: int
+    states: tuple[tuple[SubtaskKey, TaskState], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStarted:
+    """Periodic checkpoints begin, if the job has an interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStopped:
+    """Periodic checkpoints end; what is pending is aborted as suspended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    request: CheckpointRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWritten:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTaken:
+    """Somebody else's claim stands under the id."""
+
+    checkpoint_id: int
+    standing: ClaimRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFailed:
+    checkpoint_id: int
+    message: str
+    ambiguous: bool
+    """The claim may stand all the same: the id counts as taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcksReceived:
+    """Acknowledgements and declines in the order of arrival; answered by one AnswerAcks."""
+
+    items: tuple[Answerable, ...]
+    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWritten:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataLost:
+    """The id was decided already, and not by this write."""
+
+    checkpoint_id: int
+    standing: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataAmbiguous:
+    """Nobody can tell whether COMPLETED stands."""
+
+    checkpoint_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFailed:
+    """COMPLETED was surely not written."""
+
+    checkpoint_id: int
+    reason: FailureReason
+    """IO_EXCEPTION or FINALIZE_FAILURE."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbortWritten:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortLost:
+    checkpoint_id: int
+    standing: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class AbortFailed:
+    """ABORTED could not be written, or nobody can tell: it is tried again."""
+
+    checkpoint_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDropped:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFailed:
+    checkpoint_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailing:
+    """The attempt is fenced. What is pending is aborted; `is_quiet` says when all of it is decided."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown:
+    """The job ends: nothing is triggered any more; what is pending is aborted."""
+
+    reason: FailureReason = FailureReason.COORDINATOR_SHUTDOWN
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerminated:
+    """The terminal record is stored: retention decides what stays."""
+
+    state: str
+    """FINISHED, CANCELED or FAILED."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """Time passed."""
+
+
+Event: TypeAlias = (
+    AttemptStarted
+    | TaskStatesChanged
+    | SchedulerStarted
+    | SchedulerStopped
+    | CheckpointRequested
+    | ClaimWritten
+    | ClaimTaken
+    | ClaimFailed
+    | AcksReceived
+    | MetadataWritten
+    | MetadataLost
+    | MetadataAmbiguous
+    | MetadataFailed
+    | AbortWritten
+    | AbortLost
+    | AbortFailed
+    | CheckpointDropped
+    | DropFailed
+    | JobFailing
+    | ShutDown
+    | JobTerminated
+    | DeadlineReached
+)
+
+# ------------------------------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class WriteClaim:
+    """Store `_claim`; outcome ClaimWritten, ClaimTaken or ClaimFailed. A savepoint's folder is probed before."""
+
+    checkpoint_id: int
+    request: CheckpointRequest
+    folder: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendTriggers:
+    """Tell the sources; only after the claim is stored."""
+
+    checkpoint_id: int
+    attempt: int
+    request: CheckpointRequest
+    folder: str
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Store COMPLETED; outcome MetadataWritten, MetadataLost, MetadataAmbiguous or MetadataFailed."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    folder: str
+    timestamp_ms: int
+    states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+    """What each task acknowledged: operator uid -> state."""
+    finished: tuple[SubtaskKey, ...] = ()
+    """Tasks that had finished before the trigger."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAborted:
+    """Store ABORTED; outcome AbortWritten, AbortLost or AbortFailed."""
+
+    checkpoint_id: int
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    checkpoint_id: int
+    attempt: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    checkpoint_id: int
+    attempt: int
+    newest_completed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """Delete an aborted id's state: everything of that id, or only these files of a late acknowledgement."""
+
+    checkpoint_id: int
+    folder: str
+    files: tuple[str, ...] | None = None
+    """Paths relative to `folder`; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """Delete a checkpoint that retention lets go; outcome CheckpointDropped or DropFailed. Nothing waits for it."""
+
+    checkpoint_id: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """Too many checkpoints failed, or one that may not fail did: fail over."""
+
+    checkpoint_id: int
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRequest:
+    """A request from outside is answered, once."""
+
+    request: CheckpointRequest
+    checkpoint_id: int | None
+    completed: CompletedCheckpoint | None = None
+    failure: FailureReason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAcks:
+    ticket: int
+    answers: tuple[AckStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoseLeadership:
+    """The storage says that another leader writes here: stop, change nothing more."""
+
+    message: str
+    epoch: int
+    """Of the other leader, 0 if unknown."""
+
+
+Action: TypeAlias = (
+    WriteClaim
+    | SendTriggers
+    | WriteMetadata
+    | WriteAborted
+    | NotifyComplete
+    | NotifyAborted
+    | DiscardState
+    | DropCheckpoint
+    | FailJob
+    | CompleteRequest
+    | AnswerAcks
+    | LoseLeadership
+)

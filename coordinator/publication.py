@@ -1,0 +1,246 @@
+"""What a job *is*, derived from the objects seen in its directory and from nothing else: pure functions.
+
+A leader's memory is never asked: recovery derives the same facts from the same objects, whenever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator.records import (
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    RestorePoint,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+)
+from statebackends.errors import CorruptStateError
+
+
+class CheckpointFact(StrEnum):
+    """What the register of one id says."""
+
+    UNDECIDED = "undecided"
+    """Claimed; a pending checkpoint of its leader, or one that its leader left behind."""
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    ORPHANED = "orphaned"
+    """Files without a claim: what a deletion left, or what nobody ever claimed."""
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """A `_metadata` that is a snapshot itself."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    timestamp_ms: int
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """A `_metadata` that exists and can't be decoded: COMPLETED, as far as anybody may assume."""
+
+    reason: str
+
+
+Decision: TypeAlias = Completed | SavepointRecord | AbortRecord | Unreadable
+
+
+class _SnapshotHeader(msgspec.Struct):
+    """The few fields of a snapshot's `_metadata` that the register needs."""
+
+    checkpoint_id: int
+    timestamp_ms: int = 0
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+
+
+class _Tag(msgspec.Struct):
+    decision: str | None = None
+
+
+def decode_decision(content: bytes) -> Decision:
+    """Which way an id was decided; never raises."""
+    try:
+        match msgspec.json.decode(content, type=_Tag).decision:
+            case "aborted":
+                return msgspec.json.decode(content, type=AbortRecord)
+            case "savepoint":
+                return msgspec.json.decode(content, type=SavepointRecord)
+            case None:
+                header = msgspec.json.decode(content, type=_SnapshotHeader)
+                return Completed(header.checkpoint_id, header.kind, header.timestamp_ms)
+            case other:
+                return Unreadable(f"unknown decision {other!r}")
+    except msgspec.MsgspecError as error:
+        return Unreadable(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCheckpoint:
+    """One id, as its folder shows it."""
+
+    checkpoint_id: int
+    claim: ClaimRecord | None
+    decision: Decision | None
+
+    @property
+    def fact(self) -> CheckpointFact:
+        if self.claim is None:
+            return CheckpointFact.ORPHANED
+        match self.decision:
+            case None:
+                return CheckpointFact.UNDECIDED
+            case AbortRecord():
+                return CheckpointFact.ABORTED
+            case _:
+                return CheckpointFact.COMPLETED
+
+    @property
+    def kind(self) -> CheckpointKind:
+        return self.claim.kind if self.claim is not None else CheckpointKind.CHECKPOINT
+
+    @property
+    def is_recovery_point(self) -> bool:
+        """A job may be recovered from it: completed, and not a plain savepoint."""
+        return self.fact is CheckpointFact.COMPLETED and self.kind is not CheckpointKind.SAVEPOINT
+
+    def restore_point(self) -> RestorePoint:
+        """Raises CorruptStateError when the decision can't be read: nobody may fall back silently."""
+        assert self.claim is not None
+        if isinstance(self.decision, Unreadable):
+            path = f"{self.claim.folder}/_metadata"
+            raise CorruptStateError(
+                f"checkpoint {self.checkpoint_id} is unreadable: {self.decision.reason}", path=path, reason=self.decision.reason
+            )
+        assert isinstance(self.decision, Completed | SavepointRecord)
+        return RestorePoint(
+            checkpoint_id=self.checkpoint_id,
+            folder=self.claim.folder,
+            timestamp_ms=self.decision.timestamp_ms,
+            kind=self.claim.kind,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """Everything that the job's directory says, sorted by number."""
+
+    job_id: str
+    epochs: tuple[int, ...]
+    submissions: Mapping[int, SubmissionRecord]
+    attempts: Mapping[int, AttemptRecord]
+    results: Mapping[int, ResultRecord]
+    checkpoints: Mapping[int, RecordedCheckpoint]
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.submissions)
+
+    @property
+    def newest_submission(self) -> SubmissionRecord | None:
+        return self.submissions[max(self.submissions)] if self.submissions else None
+
+    @property
+    def result(self) -> ResultRecord | None:
+        """Of the newest submission; None while the job is live."""
+        return self.results.get(max(self.submissions)) if self.submissions else None
+
+    @property
+    def is_live(self) -> bool:
+        return self.exists and self.result is None
+
+    @property
+    def newest_attempt(self) -> AttemptRecord | None:
+        return self.attempts[max(self.attempts)] if self.attempts else None
+
+    @property
+    def last_checkpoint_id(self) -> int:
+        """Highest id that was ever claimed, 0 for none."""
+        known = [*self.checkpoints, *(result.last_checkpoint_id for result in self.results.values())]
+        known.extend(record.first_checkpoint_id - 1 for record in self.submissions.values())
+        return max(known, default=0)
+
+    @property
+    def newest_completed(self) -> int:
+        """Highest id whose output may have been committed, 0 for none."""
+        completed = [number for number, checkpoint in self.checkpoints.items() if checkpoint.is_recovery_point]
+        completed.extend(result.newest_completed for result in self.results.values())
+        return max(completed, default=0)
+
+    def with_fact(self, fact: CheckpointFact) -> tuple[RecordedCheckpoint, ...]:
+        """Ids that the fact holds for, ascending."""
+        return tuple(self.checkpoints[number] for number in sorted(self.checkpoints) if self.checkpoints[number].fact is fact)
+
+
+def derive_checkpoint(checkpoint_id: int, claim: ClaimRecord | None, metadata: bytes | None) -> RecordedCheckpoint:
+    """The register of one id from its two objects."""
+    return RecordedCheckpoint(checkpoint_id, claim, None if metadata is None else decode_decision(metadata))
+
+
+def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> RestorePoint | None:
+    """Where a failover of `submission` restarts: its newest completed checkpoint, else its base, else empty.
+
+    Raises CorruptStateError when the newest one can't be read: falling back is the user's decision."""
+    own = [
+        checkpoint
+        for number, checkpoint in job.checkpoints.items()
+        if checkpoint.is_recovery_point and number >= submission.first_checkpoint_id
+    ]
+    if not own:
+        return submission.base
+    return max(own, key=lambda checkpoint: checkpoint.checkpoint_id).restore_point()
+
+
+def derive_latest(job: RecordedJob) -> RestorePoint | None:
+    """What `restore="latest"` means: where the newest submission would recover, whether it is over or not."""
+    submission = job.newest_submission
+    return None if submission is None else derive_recovery_point(job, submission)
+
+
+def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:
+    """Id of the completed final or stop checkpoint that ends `submission`, or 0: tasks then only commit and finish."""
+    ending = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
+    ids = [
+        number
+        for number, checkpoint in job.checkpoints.items()
+        if checkpoint.is_recovery_point and checkpoint.kind in ending and number >= submission.first_checkpoint_id
+    ]
+    return max(ids, default=0)
+
+
+def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> bool:
+    """A stop-with-savepoint was aborted by a change of leaders: sources may have stopped, so the job must fail over.
+
+    True until an attempt of a later epoch than the abort is recorded."""
+    newest = job.newest_attempt
+    for number, checkpoint in job.checkpoints.items():
+        decision = checkpoint.decision
+        if (
+            number >= submission.first_checkpoint_id
+            and checkpoint.claim is not None
+            and checkpoint.claim.kind is CheckpointKind.STOP_SAVEPOINT
+            and isinstance(decision, AbortRecord)
+            and decision.reason is FailureReason.LEADER_CHANGED
+            and newest is not None
+            and newest.attempt <= checkpoint.claim.attempt
+        ):
+            return True
+    return False
+
+
+def derive_garbage(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """Ids whose whole folder may go: orphans, and aborted ids below the newest completed one.
+
+    Aborted ids above it keep claim and decision: they stop a stale leader from claiming them again, and they are the id counter."""
+    newest = max((number for number, checkpoint in job.checkpoints.items() if checkpoint.is_recovery_point), default=0)
+    return tuple(
+        checkpoint
+        for number, checkpoint in sorted(job.checkpoints.items())
+        if checkpoint.fact is CheckpointFact.ORPHANED or (checkpoint.fact is CheckpointFact.ABORTED and number < newest)
+    )

@@ -1,0 +1,230 @@
+"""The durable records of a job and where they lie; each is created once, by put-if-absent, and never changed.
+
+Below `<state-dir>/<job>/`: `leader/<epoch>`, `submissions/<n>.json`, `attempts/<a>.json`, `chk-N/_claim`,
+`chk-N/_metadata` (the decision on N) and `results/<n>.json`. It decides nothing; `publication.py` says what they mean."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from barriers.jobgraph import JobGraph, Submission
+from barriers.messages import CheckpointKind, FailureReason
+from statebackends.errors import CorruptStateError, UnsupportedVersionError
+
+RECORD_VERSION = 1
+DIRECTORY_FILE = "_holdfast"
+"""Holds the state directory's nonce, nothing else: a worker that reads the same text sees the same directory."""
+
+CLAIM = "_claim"
+METADATA = "_metadata"
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class RestorePoint(msgspec.Struct, frozen=True):
+    """A snapshot that an attempt starts from."""
+
+    checkpoint_id: int
+    folder: str
+    """Storage-relative folder `<job>/chk-N`, or the absolute location of a savepoint's folder."""
+    timestamp_ms: int
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    explicit: bool = False
+    """A user named it by path: its checksums are verified, not only its lengths."""
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+
+
+class LeaderRecord(msgspec.Struct, frozen=True):
+    """`leader/<epoch>`: who leads the job from this epoch on, until a higher one exists."""
+
+    epoch: int
+    nonce: str
+    url: str = ""
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
+class SubmissionRecord(msgspec.Struct, frozen=True):
+    """`submissions/<n>.json`: a graph that a driver submitted, with the snapshot it starts from resolved."""
+
+    number: int
+    epoch: int
+    submission: Submission
+    base: RestorePoint | None
+    """Where the submission starts while it has no completed checkpoint of its own; None: empty."""
+    first_checkpoint_id: int
+    """Completed checkpoints from this id on belong to the submission and take precedence over `base`."""
+    nonce: str
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+    @property
+    def graph(self) -> JobGraph:
+        return self.submission.graph
+
+
+class AttemptRecord(msgspec.Struct, frozen=True):
+    """`attempts/<a>.json`: written before anything of attempt a is deployed. Subtask i of every vertex runs in slot i."""
+
+    attempt: int
+    epoch: int
+    submission: int
+    graph_hash: str
+    slots: int
+    restored: RestorePoint | None
+    restarts: int
+    """Failovers of the submission so far that count for its restart strategy."""
+    nonce: str
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
+class ClaimRecord(msgspec.Struct, frozen=True):
+    """`chk-N/_claim`: id N is taken. Made before the triggers of N are sent."""
+
+    checkpoint_id: int
+    epoch: int
+    submission: int
+    attempt: int
+    kind: CheckpointKind
+    folder: str
+    """Where the snapshot's files go: `<job>/chk-N`, or a savepoint's absolute location."""
+    nonce: str
+    drain: bool = False
+    trigger_id: str = ""
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
+class AbortRecord(msgspec.Struct, frozen=True, tag="aborted", tag_field="decision"):
+    """A `_metadata` that says ABORTED."""
+
+    checkpoint_id: int
+    reason: FailureReason
+    epoch: int
+    nonce: str
+    message: str = ""
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
+class SavepointRecord(msgspec.Struct, frozen=True, tag="savepoint", tag_field="decision"):
+    """A `_metadata` that says COMPLETED and points to the savepoint's folder, whose own `_metadata` is the snapshot."""
+
+    checkpoint_id: int
+    folder: str
+    kind: CheckpointKind
+    timestamp_ms: int
+    epoch: int
+    nonce: str
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
+class ResultRecord(msgspec.Struct, frozen=True):
+    """`results/<n>.json`: submission n is over. Written before any checkpoint is dropped."""
+
+    submission: int
+    state: str
+    """FINISHED, CANCELED or FAILED."""
+    epoch: int
+    nonce: str
+    last_checkpoint_id: int
+    """Highest id ever claimed: ids go on from here although the files are gone."""
+    newest_completed: int
+    """Highest id whose output may have been committed."""
+    cause: str = ""
+    started_ms: int = 0
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
+class _Version(msgspec.Struct):
+    version: int = RECORD_VERSION
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """The bytes of a record: JSON, fields in order, so that equal records are equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+
+
+def decode_record(kind: type[R], content: bytes, path: str) -> R:
+    """Raises UnsupportedVersionError for a record of a newer version and CorruptStateError for anything undecodable."""
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+        if version > RECORD_VERSION:
+            raise UnsupportedVersionError(
+                f"{path} has version {version}; this Holdfast reads up to {RECORD_VERSION}",
+                path=path,
+                version=version,
+                supported=RECORD_VERSION,
+            )
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(f"{path} can't be decoded: {error}", path=path, reason=str(error)) from error
+
+
+def hash_graph(graph: JobGraph) -> str:
+    """32 hex digits over the graph's canonical JSON."""
+    return hashlib.blake2b(msgspec.json.encode(graph, order="deterministic"), digest_size=16).hexdigest()
+
+
+def derive_job_id(name: str) -> str:
+    """32 hex digits: the job id that belongs to a name."""
+    return hashlib.blake2b(name.encode(), digest_size=16, person=b"holdfast-job").hexdigest()
+
+
+class JobPaths(msgspec.Struct, frozen=True):
+    """Storage-relative paths of one job."""
+
+    job_id: str
+
+    @property
+    def leaders(self) -> str:
+        return f"{self.job_id}/leader"
+
+    def leader(self, epoch: int) -> str:
+        return f"{self.job_id}/leader/{epoch}"
+
+    @property
+    def submissions(self) -> str:
+        return f"{self.job_id}/submissions"
+
+    def submission(self, number: int) -> str:
+        return f"{self.job_id}/submissions/{number}.json"
+
+    @property
+    def attempts(self) -> str:
+        return f"{self.job_id}/attempts"
+
+    def attempt(self, attempt: int) -> str:
+        return f"{self.job_id}/attempts/{attempt}.json"
+
+    @property
+    def results(self) -> str:
+        return f"{self.job_id}/results"
+
+    def result(self, number: int) -> str:
+        return f"{self.job_id}/results/{number}.json"
+
+    def checkpoint(self, checkpoint_id: int) -> str:
+        return f"{self.job_id}/chk-{checkpoint_id}"
+
+    def claim(self, checkpoint_id: int) -> str:
+        return f"{self.checkpoint(checkpoint_id)}/{CLAIM}"
+
+    def decision(self, checkpoint_id: int) -> str:
+        return f"{self.checkpoint(checkpoint_id)}/{METADATA}"
+
+
+def parse_checkpoint_folder(name: str) -> int | None:
+    """The id in `chk-42` or `chk-42/`; None for any other name."""
+    name = name.rstrip("/")
+    number = name.removeprefix("chk-")
+    return int(number) if number != name and number.isdecimal() else None

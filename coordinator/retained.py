@@ -1,0 +1,159 @@
+"""Which completed checkpoints are kept, which ids are still on disk, and which are on their way out. Pure.
+
+Deletions are asynchronous and may fail: an id that could not be deleted stays a matter for the next recovery's sweep."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from barriers.messages import CheckpointKind
+from coordinator.events import CompletedCheckpoint, DropCheckpoint
+from statebackends.errors import InvariantError
+
+RECENT_COMPLETED_MAX = 1_000
+"""Completed ids remembered so that a repeated acknowledgement never deletes a completed checkpoint's files."""
+
+DROP_TRIES_MAX = 3
+DROP_RETRY_MS = 5_000
+
+
+def keeps_checkpoints(job_state: str, retention_on_cancel: str) -> bool:
+    """Whether retained checkpoints outlive the job. FINISHED deletes them whatever the setting; FAILED keeps them."""
+    match job_state:
+        case "FINISHED":
+            return False
+        case "CANCELED":
+            return retention_on_cancel == "retain"
+        case _:
+            return True
+
+
+class RetainedCheckpoints:
+    """Retained checkpoints by id, newest last. Savepoints are user-owned: never counted, never dropped."""
+
+    def __init__(
+        self,
+        retained_max: int,
+        completed: Iterable[CompletedCheckpoint] = (),
+        aborted: Iterable[int] = (),
+        *,
+        pinned: int = 0,
+    ) -> None:
+        self._retained_max = retained_max
+        self._pinned = pinned
+        self._retained: list[CompletedCheckpoint] = []
+        self._stop_point: CompletedCheckpoint | None = None
+        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._savepoints: set[int] = set()
+        self._aborted: list[int] = sorted(aborted)
+        self._deleting: set[int] = set()
+        self._dropping: dict[int, int] = {}
+        self._retry_ms: dict[int, int] = {}
+        self._folders: dict[int, str] = {}
+        for checkpoint in sorted(completed, key=lambda entry: entry.checkpoint_id):
+            self._note(checkpoint)
+
+    @property
+    def retained(self) -> tuple[CompletedCheckpoint, ...]:
+        return tuple(self._retained)
+
+    @property
+    def deleting(self) -> int:
+        """Completed checkpoints that are being deleted."""
+        return len(self._deleting)
+
+    @property
+    def newest(self) -> CompletedCheckpoint | None:
+        """What a recovery starts from: the newest checkpoint or stop-savepoint."""
+        candidates = [*self._retained[-1:], *([self._stop_point] if self._stop_point is not None else [])]
+        return max(candidates, key=lambda entry: entry.checkpoint_id, default=None)
+
+    def is_completed(self, checkpoint_id: int) -> bool:
+        """Known to be COMPLETED; false for ids so old that they are forgotten and deleted."""
+        return checkpoint_id in self._recent or checkpoint_id in self._savepoints or checkpoint_id in self._folders
+
+    def add(self, checkpoint: CompletedCheckpoint) -> None:
+        """A checkpoint completed. Raises InvariantError if its id is known already."""
+        if self.is_completed(checkpoint.checkpoint_id):
+            raise InvariantError(f"checkpoint {checkpoint.checkpoint_id} completed twice")
+        self._note(checkpoint)
+        if checkpoint.kind is not CheckpointKind.SAVEPOINT:
+            self._pinned = 0
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """An id was aborted: claim and decision stay on disk until a higher one completes."""
+        self._aborted.append(checkpoint_id)
+
+    def take_drops(self) -> list[DropCheckpoint]:
+        """What retention lets go now: the oldest beyond the limit, and aborted ids below the newest completed one."""
+        drops: list[DropCheckpoint] = []
+        while len(droppable := [entry for entry in self._retained if entry.checkpoint_id != self._pinned]) > self._retained_max:
+            oldest = droppable[0]
+            self._retained.remove(oldest)
+            self._folders.pop(oldest.checkpoint_id, None)
+            self._deleting.add(oldest.checkpoint_id)
+            drops.append(self._drop(oldest.checkpoint_id, oldest.folder))
+        newest = self.newest
+        limit = newest.checkpoint_id if newest is not None else 0
+        gone = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id < limit]
+        self._aborted = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id >= limit]
+        return drops + [self._drop(checkpoint_id, "") for checkpoint_id in gone]
+
+    def take_all(self) -> list[DropCheckpoint]:
+        """Drop every checkpoint and every aborted id: the job is over and its result is stored."""
+        self._deleting.update(entry.checkpoint_id for entry in self._retained)
+        drops = [self._drop(entry.checkpoint_id, entry.folder) for entry in self._retained]
+        drops += [self._drop(checkpoint_id, "") for checkpoint_id in self._aborted]
+        self._retained, self._aborted = [], []
+        return drops
+
+    def dropped(self, checkpoint_id: int) -> None:
+        """A deletion ended."""
+        self._deleting.discard(checkpoint_id)
+        self._dropping.pop(checkpoint_id, None)
+        self._retry_ms.pop(checkpoint_id, None)
+
+    def drop_failed(self, checkpoint_id: int, now_ms: int) -> None:
+        """A deletion failed: tried again a few times, then left to the next recovery's sweep."""
+        tries = self._dropping.get(checkpoint_id, 0) + 1
+        if tries >= DROP_TRIES_MAX:
+            self.dropped(checkpoint_id)
+            return
+        self._dropping[checkpoint_id] = tries
+        self._retry_ms[checkpoint_id] = now_ms + DROP_RETRY_MS
+
+    def take_retries(self, now_ms: int) -> list[DropCheckpoint]:
+        """Deletions that are due again."""
+        due = sorted(checkpoint_id for checkpoint_id, at_ms in self._retry_ms.items() if at_ms <= now_ms)
+        for checkpoint_id in due:
+            del self._retry_ms[checkpoint_id]
+        return [DropCheckpoint(checkpoint_id, "") for checkpoint_id in due]
+
+    def next_retry_ms(self) -> int | None:
+        return min(self._retry_ms.values(), default=None)
+
+    def check(self) -> None:
+        """Raise InvariantError if the retained ids are out of order or too many (I16)."""
+        ids = [entry.checkpoint_id for entry in self._retained]
+        if ids != sorted(set(ids)):
+            raise InvariantError(f"retained ids are out of order: {ids}")
+        if len(ids) > self._retained_max + (self._pinned in ids):
+            raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
+
+    def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
+        self._dropping[checkpoint_id] = 0
+        return DropCheckpoint(checkpoint_id, folder)
+
+    def _note(self, checkpoint: CompletedCheckpoint) -> None:
+        if checkpoint.is_savepoint:
+            self._savepoints.add(checkpoint.checkpoint_id)
+            if checkpoint.kind is CheckpointKind.STOP_SAVEPOINT:
+                self._stop_point = checkpoint
+            return
+        self._recent[checkpoint.checkpoint_id] = None
+        while len(self._recent) > RECENT_COMPLETED_MAX:
+            self._recent.popitem(last=False)
+        self._folders[checkpoint.checkpoint_id] = checkpoint.folder
+        self._retained.append(checkpoint)
+        self._retained.sort(key=lambda entry: entry.checkpoint_id)

@@ -1,0 +1,201 @@
+"""What users see of checkpoints: counts, a bounded history with every subtask, and summaries of completed ones.
+
+It records what the machine tells it and influences nothing. Times that are shown are wall clock, ms since the epoch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
+from coordinator.events import CheckpointRequest
+from coordinator.views import (
+    CheckpointCounts,
+    CheckpointStatsView,
+    CheckpointView,
+    Quantiles,
+    RestoredView,
+    SubtaskCheckpointView,
+    VertexCheckpointView,
+)
+
+HISTORY_MAX = 20
+"""Finished checkpoints kept with their subtasks; those in progress come on top."""
+
+SUMMARY_MAX = 1_000
+"""Completed checkpoints whose numbers enter the summaries."""
+
+_QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
+_SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
+
+
+def summarise(values: Iterable[float]) -> Quantiles:
+    """Quantiles by nearest rank; all -1 for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return Quantiles()
+    ranks = {name: ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] for name, quantile in _QUANTILES}
+    return Quantiles(min=ordered[0], max=ordered[-1], avg=sum(ordered) / len(ordered), **ranks)
+
+
+class _Tracked:
+    """One checkpoint while it is in progress."""
+
+    def __init__(self, checkpoint_id: int, request: CheckpointRequest, tasks: Sequence[SubtaskKey], trigger_ms: int) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.request = request
+        self.tasks = tasks
+        self.trigger_ms = trigger_ms
+        self.acks: dict[SubtaskKey, tuple[int, AcknowledgeCheckpoint]] = {}
+
+    def view(self, status: str) -> CheckpointView:
+        vertices: dict[str, list[SubtaskCheckpointView]] = {}
+        for task in self.tasks:
+            vertices.setdefault(task.vertex, []).append(self._subtask(task))
+        parts = {vertex: _vertex_view(vertex, status, subtasks) for vertex, subtasks in vertices.items()}
+        return CheckpointView(
+            checkpoint_id=self.checkpoint_id,
+            kind=self.request.kind,
+            status=status,
+            trigger_ms=self.trigger_ms,
+            latest_ack_ms=max((part.latest_ack_ms for part in parts.values()), default=-1),
+            checkpointed_size=sum(part.checkpointed_size for part in parts.values()),
+            state_size=sum(part.state_size for part in parts.values()),
+            end_to_end_ms=max((part.end_to_end_ms for part in parts.values()), default=-1),
+            processed_bytes=sum(part.processed_bytes for part in parts.values()),
+            persisted_bytes=0,
+            num_subtasks=len(self.tasks),
+            num_acknowledged_subtasks=len(self.acks),
+            vertices=parts,
+        )
+
+    def _subtask(self, task: SubtaskKey) -> SubtaskCheckpointView:
+        if task not in self.acks:
+            return SubtaskCheckpointView(task.subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
+        at_ms, ack = self.acks[task]
+        metrics = ack.metrics
+        return SubtaskCheckpointView(
+            subtask=task.subtask,
+            ack_ms=at_ms,
+            end_to_end_ms=max(0, at_ms - self.trigger_ms),
+            checkpointed_size=metrics.checkpointed_size,
+            state_size=metrics.state_size,
+            sync_ms=round(metrics.sync_duration_ms),
+            async_ms=round(metrics.async_duration_ms),
+            alignment_ms=round(metrics.alignment_duration_ms),
+            alignment_processed=metrics.bytes_processed_during_alignment,
+            start_delay_ms=round(metrics.start_delay_ms),
+        )
+
+
+def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointView]) -> VertexCheckpointView:
+    acked = [subtask for subtask in subtasks if subtask.acknowledged]
+    if status == "IN_PROGRESS" and len(acked) == len(subtasks):
+        status = "COMPLETED"
+    fields = {
+        "checkpointed_size": [subtask.checkpointed_size for subtask in acked],
+        "state_size": [subtask.state_size for subtask in acked],
+        "end_to_end": [subtask.end_to_end_ms for subtask in acked],
+        "sync": [subtask.sync_ms for subtask in acked],
+        "async": [subtask.async_ms for subtask in acked],
+        "alignment": [subtask.alignment_ms for subtask in acked],
+        "alignment_processed": [subtask.alignment_processed for subtask in acked],
+        "start_delay": [subtask.start_delay_ms for subtask in acked],
+    }
+    return VertexCheckpointView(
+        vertex=vertex,
+        status=status,
+        latest_ack_ms=max((subtask.ack_ms for subtask in acked), default=-1),
+        checkpointed_size=sum(fields["checkpointed_size"]),
+        state_size=sum(fields["state_size"]),
+        end_to_end_ms=max(fields["end_to_end"], default=-1),
+        processed_bytes=sum(fields["alignment_processed"]),
+        num_subtasks=len(subtasks),
+        num_acknowledged_subtasks=len(acked),
+        subtasks=tuple(subtasks),
+        summary={name: summarise(values) for name, values in fields.items()},
+    )
+
+
+class CheckpointStats:
+    """Memory is bounded by HISTORY_MAX finished checkpoints, the pending ones, and SUMMARY_MAX numbers per field."""
+
+    def __init__(self) -> None:
+        self._in_progress: dict[int, _Tracked] = {}
+        self._finished: OrderedDict[int, CheckpointView] = OrderedDict()
+        self._summaries: dict[str, deque[float]] = {name: deque(maxlen=SUMMARY_MAX) for name in _SUMMARIES}
+        self._latest: dict[str, CheckpointView] = {}
+        self._restored: RestoredView | None = None
+        self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
+
+    def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
+        self._counts["total"] += 1
+        self._in_progress[checkpoint_id] = _Tracked(checkpoint_id, request, sorted(tasks), trigger_ms)
+
+    def acknowledged(self, ack: AcknowledgeCheckpoint, wall_ms: int) -> None:
+        tracked = self._in_progress.get(ack.checkpoint_id)
+        if tracked is not None:
+            tracked.acks[SubtaskKey(ack.vertex, ack.subtask)] = (wall_ms, ack)
+
+    def completed(self, checkpoint_id: int, location: str, wall_ms: int) -> None:
+        tracked = self._in_progress.pop(checkpoint_id)
+        duration = max(0, wall_ms - tracked.trigger_ms)
+        view = replace(tracked.view("COMPLETED"), location=location, end_to_end_ms=duration)
+        self._counts["completed"] += 1
+        self._latest["savepoint" if view.is_savepoint else "completed"] = view
+        numbers = (view.checkpointed_size, view.state_size, duration, 0, view.processed_bytes, view.persisted_bytes)
+        for name, value in zip(_SUMMARIES, numbers, strict=True):
+            self._summaries[name].append(value)
+        self._keep(view)
+
+    def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
+        """Also for an id that failed before its trigger: it is not shown then."""
+        tracked = self._in_progress.pop(checkpoint_id, None)
+        if tracked is None:
+            return
+        view = replace(
+            tracked.view("FAILED"), failure_ms=wall_ms, failure_reason=reason.value, failure_message=message or reason.value
+        )
+        self._counts["failed"] += 1
+        self._latest["failed"] = view
+        self._keep(view)
+
+    def restored(self, view: RestoredView) -> None:
+        self._counts["restored"] += 1
+        self._restored = view
+
+    def dropped(self, checkpoint_id: int) -> None:
+        """Retention let a completed checkpoint go."""
+        view = self._finished.get(checkpoint_id)
+        if view is not None:
+            self._finished[checkpoint_id] = replace(view, discarded=True)
+        latest = self._latest.get("completed")
+        if latest is not None and latest.checkpoint_id == checkpoint_id:
+            self._latest["completed"] = replace(latest, discarded=True)
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
+        """One checkpoint of the history or in progress."""
+        tracked = self._in_progress.get(checkpoint_id)
+        return tracked.view("IN_PROGRESS") if tracked is not None else self._finished.get(checkpoint_id)
+
+    def view(self) -> CheckpointStatsView:
+        running = [tracked.view("IN_PROGRESS") for tracked in self._in_progress.values()]
+        history = sorted([*running, *self._finished.values()], key=lambda view: -view.checkpoint_id)
+        return CheckpointStatsView(
+            counts=CheckpointCounts(in_progress=len(running), **self._counts),
+            summary=self._summary(),
+            history=tuple(history),
+            latest_completed=self._latest.get("completed"),
+            latest_savepoint=self._latest.get("savepoint"),
+            latest_failed=self._latest.get("failed"),
+            latest_restored=self._restored,
+        )
+
+    def _summary(self) -> Mapping[str, Quantiles]:
+        return {name: summarise(values) for name, values in self._summaries.items()}
+
+    def _keep(self, view: CheckpointView) -> None:
+        self._finished[view.checkpoint_id] = view
+        while len(self._finished) > HISTORY_MAX:
+            self._finished.popitem(last=False)

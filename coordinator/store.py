@@ -1,0 +1,276 @@
+"""Flows over a job's directory: claim, decide, discard, drop, and read it all back.
+
+Every flow may be killed between any two operations; `read_job` and `settle_job` then bring the directory to rest.
+No flow decides by what it remembers: after an ambiguous or lost write it reads what stands, and obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator.publication import (
+    CheckpointFact,
+    Decision,
+    RecordedCheckpoint,
+    RecordedJob,
+    decode_decision,
+    derive_checkpoint,
+    derive_garbage,
+)
+from coordinator.records import (
+    CLAIM,
+    METADATA,
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    JobPaths,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    decode_record,
+    encode_record,
+    parse_checkpoint_folder,
+)
+from statebackends.errors import AmbiguousWriteError, FencedError, ObjectMissingError, StorageUnavailableError
+from statebackends.storage.operations import (
+    DeleteFile,
+    DeleteFolder,
+    Flow,
+    ListFiles,
+    ListFolder,
+    PutIfAbsent,
+    ReadFile,
+)
+
+
+def put_once(path: str, content: bytes) -> Flow[bytes]:
+    """Create `path` unless it exists; returns the content that stands there, ours or another's.
+
+    Raises AmbiguousWriteError when storage could not tell and nothing is readable: the write may still land."""
+    created: bool | None
+    try:
+        created = yield PutIfAbsent(path, content)
+    except AmbiguousWriteError:
+        created = None
+    if created:
+        return content
+    try:
+        standing: bytes = yield ReadFile(path)
+    except ObjectMissingError as error:
+        raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
+    return standing
+
+
+def read_optional(path: str) -> Flow[bytes | None]:
+    """Content of a file, None if it is missing."""
+    try:
+        content: bytes = yield ReadFile(path)
+    except ObjectMissingError:
+        return None
+    return content
+
+
+def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
+    """Take an id; returns the claim that stands: compare its nonce. Nothing else happens to the id before."""
+    path = paths.claim(claim.checkpoint_id)
+    standing = yield from put_once(path, encode_record(claim))
+    return decode_record(ClaimRecord, standing, path)
+
+
+def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[tuple[bool, Decision]]:
+    """Decide an id by one put-if-absent; returns (these bytes stand, the decision that stands)."""
+    standing = yield from put_once(paths.decision(checkpoint_id), content)
+    return standing == content, decode_decision(standing)
+
+
+def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[tuple[bool, Decision]]:
+    """Write the savepoint's own `_metadata` into its folder, then decide the id: the pointer is the commit point."""
+    path = f"{record.folder}/{METADATA}"
+    standing = yield from put_once(path, snapshot)
+    if standing != snapshot:
+        raise FencedError(f"{path} was written by another process", path=path)
+    return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
+
+
+def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[tuple[bool, Decision]]:
+    """Decide an id as ABORTED, unless it is decided."""
+    return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
+
+
+def probe_folder(folder: str, nonce: str) -> Flow[None]:
+    """Prove that a savepoint's folder can be written, before an id is taken for it. Raises the storage's own error."""
+    path = f"{folder}/_probe-{nonce}"
+    yield PutIfAbsent(path, b"")
+    yield DeleteFile(path)
+
+
+def discard_folder(folder: str) -> Flow[int]:
+    """Delete the files of an aborted id, all but its claim and its decision; returns how many."""
+    files: list[str] = yield ListFiles(folder)
+    kept = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+    deleted = 0
+    for path in files:
+        if path not in kept:
+            deleted += yield DeleteFile(path)
+    return deleted
+
+
+def discard_files(paths: Sequence[str]) -> Flow[int]:
+    """Delete the files that came with a late acknowledgement; their names belong to one writer."""
+    deleted = 0
+    for path in paths:
+        deleted += yield DeleteFile(path)
+    return deleted
+
+
+def drop_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
+    """Delete an id for good: its claim first, so that what a crash leaves behind is an orphan and no checkpoint."""
+    yield DeleteFile(paths.claim(checkpoint_id))
+    yield DeleteFolder(paths.checkpoint(checkpoint_id))
+
+
+def sweep_checkpoint(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[None]:
+    """Delete the state of an aborted id: names of that id only; a savepoint's folder was made for it alone.
+
+    A savepoint's storage that can't be reached keeps its files: they are garbage, and no reason to refuse a recovery."""
+    claim = checkpoint.claim
+    if claim is not None and claim.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+        try:
+            yield DeleteFolder(claim.folder)
+        except StorageUnavailableError:
+            return
+    yield from discard_folder(paths.checkpoint(checkpoint.checkpoint_id))
+
+
+def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[SubmissionRecord]:
+    """Returns the record that stands under the number: compare its nonce."""
+    path = paths.submission(record.number)
+    return decode_record(SubmissionRecord, (yield from put_once(path, encode_record(record))), path)
+
+
+def write_attempt(paths: JobPaths, record: AttemptRecord) -> Flow[AttemptRecord]:
+    """Returns the record that stands under the number: compare its nonce."""
+    path = paths.attempt(record.attempt)
+    return decode_record(AttemptRecord, (yield from put_once(path, encode_record(record))), path)
+
+
+def write_result(paths: JobPaths, record: ResultRecord) -> Flow[ResultRecord]:
+    """Returns the terminal record that stands for the submission: the first one wins."""
+    path = paths.result(record.submission)
+    return decode_record(ResultRecord, (yield from put_once(path, encode_record(record))), path)
+
+
+def list_jobs() -> Flow[list[str]]:
+    """Ids of all jobs in the state directory."""
+    names: list[str] = yield ListFolder("")
+    jobs = [name.rstrip("/") for name in names if name.endswith("/")]
+    return [name for name in jobs if len(name) == 32 and all(digit in "0123456789abcdef" for digit in name)]
+
+
+def read_job(paths: JobPaths) -> Flow[RecordedJob]:
+    """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it."""
+    epochs: list[str] = yield ListFolder(paths.leaders)
+    submissions: dict[int, SubmissionRecord] = {}
+    for number in (yield from _numbers(paths.submissions)):
+        path = paths.submission(number)
+        submissions[number] = decode_record(SubmissionRecord, (yield ReadFile(path)), path)
+    attempts: dict[int, AttemptRecord] = {}
+    for number in (yield from _numbers(paths.attempts))[-2:]:
+        path = paths.attempt(number)
+        attempts[number] = decode_record(AttemptRecord, (yield ReadFile(path)), path)
+    results: dict[int, ResultRecord] = {}
+    for number in (yield from _numbers(paths.results)):
+        path = paths.result(number)
+        results[number] = decode_record(ResultRecord, (yield ReadFile(path)), path)
+    checkpoints: dict[int, RecordedCheckpoint] = {}
+    folders: list[str] = yield ListFolder(paths.job_id)
+    for folder in folders:
+        checkpoint_id = parse_checkpoint_folder(folder)
+        if checkpoint_id is not None:
+            checkpoints[checkpoint_id] = yield from read_checkpoint(paths, checkpoint_id)
+    return RecordedJob(
+        job_id=paths.job_id,
+        epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
+        submissions=submissions,
+        attempts=attempts,
+        results=results,
+        checkpoints=checkpoints,
+    )
+
+
+def read_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[RecordedCheckpoint]:
+    """The register of one id. The decision is read behind the claim, so a deletion in between shows as undecided at worst."""
+    claim = yield from read_optional(paths.claim(checkpoint_id))
+    metadata = yield from read_optional(paths.decision(checkpoint_id))
+    record = None if claim is None else decode_record(ClaimRecord, claim, paths.claim(checkpoint_id))
+    return derive_checkpoint(checkpoint_id, record, metadata)
+
+
+def _numbers(folder: str) -> Flow[list[int]]:
+    names: list[str] = yield ListFolder(folder)
+    stems = (name.removesuffix(".json") for name in names)
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Who settles a job: a leader of this epoch, at this wall-clock time."""
+
+    epoch: int
+    nonce: str
+    now_ms: int
+
+
+def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
+    """Bring a job that an older leader left to rest: decide every claimed, undecided id, fence the next one, sweep.
+
+    Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
+    next is ours and ABORTED. Running it again gives the same result."""
+    job = yield from read_job(paths)
+    for checkpoint in job.with_fact(CheckpointFact.UNDECIDED):
+        yield from abort_checkpoint(paths, _leader_changed(checkpoint.checkpoint_id, takeover))
+    if job.epochs and min(job.epochs) < takeover.epoch:
+        yield from _fence_next(paths, job, takeover)
+    job = yield from read_job(paths)
+    for checkpoint in job.with_fact(CheckpointFact.ABORTED):
+        yield from sweep_checkpoint(paths, checkpoint)
+    for checkpoint in derive_garbage(job):
+        yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+    return (yield from read_job(paths))
+
+
+def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[None]:
+    """Claim and abort the id that a stale leader would take next; ids that it took meanwhile are aborted too."""
+    number = job.last_checkpoint_id + 1
+    while True:
+        claim = ClaimRecord(
+            checkpoint_id=number,
+            epoch=takeover.epoch,
+            submission=0,
+            attempt=0,
+            kind=CheckpointKind.CHECKPOINT,
+            folder=paths.checkpoint(number),
+            nonce=takeover.nonce,
+            created_ms=takeover.now_ms,
+        )
+        standing = yield from claim_checkpoint(paths, claim)
+        if standing.epoch > takeover.epoch:
+            raise FencedError(
+                f"epoch {standing.epoch} leads this job, not {takeover.epoch}", epoch=takeover.epoch, newer=standing.epoch
+            )
+        yield from abort_checkpoint(paths, _leader_changed(number, takeover))
+        if standing.nonce == takeover.nonce:
+            return
+        number += 1
+
+
+def _leader_changed(checkpoint_id: int, takeover: Takeover) -> AbortRecord:
+    return AbortRecord(
+        checkpoint_id=checkpoint_id,
+        reason=FailureReason.LEADER_CHANGED,
+        epoch=takeover.epoch,
+        nonce=takeover.nonce,
+        message=f"epoch {takeover.epoch} leads",
+        created_ms=takeover.now_ms,
+    )
