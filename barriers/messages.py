@@ -169,6 +169,8 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     """Attempt that the process is running, 0 for none."""
     subtasks: tuple[SubtaskStatus, ...] = ()
     unanswered: tuple[Answerable, ...] = ()
+    data_key: str = ""
+    """Public CURVE key of the data socket, Z85; empty when it listens on loopback only."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -229,6 +231,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """Storage-relative folder, or absolute location, of the restored snapshot."""
     restored_from: int = 0
     """trigger timestamp of the restored snapshot, ms."""
+    data_keys: dict[int, str] = {}
+    """slot -> public CURVE key of its data socket; empty on loopback."""
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):

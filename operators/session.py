@@ -211,6 +211,7 @@ class Session:
             attempt=self.attempt,
             subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
             unanswered=tuple(self._unanswered.values()),
+            data_key=identity.data_key,
         )
         self.state = SessionState.REGISTERING
         self._registering = body

@@ -31,6 +31,7 @@ class WorkerIdentity:
     host: str
     data_address: str
     directory_nonce: str
+    data_key: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

@@ -157,6 +157,10 @@ class ProtocolError(HoldfastError):
     """A frame or message can't be decoded, has a gap, or comes out of turn. Fields: channel, expected, got."""
 
 
+class PeerLostError(HoldfastError):
+    """The connection to another worker broke: the attempt is lost. Fields: slot, reason."""
+
+
 class JobFailedError(HoldfastError):
     """The job reached FAILED. Fields: job_id, cause."""
 
