@@ -99,10 +99,10 @@ class Coordinator(Protocol):
 
     def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]: ...
 
-    def heartbeat(self, job_id: str, message: Heartbeat) -> None:
-        """Raises FencedError for a session that is not the slot's current one: register again."""
+    def heartbeat(self, job_id: str, message: Heartbeat) -> int:
+        """The epoch of the leader. Raises FencedError for a session that is not the slot's current one: register again."""
 
-    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[None]: ...
+    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]: ...
 
     # -- requests of users
 
