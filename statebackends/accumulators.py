@@ -142,14 +142,14 @@ class Accumulator:
         mask = None if seen is None else ~seen
         return [pa.array(column, part.arrow_type, mask=mask) for column, part in zip(columns, self.parts, strict=True)]
 
-    def result(self, start: int, stop: int) -> pa.Array:
-        """The aggregate's values for the slots [start, stop); a copy."""
-        first = self.columns[0][start:stop]
+    def result(self, rows: slice | Slots) -> pa.Array:
+        """The aggregate's values of some slots; a copy."""
+        first = self.columns[0][rows]
         if self.aggregate.function == "mean":
-            counts = self.columns[1][start:stop]
+            counts = self.columns[1][rows]
             with np.errstate(invalid="ignore", divide="ignore"):
                 return pa.array(first / counts, pa.float64(), mask=counts == 0)
-        mask = None if self.seen is None else ~self.seen[start:stop]
+        mask = None if self.seen is None else ~self.seen[rows]
         return pa.array(first.copy(), self.parts[0].arrow_type, mask=mask)
 
     @property

@@ -54,22 +54,38 @@ class NumpyColumnarState:
                 self._rows(namespace).update(part, values)
 
     def namespaces(self) -> list[int]:
-        return sorted(self._tables)
+        return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
 
     def row_count(self, namespace: int) -> int:
         rows = self._tables.get(namespace)
-        return 0 if rows is None else rows.index.count
+        return 0 if rows is None else rows.count
 
     def read(self, namespace: int, offset: int = 0, length: int | None = None) -> pa.RecordBatch:
         rows = self._tables.get(namespace) or self._new_rows()
-        start = min(offset, rows.index.count)
+        start = min(rows.dropped + offset, rows.index.count)
         stop = rows.index.count if length is None else min(start + length, rows.index.count)
-        results = [accumulator.result(start, stop) for accumulator in rows.accumulators]
-        names = [*self.key_names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
-        return pa.RecordBatch.from_arrays([*rows.index.key_arrays(start, stop), *results], names=names)
+        return self._batch(rows.index.key_arrays(start, stop), [part.result(slice(start, stop)) for part in rows.accumulators])
+
+    def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
+        rows = self._rows(namespace)
+        known = rows.index.count
+        slots = np.unique(rows.index.slots(keys))
+        if rows.index.count > known:
+            raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
+        return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
+
+    def drop_front(self, namespace: int, count: int) -> None:
+        if not 0 <= count <= self.row_count(namespace):
+            raise InvariantError(f"{count} rows can't be dropped from {self.row_count(namespace)}")
+        if count:
+            self._tables[namespace].dropped += count
 
     def remove(self, namespace: int) -> None:
         self._tables.pop(namespace, None)
+
+    def _batch(self, keys: list[pa.Array], results: list[pa.Array]) -> pa.RecordBatch:
+        names = [*self.key_names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
+        return pa.RecordBatch.from_arrays([*keys, *results], names=names)
 
     def size(self) -> int:
         """Bytes of accumulators and keys, estimated."""
@@ -77,7 +93,7 @@ class NumpyColumnarState:
 
     def freeze(self) -> FrozenState:
         """O(namespaces): the rows as they are now, for another thread."""
-        return FrozenState([(namespace, rows, rows.freeze()) for namespace, rows in self._tables.items()], self)
+        return FrozenState([_FrozenTable(namespace, rows) for namespace, rows in self._tables.items() if rows.count], self)
 
     def load(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64], parts: Sequence[pa.Array]) -> None:
         """Set rows from a snapshot's columns: all accumulator parts, in the order of `part_names`."""
@@ -108,15 +124,21 @@ class NumpyColumnarState:
 class _Rows:
     """The rows of one namespace."""
 
-    __slots__ = ("_capacity", "_freezes", "accumulators", "index")
+    __slots__ = ("_capacity", "_freezes", "accumulators", "dropped", "index")
 
     def __init__(self, descriptor: ColumnarStateDescriptor, index: KeyIndex, operator: str) -> None:
         self.index = index
+        self.dropped = 0
+        """Rows at the front that are forgotten."""
         self._capacity = _CAPACITY_MIN
         self.accumulators = [
             Accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name) for aggregate in descriptor.aggregates
         ]
         self._freezes: list[FrozenColumns] = []
+
+    @property
+    def count(self) -> int:
+        return self.index.count - self.dropped
 
     def update(self, keys: KeyColumn, columns: Sequence[Values]) -> None:
         before = self.index.count
@@ -162,50 +184,58 @@ class _Rows:
         return slots
 
 
+class _FrozenTable:
+    """The rows of one namespace at one barrier."""
+
+    __slots__ = ("_columns", "_dropped", "_keys", "_namespace", "_rows")
+
+    def __init__(self, namespace: int, rows: _Rows) -> None:
+        self._namespace = namespace
+        self._rows = rows
+        self._columns = rows.freeze()
+        self._keys = rows.index.frozen_keys()
+        self._dropped = rows.dropped
+
+    def columns(self) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
+        keys = [array.slice(self._dropped) for array in self._keys()]
+        namespaces = pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0]))
+        return keys, namespaces, [array.slice(self._dropped) for array in self._parts()]
+
+    def release(self) -> None:
+        self._rows.thaw(self._columns)
+
+    def _parts(self) -> Iterator[pa.Array]:
+        columns = self._columns.copy()
+        position = 0
+        for accumulator in self._rows.accumulators:
+            count = len(accumulator.parts)
+            parts = [column for column in columns[position : position + count] if column is not None]
+            yield from accumulator.snapshot_arrays(parts, columns[position + count])
+            position += count + 1
+
+
 class FrozenState:
     """The rows of a NumpyColumnarState at one barrier."""
 
-    def __init__(self, tables: list[tuple[int, _Rows, FrozenColumns]], state: NumpyColumnarState) -> None:
+    def __init__(self, tables: list[_FrozenTable], state: NumpyColumnarState) -> None:
         self._tables = tables
         self._state = state
-        self._keys = [rows.index.frozen_keys() for _, rows, _ in tables]
 
     def columns(self) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
         """Pool thread, once: key arrays, namespaces and accumulator parts of all rows, in no particular order."""
-        keys: list[list[pa.Array]] = []
-        namespaces: list[pa.Array] = []
-        parts: list[list[pa.Array]] = []
-        for (namespace, rows, frozen), key_arrays in zip(self._tables, self._keys, strict=True):
-            if frozen.count:
-                keys.append(key_arrays())
-                namespaces.append(pa.repeat(pa.scalar(namespace, pa.int64()), frozen.count))
-                parts.append(list(_part_arrays(rows, frozen)))
-        if not keys:
-            types = [field.type for field in self._state.part_fields]
-            return self._empty(self._state.field_types), pa.array([], pa.int64()), self._empty(types)
+        if not self._tables:
+            empty = [pa.array([], field.type) for field in self._state.part_fields]
+            return [pa.array([], field) for field in self._state.field_types], pa.array([], pa.int64()), empty
+        keys, namespaces, parts = zip(*[table.columns() for table in self._tables], strict=True)
         return _joined(keys), pa.concat_arrays(namespaces), _joined(parts)
 
     def release(self) -> None:
         """Loop thread: the frozen rows are not needed any more."""
-        for _, rows, frozen in self._tables:
-            rows.thaw(frozen)
-
-    @staticmethod
-    def _empty(types: Sequence[pa.DataType]) -> list[pa.Array]:
-        return [pa.array([], arrow_type) for arrow_type in types]
+        for table in self._tables:
+            table.release()
 
 
-def _part_arrays(rows: _Rows, frozen: FrozenColumns) -> Iterator[pa.Array]:
-    columns = frozen.copy()
-    position = 0
-    for accumulator in rows.accumulators:
-        count = len(accumulator.parts)
-        parts = [column for column in columns[position : position + count] if column is not None]
-        yield from accumulator.snapshot_arrays(parts, columns[position + count])
-        position += count + 1
-
-
-def _joined(pieces: list[list[pa.Array]]) -> list[pa.Array]:
+def _joined(pieces: Sequence[list[pa.Array]]) -> list[pa.Array]:
     return [arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
 
 

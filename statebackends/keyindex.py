@@ -17,7 +17,7 @@ from statebackends.state import KeyColumn
 
 Slots = npt.NDArray[np.int64]
 
-_DIRECT_CELLS_MIN = 1 << 16
+_DIRECT_CELLS_MIN = 1 << 12
 _DIRECT_CELLS_PER_KEY = 16
 """A direct-address table may have this many cells (8 bytes each) per key; beyond that, keys are hashed."""
 _HASH_CELLS_MIN = 1 << 10
@@ -41,6 +41,9 @@ class KeyIndex(Protocol):
 
     def key_arrays(self, start: int, stop: int) -> list[pa.Array]:
         """Key columns of the slots [start, stop)."""
+
+    def key_arrays_of(self, slots: Slots) -> list[pa.Array]:
+        """Key columns of some slots, in their order."""
 
 
 def create_key_index(field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> KeyIndex:
@@ -84,6 +87,9 @@ class Int64KeyIndex:
 
     def key_arrays(self, start: int, stop: int) -> list[pa.Array]:
         return [self._arrow(self._keys[start:stop].copy())]
+
+    def key_arrays_of(self, slots: Slots) -> list[pa.Array]:
+        return [self._arrow(self._keys[slots])]
 
     def _arrow(self, numbers: Slots) -> pa.Array:
         if self._arrow_type == pa.date32():
@@ -251,8 +257,15 @@ class EncodedKeyIndex:
         return lambda: self._joined(pieces)
 
     def key_arrays(self, start: int, stop: int) -> list[pa.Array]:
+        return [array.slice(start, stop - start) for array in self._all()]
+
+    def key_arrays_of(self, slots: Slots) -> list[pa.Array]:
+        taken = pa.array(slots)
+        return [array.take(taken) for array in self._all()]
+
+    def _all(self) -> list[pa.Array]:
         self._pieces = [self._joined(self._pieces)]
-        return [array.slice(start, stop - start) for array in self._pieces[0]]
+        return self._pieces[0]
 
     def _identities(self, arrays: list[pa.Array]) -> Sequence[Any]:
         """What tells keys apart, as dict keys: canonical bytes, or the values where those are as good and cheaper."""

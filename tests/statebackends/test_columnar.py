@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from statebackends.accumulators import check_descriptor, value_type_text
 from statebackends.columnar import NumpyColumnarState
-from statebackends.errors import InvalidConfigError, StateOverflowError
+from statebackends.errors import InvalidConfigError, InvariantError, StateOverflowError
 from statebackends.frozen import CHUNK_ROWS
 from statebackends.keys import KeyType
 from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
@@ -210,6 +210,44 @@ def test_reading_is_paged_and_what_was_read_doesn_t_change() -> None:
     assert page.to_pylist()[0] == {"key_0": 6, "total": 2}
     assert state.read(0, 3).num_rows == 0
     assert state.read(0, 9, 1).num_rows == 0
+
+
+def test_rows_of_gives_each_key_once_as_read_does() -> None:
+    state = _state(_descriptor(pa.int64()))
+    values = pa.array([1, 2, 3, 4])
+    state.update(_keys([7, 8, 9, 7]), 0, [None, *[values] * 5])
+    assert state.rows_of(_keys([9, 7, 9]), 0).to_pylist() == [state.read(0).to_pylist()[0], state.read(0).to_pylist()[2]]
+    with pytest.raises(InvariantError):
+        state.rows_of(_keys([10]), 0)
+
+
+def test_rows_of_text_keys() -> None:
+    key_type = KeyType.of(str)
+    descriptor = ColumnarStateDescriptor("sums", (ColumnAggregate("sum", "v", "total", pa.int64()),))
+    state = NumpyColumnarState(descriptor, key_type.arrow_types, lambda arrays: key_type.column(arrays, max_parallelism=128), "op")
+    for _ in range(3):
+        for key in ("a", "b", "c"):
+            state.update(key_type.column([pa.array([key])], max_parallelism=128), 0, [pa.array([1])])
+    rows = state.rows_of(key_type.column([pa.array(["c", "a"])], max_parallelism=128), 0)
+    assert rows.to_pylist() == [{"key_0": "a", "total": 3}, {"key_0": "c", "total": 3}]
+
+
+def test_dropped_rows_are_in_no_later_read_or_snapshot_but_in_earlier_ones() -> None:
+    state = _sum_state(pa.int64())
+    state.update(_keys([5, 6, 7]), 3, [pa.array([1, 2, 3])])
+    before = state.freeze()
+    state.drop_front(3, 2)
+    assert state.row_count(3) == 1
+    assert state.read(3).to_pylist() == [{"key_0": 7, "total": 3}]
+    after = state.freeze()
+    state.drop_front(3, 1)
+    assert state.namespaces() == []
+    assert state.read(3).num_rows == 0
+    with pytest.raises(InvariantError):
+        state.drop_front(3, 1)
+    assert _frozen_totals(after) == {(3, 7): 3}
+    assert _frozen_totals(before) == {(3, 5): 1, (3, 6): 2, (3, 7): 3}
+    assert _reload(state).namespaces() == []
 
 
 def test_an_empty_batch_changes_nothing() -> None:

@@ -1,0 +1,180 @@
+"""Generations of one (state, namespace) with a RocksDB database below them, and the bounded cache in between.
+
+Reads look into live, sealed, cached and stored rows, in this order; what becomes of sealed layers is decided in
+rocksdb_tiers.py. The loop thread's alone, but for `rows`, which reads a sealed layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from statebackends.generations import MISSING, TOMBSTONE, Generations, Layer, MapGenerations, MapLayer
+from statebackends.keyedstates import KeyContext
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, row_key
+from statebackends.statecodec import StateCodec
+
+GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
+"""Key groups of encoded keys."""
+
+_ENTRY_BYTES = 200
+"""Estimate for a dict entry with its key bytes and value object."""
+_SAMPLE = 32
+
+
+class ReadCache:
+    """Values as they are below the oldest sealed generation: two segments, of which the older is dropped when the newer is full."""
+
+    __slots__ = ("_old", "_young")
+
+    def __init__(self) -> None:
+        self._young: Layer = {}
+        self._old: Layer = {}
+
+    def get(self, key: Any) -> Any:
+        """Cached value, TOMBSTONE if it is known to be absent, MISSING if nothing is known."""
+        found = self._young.get(key, MISSING)
+        if found is MISSING and self._old:
+            found = self._old.get(key, MISSING)
+            if found is not MISSING:
+                self._young[key] = found
+        return found
+
+    def put(self, key: Any, value: Any) -> None:
+        self._young[key] = value
+
+    def absorb(self, written: Layer) -> None:
+        """Rows that have just reached the database, newer than all that is cached."""
+        self._young.update(written)
+
+    def clear(self) -> None:
+        self._young, self._old = {}, {}
+
+    def shrink(self, bytes_max: int) -> None:
+        """Drop the older segment when the newer holds half of bytes_max."""
+        if weight(self._young) > bytes_max // 2:
+            self._young, self._old = {}, self._young
+
+    def size(self) -> int:
+        return weight(self._young) + weight(self._old)
+
+
+class RocksGenerations(Generations):
+    """Generations of one (state, namespace) with a database below."""
+
+    __slots__ = ("_context", "_store", "cache", "codec", "namespace", "state_id")
+
+    def __init__(self, context: KeyContext, store: RocksStore, codec: StateCodec, namespace: bytes) -> None:
+        super().__init__()
+        self._context = context
+        self._store = store
+        self.codec = codec
+        self.namespace = namespace
+        self.state_id = store.state_id(codec.name)
+        self.cache = ReadCache()
+        self.layered = self.deleted = True
+
+    def find_below(self, key: Any) -> Any:
+        found = self.cache.get(key)
+        if found is MISSING:
+            stored = self._store.get(row_key(self._context.key_group, self.state_id, key, self.namespace))
+            found = TOMBSTONE if stored is None else self.codec.decode(stored)
+            self.cache.put(key, found)
+        return MISSING if found is TOMBSTONE else found
+
+    def seal(self) -> Layer:
+        """Freeze the live layer, which isn't empty."""
+        sealed = self.live
+        self.older = (sealed, *self.older)
+        self.live = {}
+        return sealed
+
+    def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
+        """The oldest layer is in the database: keep it as cache, if it fits."""
+        self.older = self.older[:-1]
+        if weight(written) > cache_bytes_max // 2:
+            self.cache.clear()  # what is cached of these keys is outdated
+        else:
+            self.cache.absorb(written)
+            self.cache.shrink(cache_bytes_max)
+
+    def rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
+        """Rows to write for a sealed layer."""
+        encode, state_id, namespace = self.codec.encode, self.state_id, self.namespace
+        for keys, values, groups in _chunks(layer, groups_of):
+            for key, value, group in zip(keys, values, groups, strict=True):
+                encoded = None if value is TOMBSTONE else encode(value)
+                yield row_key(group, state_id, key, namespace), encoded
+
+
+class RocksMapGenerations(RocksGenerations, MapGenerations):
+    """RocksGenerations of map state: every entry is a row."""
+
+    __slots__ = ()
+
+    def find_entry_below(self, key: Any, entry: Any) -> Any:
+        cached = (key, entry)
+        found = self.cache.get(cached)
+        if found is MISSING:
+            stored = self._store.get(self._prefix(key) + self.codec.encode_entry(entry))
+            found = TOMBSTONE if stored is None else self.codec.decode(stored)
+            self.cache.put(cached, found)
+        return MISSING if found is TOMBSTONE else found
+
+    def entries_below(self, key: Any) -> Layer:
+        prefix = self._prefix(key)
+        decode_entry, decode = self.codec.decode_entry, self.codec.decode
+        return {decode_entry(stored[len(prefix) :]): decode(value) for stored, value in self._store.rows(prefix)}
+
+    def remove(self, key: Any) -> None:
+        self.live[key] = MapLayer(cleared=True)
+
+    def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
+        self.older = self.older[:-1]
+        if weight(written) > cache_bytes_max // 2 or any(entries.cleared for entries in written.values()):
+            self.cache.clear()
+            return
+        for key, entries in written.items():
+            for entry, value in entries.items():
+                self.cache.put((key, entry), value)
+        self.cache.shrink(cache_bytes_max)
+
+    def rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
+        for keys, maps, groups in _chunks(layer, groups_of):
+            for key, entries, group in zip(keys, maps, groups, strict=True):
+                prefix = row_key(group, self.state_id, key, self.namespace)
+                if entries.cleared:
+                    yield from [(stored, None) for stored, _ in self._store.rows(prefix)]
+                for entry, value in entries.items():
+                    encoded = None if value is TOMBSTONE else self.codec.encode(value)
+                    yield prefix + self.codec.encode_entry(entry), encoded
+
+    def _prefix(self, key: bytes) -> bytes:
+        return row_key(self._context.key_group, self.state_id, key, self.namespace)
+
+
+def weight(layer: Layer) -> int:
+    """Bytes that a layer holds, estimated from its newest entries."""
+    if not layer:
+        return 0
+    sample = list(islice(reversed(layer.values()), _SAMPLE))
+    return len(layer) * (_ENTRY_BYTES + sum(map(_value_bytes, sample)) // len(sample))
+
+
+def _value_bytes(value: Any) -> int:
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, MapLayer):
+        return len(value) * _ENTRY_BYTES
+    if isinstance(value, list | tuple | set | dict):
+        return len(value) * _ENTRY_BYTES // 2
+    return 0
+
+
+def _chunks(layer: Layer, groups_of: GroupsOf) -> Iterator[tuple[list[bytes], list[Any], list[int]]]:
+    keys_left, values_left = iter(layer), iter(layer.values())
+    while keys := list(islice(keys_left, WRITE_ROWS)):
+        yield keys, list(islice(values_left, WRITE_ROWS)), groups_of(keys).tolist()

@@ -1,0 +1,203 @@
+"""One RocksDB database of keyed rows: the layout of row keys, writing in short pieces, scans, and hard-linked copies.
+
+A row key is key group, state id, lengths, then key, namespace and map key, so that key groups are ranges and the entries
+of one map are neighbours. It knows nothing of generations, types or snapshots' files. Calls that hold the interpreter
+lock (WriteBatch, create_checkpoint) are kept to pieces of a few milliseconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompressionType,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteOptions,
+)
+
+from statebackends.errors import CorruptStateError, InvalidConfigError, StorageUnavailableError
+from statebackends.handles import KeyGroupRange
+
+_HEADER = struct.Struct(">HHIH")
+_GROUP_AND_STATE = struct.Struct(">HH")
+_STATES_KEY = b"\xff\xffstates"
+"""Above every key group: the JSON object state name -> state id."""
+
+WRITE_ROWS = 1_000
+"""Rows per write; a write holds the interpreter lock for a millisecond or two."""
+
+_UNUSED_FILES = frozenset({"LOCK", "LOG", "IDENTITY"})
+
+Row = tuple[bytes, bytes | None]
+"""(row key, encoded value), or None to delete."""
+
+
+class RowKey(NamedTuple):
+    """The parts of a row key."""
+
+    key_group: int
+    state_id: int
+    key: bytes
+    namespace: bytes
+    map_key: bytes
+
+
+def row_key(key_group: int, state_id: int, key: bytes, namespace: bytes, map_key: bytes = b"") -> bytes:
+    """Raises struct.error if the namespace is longer than 65,535 bytes."""
+    return _HEADER.pack(key_group, state_id, len(key), len(namespace)) + key + namespace + map_key
+
+
+def parse_row_key(encoded: bytes) -> RowKey:
+    key_group, state_id, key_length, namespace_length = _HEADER.unpack_from(encoded)
+    namespace_start = _HEADER.size + key_length
+    map_key_start = namespace_start + namespace_length
+    return RowKey(
+        key_group,
+        state_id,
+        encoded[_HEADER.size : namespace_start],
+        encoded[namespace_start:map_key_start],
+        encoded[map_key_start:],
+    )
+
+
+class RocksStore:
+    """An open database in a folder of its own. Thread-safe as RocksDB is; who may write when is the caller's business."""
+
+    def __init__(self, folder: str, *, write_buffer_bytes: int, block_cache_bytes: int, read_only: bool = False) -> None:
+        """Opens the folder, or creates it. Raises StorageUnavailableError, or CorruptStateError if it isn't ours."""
+        self.folder = folder
+        access = AccessType.read_only() if read_only else AccessType.read_write()
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._db = Rdict(folder, _options(write_buffer_bytes, block_cache_bytes), access_type=access)
+            self.state_ids: dict[str, int] = json.loads(self._db.get(_STATES_KEY) or b"{}")
+        except OSError as error:
+            raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
+        except Exception as error:  # rocksdict raises plain Exception
+            raise CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb") from error
+        self._without_wal = WriteOptions()
+        self._without_wal.disable_wal = True
+        self._closed = False
+
+    def state_id(self, name: str) -> int:
+        """Id of a state, 0..65535, given at the first call and kept for the life of the database and its copies."""
+        if name not in self.state_ids:
+            state_id = max(self.state_ids.values(), default=-1) + 1
+            if state_id > 0xFFFF:
+                raise InvalidConfigError("a database holds at most 65,536 states", state=name)
+            self.state_ids[name] = state_id
+            self.write([(_STATES_KEY, json.dumps(self.state_ids).encode())])
+        return self.state_ids[name]
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._db.get(key)
+        return value
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Write rows in order, WRITE_ROWS at a time, with the write-ahead log off."""
+        batch, count = WriteBatch(raw_mode=True), 0
+        for key, value in rows:
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+            count += 1
+            if count == WRITE_ROWS:
+                self._commit(batch)
+                batch, count = WriteBatch(raw_mode=True), 0
+        if count:
+            self._commit(batch)
+
+    def _commit(self, batch: Any) -> None:
+        try:
+            self._db.write(batch, self._without_wal)
+        except Exception as error:
+            raise StorageUnavailableError(f"{self.folder}: {error}", path=self.folder) from error
+
+    def rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """(row key, value) of the rows that start with `prefix`, ascending, as they are when the iteration starts."""
+        return _rows_from(self._db.iter(), prefix)
+
+    def state_rows(self, state_id: int, groups: KeyGroupRange) -> Iterator[tuple[RowKey, bytes]]:
+        """Rows of one state in some key groups, key group by key group, as they are when the iteration starts."""
+        iterator = self._db.iter()  # not a Snapshot: rocksdict's iterates over newer rows too (0.3.29)
+        for key_group in range(groups.start, groups.stop):
+            for key, value in _rows_from(iterator, _GROUP_AND_STATE.pack(key_group, state_id)):
+                yield parse_row_key(key), value
+
+    def keep_only(self, groups: KeyGroupRange) -> None:
+        """Delete the rows of all other key groups."""
+        last = _STATES_KEY[:2]
+        ranges = ((b"\0\0", groups.start.to_bytes(2, "big")), (groups.stop.to_bytes(2, "big"), last))
+        for start, stop in ranges:
+            if start < stop:
+                self._db.delete_range(start, stop, self._without_wal)
+
+    def delete_state(self, name: str, groups: KeyGroupRange) -> None:
+        """Delete all rows of a state; it has `groups` only."""
+        state_id = self.state_ids[name]
+        self.write((key, None) for group in range(groups.start, groups.stop)
+                   for key, _ in self.rows(_GROUP_AND_STATE.pack(group, state_id)))  # fmt: skip
+
+    def link_copy(self, folder: str) -> list[str]:
+        """Flush, then hard-link the whole database into a new folder; returns its file names, sorted."""
+        try:
+            self._db.flush()
+            Checkpoint(self._db).create_checkpoint(folder)
+        except Exception as error:
+            raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
+        return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
+
+    def size(self) -> int:
+        """Bytes of files and memtables, estimated."""
+        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(int(self._db.property_int_value(name) or 0) for name in names)
+
+    def close(self) -> None:
+        """Idempotent; the files stay."""
+        if not self._closed:
+            self._closed = True
+            self._db.close()
+
+    def destroy(self) -> None:
+        """Close and delete the files."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _rows_from(iterator: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    iterator.seek(prefix)
+    while iterator.valid():
+        key = iterator.key()
+        if not key.startswith(prefix):
+            return
+        yield key, iterator.value()
+        iterator.next()
+
+
+def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Any:
+    tables = BlockBasedOptions()
+    tables.set_block_cache(Cache(block_cache_bytes))
+    tables.set_bloom_filter(10.0, False)
+    tables.set_cache_index_and_filter_blocks(True)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(tables)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_write_buffer_size(write_buffer_bytes)
+    options.set_max_write_buffer_number(2)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(1)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options

@@ -1,0 +1,139 @@
+"""The front tier of the RocksDB backend: what is sealed, and in which order it reaches the database.
+
+Live state is sealed into a generation at a barrier, or when it outgrows its budget. Sealed generations are written oldest
+first by whoever gets to it: the loop thread in short pieces when memory is short, a snapshot's pool thread wholly. One
+that belongs to a snapshot is hard-linked before anything newer is written. A lock guards writing; the loop thread never
+waits for it, except when it closes."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from statebackends.generations import Layer
+from statebackends.rocksdb_generations import GroupsOf, RocksGenerations, weight
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row
+
+
+class SealedGeneration:
+    """Sealed layers on their way to the database."""
+
+    def __init__(
+        self, layers: list[tuple[RocksGenerations, Layer]], groups_of: GroupsOf, copy_folder: str | None
+    ) -> None:
+        self.layers = layers
+        self.copy_folder = copy_folder
+        """Where to hard-link the database once this generation is in it; None when no snapshot waits for it."""
+        self.names: list[str] = []
+        """Files of the hard-linked copy."""
+        self.done = False
+        """Written, and copied if that was wanted: newer generations may be written."""
+        self._groups_of = groups_of
+        self._left: Iterator[Row] | None = None
+
+    def advance(self, store: RocksStore, *, wholly: bool) -> None:
+        """Write the next piece, or all that is left; then make the copy. Under the front tier's lock.
+
+        After an error it starts again from its first row."""
+        try:
+            if self._left is None:
+                self._left = (row for table, layer in self.layers for row in table.rows(layer, self._groups_of))
+            while piece := list(islice(self._left, WRITE_ROWS)):
+                store.write(piece)
+                if not wholly:
+                    return
+            if self.copy_folder is not None:
+                self.names = store.link_copy(self.copy_folder)
+        except BaseException:
+            self._left = None
+            if self.copy_folder is not None:
+                shutil.rmtree(self.copy_folder, ignore_errors=True)
+            raise
+        self.done = True
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """Bounds of one subtask's front tier, in estimated bytes."""
+
+    dirty_bytes_max: int
+    """Live state above this is sealed and written, when no snapshot is in the way."""
+    cache_bytes_max: int
+    """Of one (state, namespace)."""
+    check_every: int
+    """Key switches between two looks at the sizes."""
+
+
+class FrontTier:
+    """All generations of one backend. The loop thread's, but for `materialise`."""
+
+    def __init__(self, store: RocksStore, groups_of: GroupsOf, limits: TierLimits) -> None:
+        self.tables: list[RocksGenerations] = []
+        self.eviction_waits = 0
+        """Times that an eviction was due and had to wait for a snapshot."""
+        self.evictions = 0
+        """Generations sealed because memory was short."""
+        self._store = store
+        self._groups_of = groups_of
+        self._limits = limits
+        self._sealed: deque[SealedGeneration] = deque()  # oldest first
+        self._lock = threading.Lock()
+
+    def seal(self, copy_folder: str | None = None) -> SealedGeneration:
+        """Freeze what is live: O(states and namespaces). `copy_folder`: as in SealedGeneration."""
+        self.retire()
+        layers = [(table, table.seal()) for table in self.tables if table.live]
+        generation = SealedGeneration(layers, self._groups_of, copy_folder)
+        self._sealed.append(generation)
+        return generation
+
+    def materialise(self, generation: SealedGeneration) -> None:
+        """Pool thread: write this generation and all before it, with their copies."""
+        with self._lock:
+            for older in list(self._sealed):
+                if not older.done:
+                    older.advance(self._store, wholly=True)
+                if older is generation:
+                    return
+
+    def tick(self) -> None:
+        """Keep within the limits; called every `check_every` key switches, does a few milliseconds of work at most."""
+        self.retire()
+        dirty = sum(weight(table.live) for table in self.tables)
+        if dirty > self._limits.dirty_bytes_max and not self._sealed:
+            self.evictions += 1
+            self.seal()
+        if self._sealed:
+            self._write_a_piece(due=dirty > self._limits.dirty_bytes_max)
+
+    def _write_a_piece(self, *, due: bool) -> None:
+        oldest = self._sealed[0]
+        if oldest.copy_folder is not None or not self._lock.acquire(blocking=False):
+            self.eviction_waits += due
+            return
+        try:
+            if not oldest.done:
+                oldest.advance(self._store, wholly=False)
+        finally:
+            self._lock.release()
+
+    def retire(self) -> None:
+        """Drop the layers that have reached the database."""
+        while self._sealed and self._sealed[0].done:
+            for table, layer in self._sealed.popleft().layers:
+                table.drop_oldest(layer, self._limits.cache_bytes_max)
+
+    def size(self) -> int:
+        """Bytes in memory, estimated."""
+        layers = sum(weight(layer) for table in self.tables for layer in (table.live, *table.older))
+        return layers + sum(table.cache.size() for table in self.tables)
+
+    def close(self) -> None:
+        """Waits for a piece that is being written; nothing is written afterwards."""
+        with self._lock:
+            self._sealed.clear()
+            self._store.close()
