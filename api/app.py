@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import BearerAuth
 from api.bodies import REFERENCE
@@ -59,12 +60,12 @@ def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
     app.include_router(workers.router)
     app.include_router(flink.router, prefix="/v1")
     app.include_router(flink.router, include_in_schema=False)
+    app.add_middleware(AnswerFailures)
     app.add_middleware(BearerAuth, token=settings.token)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected)
     _describe(app, authenticated=settings.token is not None)
     return app
 
@@ -89,10 +90,30 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return Response(error_body(text), status_code=error.status_code, headers=error.headers, media_type="application/json")
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """The server's own middleware logs the traceback; the caller sees the kind of error alone."""
-    body = error_body(f"internal error: {type(error).__name__}")
-    return Response(body, status_code=500, media_type="application/json")
+class AnswerFailures:
+    """ASGI middleware: an error without a kind is a bug. It is logged here, and the caller sees its class alone.
+
+    Starlette's own handler raises again after it answered, and the server then drops the connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:
+            log.exception("%s %s failed", scope.get("method", ""), scope.get("path", ""))
+            if started:
+                raise
+            body = error_body(f"internal error: {type(error).__name__}")
+            await Response(body, status_code=500, media_type="application/json")(scope, receive, send)
 
 
 def _describe(app: FastAPI, *, authenticated: bool) -> None:

@@ -1,0 +1,131 @@
+"""uvicorn around a coordinator: a bound socket, an orderly start and an orderly stop.
+
+It decides the order: bind, lead, listen, announce; and backwards. It is the only place that knows uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from api.app import create_app
+from api.auth import is_loopback
+from api.runfile import read_run_record
+from api.settings import ServerSettings
+from coordinator.interface import Coordinator
+from statebackends.errors import InvalidConfigError
+
+log = logging.getLogger("holdfast.api")
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection stays open: longer than any heartbeat interval, so that workers never reconnect."""
+
+CONNECTIONS_MAX = 4_096
+"""Connections and requests at one time; beyond it the answer is 503."""
+
+_BACKLOG = 2_048
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """A bound socket: on the port asked for, else on the state directory's last port, else on a free one.
+
+    Raises InvalidConfigError when the port is taken. A takeover moves on to a free port, since the old coordinator may
+    hold the last one."""
+    if settings.port is not None:
+        return _bind(settings.host, settings.port)
+    record = read_run_record(settings.state_dir)
+    if record is None:
+        return _bind(settings.host, 0)
+    try:
+        return _bind(settings.host, record.port)
+    except InvalidConfigError:
+        if not settings.takeover:
+            raise
+        log.warning("port %d is taken: listening on a free one; workers find it when they register again", record.port)
+        return _bind(settings.host, 0)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidConfigError(f"can't listen on {host}: {error}", setting="host") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidConfigError(f"port {port} on {host} is in use: choose another with --port", setting="port") from error
+        raise InvalidConfigError(f"can't listen on {host}:{port}: {error}", setting="host") from error
+    return listener
+
+
+def advertised_url(settings: ServerSettings, port: int) -> str:
+    """The URL that drivers and workers are given."""
+    host = settings.advertised_host or settings.host
+    if host.strip("[]") in ("0.0.0.0", "::", ""):
+        host = outward_address()
+    return f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def outward_address() -> str:
+    """The address of this machine's default route; loopback without one. No packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # documentation address: routed like any other, never reached
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+class RestServer(uvicorn.Server):
+    """Serves one coordinator until told to stop; signals stop it in an orderly way when it runs in the main thread."""
+
+    def __init__(self, service: Coordinator, settings: ServerSettings, *, on_started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, settings),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                backlog=_BACKLOG,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, settings.stop_timeout_ms // 1000),
+            )
+        )
+        self._service = service
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        await asyncio.to_thread(self._on_started)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the coordinator first: its command streams end, so that connections can close."""
+        await asyncio.to_thread(self._service.close)
+        await super().shutdown(sockets=sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second interrupt stops at once. The signal is not raised again afterwards: the stop was orderly."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def describe_exposure(settings: ServerSettings) -> str:
+    """Who can reach the service, in words."""
+    reach = "this machine" if is_loopback(settings.host) else "the network"
+    return f"{reach}, {'with the token' if settings.token else 'without a token'}, pid {os.getpid()}"

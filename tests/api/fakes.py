@@ -1,0 +1,373 @@
+"""A coordinator with canned answers, and a server around any coordinator: routes are tested apart from threads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from api.server import RestServer, advertised_url, bind
+from api.settings import ServerSettings
+from barriers.jobgraph import (
+    JobConfig,
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    OperatorDescription,
+    Partitioning,
+    Submission,
+    SubmissionAccepted,
+)
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AckStatus,
+    CheckpointKind,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    SubtaskMetrics,
+    TaskState,
+)
+from coordinator.interface import Coordinator
+from coordinator.views import (
+    CheckpointConfigView,
+    CheckpointCounts,
+    CheckpointStatsView,
+    CheckpointView,
+    ClusterView,
+    ExceptionView,
+    JobOverviewView,
+    JobView,
+    Quantiles,
+    RestoredView,
+    SubtaskCheckpointView,
+    SubtaskView,
+    TriggerView,
+    VertexCheckpointView,
+    VertexView,
+    WorkerView,
+)
+from statebackends.errors import NotFoundError
+
+TOKEN = "a-token-for-tests-only"
+JOB = "0123456789abcdef0123456789abcdef"
+SOURCE, SINK = "a" * 32, "b" * 32
+TRIGGER = "c" * 32
+NAME = "flights"
+
+
+def make_graph(name: str = NAME, *, parallelism: int = 1, config: JobConfig | None = None) -> JobGraph:
+    """source -> keyed sink, two vertices."""
+
+    def vertex(vertex_id: str, uid: str, kind: str) -> JobVertex:
+        operator = OperatorDescription(uid=uid, operator_id=vertex_id, name=uid, kind=kind)
+        return JobVertex(vertex_id, uid, parallelism, 128, (operator,))
+
+    edge = JobEdge(0, SOURCE, "in", SINK, 0, Partitioning.HASH, ("carrier",), "utf8")
+    return JobGraph(name, (vertex(SOURCE, "in", "source"), vertex(SINK, "out", "process")), (edge,), config or JobConfig())
+
+
+def make_overview(state: str = "RUNNING", *, job_id: str = JOB, name: str = NAME, start_ms: int = 1_000) -> JobOverviewView:
+    return JobOverviewView(job_id, name, state, start_ms, -1, 2_000, {TaskState.RUNNING: 2}, 1, 1)
+
+
+def make_job(state: str = "RUNNING") -> JobView:
+    def vertex(vertex_id: str) -> VertexView:
+        metrics = SubtaskMetrics(vertex_id, 0, records_in=5, records_out=7, bytes_in=50, bytes_out=70, busy_ms=3)
+        subtask = SubtaskView(vertex_id, 0, TaskState.RUNNING, 1, "here", 1_000, -1, {TaskState.RUNNING: 1_000}, False, metrics)
+        return VertexView(vertex_id, "v", 1, 128, TaskState.RUNNING, 1_000, -1, {TaskState.RUNNING: 1}, (subtask,))
+
+    worker = WorkerView(0, True, True, 4242, "here", "tcp://127.0.0.1:1", "n" * 8, 3, "s1", 5_000)
+    failure = ExceptionView("UserFunctionError: boom: bang", "Traceback ...", 4_000, SINK, 0, "slot-0", 1)
+    lost = ExceptionView("WorkerLost: slot 0", "", 3_000, "", -1, "slot-0", 1)
+    return JobView(
+        overview=make_overview(state),
+        now_ms=6_000,
+        timestamps={"CREATED": 1_000, "RUNNING": 1_100},
+        graph=make_graph(),
+        vertices=(vertex(SOURCE), vertex(SINK)),
+        workers=(worker,),
+        exceptions=(failure, lost),
+        submission=1,
+        attempt=2,
+        restarts=1,
+        epoch=1,
+        failure=None,
+    )
+
+
+def make_checkpoint(number: int, status: str, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CheckpointView:
+    acknowledged = SubtaskCheckpointView(0, 2_010, 10, 100, 200, 1, 2, 3, 4, 5)
+    missing = SubtaskCheckpointView(1, -1, -1, -1, -1, -1, -1, -1, -1, -1)
+    numbers = Quantiles(1, 2, 1.5, 1, 2, 2, 2, 2)
+    vertex = VertexCheckpointView(
+        SOURCE, status, 2_010, 100, 200, 10, 4, 2, 1, (acknowledged, missing), {"checkpointed_size": numbers, "sync": numbers}
+    )
+    return CheckpointView(
+        checkpoint_id=number,
+        kind=kind,
+        status=status,
+        trigger_ms=2_000,
+        latest_ack_ms=2_010,
+        checkpointed_size=100,
+        state_size=200,
+        end_to_end_ms=10,
+        processed_bytes=4,
+        persisted_bytes=0,
+        num_subtasks=2,
+        num_acknowledged_subtasks=1,
+        vertices={SOURCE: vertex},
+        location="/state/chk-1" if status == "COMPLETED" else None,
+        failure_ms=2_500 if status == "FAILED" else -1,
+        failure_reason="expired" if status == "FAILED" else None,
+        failure_message="took too long" if status == "FAILED" else None,
+    )
+
+
+def make_stats() -> CheckpointStatsView:
+    completed = make_checkpoint(1, "COMPLETED")
+    savepoint = make_checkpoint(2, "COMPLETED", CheckpointKind.SAVEPOINT)
+    failed, pending = make_checkpoint(3, "FAILED"), make_checkpoint(4, "IN_PROGRESS")
+    return CheckpointStatsView(
+        counts=CheckpointCounts(1, 4, 1, 2, 1),
+        summary={"state_size": Quantiles(1, 2, 1.5, 1, 2, 2, 2, 2)},
+        history=(pending, failed, savepoint, completed),
+        latest_completed=completed,
+        latest_savepoint=savepoint,
+        latest_failed=failed,
+        latest_restored=RestoredView(1, 1_500, False, "/state/chk-1"),
+    )
+
+
+class FakeSubscription:
+    """A command stream that a test feeds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[NumberedCommand] = []
+        self._listener: Callable[[], None] | None = None
+        self.closed = False
+        self.last_number = 0
+        self.epoch = 1
+        self.consumer_gone = threading.Event()
+
+    def feed(self, command: NumberedCommand) -> None:
+        with self._lock:
+            self._waiting.append(command)
+        self._notify()
+
+    def end(self) -> None:
+        self.closed = True
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def take(self) -> list[NumberedCommand]:
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        if taken:
+            self.last_number = taken[-1].number
+        return taken
+
+    def get(self, timeout_s: float | None) -> NumberedCommand | None:
+        raise AssertionError("the REST service never waits in a thread")
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        self._listener = listener
+        if self._waiting or self.closed:
+            listener()
+
+    def close(self) -> None:
+        self.closed = True
+        self.consumer_gone.set()
+        self._notify()
+
+
+@dataclass
+class FakeCoordinator:
+    """Answers from its fields; raises `error` instead, once it is set."""
+
+    state: str = "RUNNING"
+    ready: bool = True
+    directory: str = "/state"
+    directory_nonce: str = "nonce"
+    error: BaseException | None = None
+    trigger: TriggerView = field(default_factory=lambda: TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, True))
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    subscriptions: list[FakeSubscription] = field(default_factory=list)
+    overviews: tuple[JobOverviewView, ...] | None = None
+
+    def reset(self) -> None:
+        """As new."""
+        self.__dict__.update(FakeCoordinator().__dict__)
+
+    def _called(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+        if len(call) > 1 and isinstance(call[1], str) and call[1] not in {JOB, *(job.job_id for job in self.jobs())}:
+            raise NotFoundError(f"no job {call[1]}", job=call[1])
+
+    def _later(self, value: Any, *call: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            self._called(*call)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+        return future
+
+    def submit(self, submission: Submission) -> SubmissionAccepted:
+        self._called("submit")
+        return SubmissionAccepted(JOB, 1, submission.graph.slots_required, 1, 0, self.directory, self.directory_nonce)
+
+    def register(self, message: RegisterWorker) -> Registered:
+        raise AssertionError("the REST service registers through a future")
+
+    def register_async(self, message: RegisterWorker) -> Future[Registered]:
+        registered = Registered(1, "s1", 1, None, 0, (), 2_000, 50_000)
+        return self._later(registered, "register", message.job_id, message)
+
+    def commands(self, job_id: str, slot: int, session: str, after: int) -> FakeSubscription:
+        self._called("commands", job_id, slot, session, after)
+        subscription = FakeSubscription()
+        self.subscriptions.append(subscription)
+        return subscription
+
+    acks = states = heartbeat = register  # type: ignore[assignment]
+
+    def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
+        return self._later(AckAnswers(1, (AckStatus.SUCCESS,) * len(batch.items)), "acks", job_id, batch)
+
+    def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
+        return self._later(None, "states", job_id, batch)
+
+    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[None]:
+        return self._later(None, "heartbeat", job_id, message)
+
+    def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
+        self._called("request_checkpoint", job_id, trigger_id)
+        return trigger_id or TRIGGER
+
+    def request_savepoint(
+        self,
+        job_id: str,
+        target: str | None = None,
+        *,
+        format_type: str = "CANONICAL",
+        cancel: bool = False,
+        trigger_id: str | None = None,
+    ) -> str:
+        self._called("request_savepoint", job_id, target, format_type, cancel, trigger_id)
+        return trigger_id or TRIGGER
+
+    def stop(
+        self,
+        job_id: str,
+        target: str | None = None,
+        *,
+        drain: bool = False,
+        format_type: str = "CANONICAL",
+        trigger_id: str | None = None,
+    ) -> str:
+        self._called("stop", job_id, target, drain, format_type, trigger_id)
+        return trigger_id or TRIGGER
+
+    def cancel(self, job_id: str) -> None:
+        self._called("cancel", job_id)
+
+    def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
+        self._called("trigger_status", job_id, trigger_id)
+        return self.trigger
+
+    def jobs(self) -> tuple[JobOverviewView, ...]:
+        return self.overviews if self.overviews is not None else (make_overview(self.state),)
+
+    def job(self, job_id: str) -> JobView:
+        self._called("job", job_id)
+        return make_job(self.state)
+
+    def checkpoints(self, job_id: str) -> CheckpointStatsView:
+        self._called("checkpoints", job_id)
+        return make_stats()
+
+    def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
+        self._called("checkpoint", job_id, checkpoint_id)
+        found = [each for each in make_stats().history if each.checkpoint_id == checkpoint_id]
+        if not found:
+            raise NotFoundError(f"no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
+        return found[0]
+
+    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
+        vertices = self.checkpoint(job_id, checkpoint_id).vertices
+        if vertex not in vertices:
+            raise NotFoundError(f"no vertex {vertex}", job=job_id, vertex=vertex)
+        return vertices[vertex]
+
+    def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
+        self._called("checkpoint_config", job_id)
+        return CheckpointConfigView(JobConfig(checkpoint_interval_ms=1_000), self.directory)
+
+    def cluster(self) -> ClusterView:
+        return ClusterView(2, 1, 1, 0, 0, 0, 1)
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> str:
+        return self.state
+
+    def close(self) -> None:
+        self.ready = False
+        for subscription in self.subscriptions:
+            subscription.end()
+
+
+@contextlib.contextmanager
+def serving(service: Coordinator, state_dir: Path, **changes: Any) -> Iterator[Served]:
+    """A server on a free port of loopback, in a thread."""
+    settings = ServerSettings(state_dir=state_dir, **{"token": TOKEN, "port": 0, "stop_timeout_ms": 2_000, **changes})
+    listener = bind(settings)
+    started = threading.Event()
+    server = RestServer(service, settings, on_started=started.set)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    assert started.wait(10), "the server did not start"
+    http = urllib3.PoolManager(retries=False, timeout=10)
+    try:
+        yield Served(advertised_url(settings, listener.getsockname()[1]), settings.token, http)
+    finally:
+        server.should_exit = True
+        thread.join(15)
+        http.clear()
+        assert not thread.is_alive(), "the server did not stop"
+
+
+@dataclass
+class Served:
+    url: str
+    token: str | None
+    http: urllib3.PoolManager
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, token: str | None = None, **options: Any
+    ) -> urllib3.BaseHTTPResponse:
+        """One exchange; a body that isn't bytes goes as JSON."""
+        headers = {"Authorization": f"Bearer {token or self.token}"} if token or self.token else {}
+        raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        return self.http.request(method, self.url + path, body=raw, headers={**headers, **options.pop("headers", {})}, **options)
+
+    def json(self, method: str, path: str, body: Any = None, *, status: int = 200) -> Any:
+        response = self.request(method, path, body)
+        assert response.status == status, response.data
+        return response.json()

@@ -1,0 +1,396 @@
+"""Flink's dialect: exact key sets of every endpoint, triggers and their idempotence. Source: semantics, section 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from barriers.messages import CheckpointKind
+from coordinator.views import TriggerView
+from tests.api.fakes import JOB, NAME, SOURCE, TRIGGER, FakeCoordinator, Served
+
+SIZES = {
+    "checkpointed_size",
+    "state_size",
+    "end_to_end_duration",
+    "alignment_buffered",
+    "processed_data",
+    "persisted_data",
+}
+TASK_CHECKPOINT = SIZES | {"id", "status", "latest_ack_timestamp", "num_subtasks", "num_acknowledged_subtasks"}
+CHECKPOINT = TASK_CHECKPOINT | {
+    "className",
+    "is_savepoint",
+    "savepointFormat",
+    "trigger_timestamp",
+    "checkpoint_type",
+    "tasks",
+}
+MIN_MAX_AVG = {"min", "max", "avg", "p50", "p90", "p95", "p99", "p999"}
+TASK_STATES = {
+    "CREATED",
+    "SCHEDULED",
+    "DEPLOYING",
+    "INITIALIZING",
+    "RUNNING",
+    "FINISHED",
+    "CANCELING",
+    "CANCELED",
+    "FAILED",
+    "RECONCILING",
+}
+JOB_STATES = {
+    "INITIALIZING",
+    "CREATED",
+    "RUNNING",
+    "FAILING",
+    "FAILED",
+    "CANCELLING",
+    "CANCELED",
+    "FINISHED",
+    "RESTARTING",
+    "SUSPENDED",
+    "RECONCILING",
+}
+
+
+@pytest.fixture(params=["", "/v1"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_overview(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/overview")
+    assert set(body) == {
+        "taskmanagers",
+        "taskmanagers-blocked",
+        "slots-total",
+        "slots-available",
+        "slots-free-and-blocked",
+        "jobs-running",
+        "jobs-finished",
+        "jobs-cancelled",
+        "jobs-failed",
+        "flink-version",
+        "flink-commit",
+    }
+    assert body["slots-total"] == 2
+
+
+def test_config(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/config")
+    assert set(body) == {
+        "refresh-interval",
+        "timezone-name",
+        "timezone-offset",
+        "flink-version",
+        "flink-revision",
+        "features",
+    }
+    assert set(body["features"]) == {"web-submit", "web-cancel", "web-rescale", "web-history"}
+
+
+def test_jobs(served: Served, prefix: str) -> None:
+    assert served.json("GET", f"{prefix}/jobs") == {"jobs": [{"id": JOB, "status": "RUNNING"}]}
+
+
+def test_jobs_overview(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/overview")
+    assert set(body) == {"jobs"}
+    job = body["jobs"][0]
+    keys = {"jid", "name", "start-time", "end-time", "duration", "state", "last-modification", "tasks"}
+    assert set(job) == keys
+    assert set(job["tasks"]) == {"total"} | {state.lower() for state in TASK_STATES}
+    assert (job["name"], job["end-time"], job["tasks"]["total"], job["tasks"]["running"]) == (NAME, -1, 2, 2)
+
+
+def test_job(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}")
+    assert set(body) == {
+        "jid",
+        "name",
+        "isStoppable",
+        "state",
+        "start-time",
+        "end-time",
+        "duration",
+        "maxParallelism",
+        "now",
+        "timestamps",
+        "vertices",
+        "status-counts",
+        "plan",
+    }
+    assert set(body["timestamps"]) == JOB_STATES
+    assert (body["timestamps"]["RUNNING"], body["timestamps"]["FAILED"]) == (1_100, -1)
+    assert set(body["status-counts"]) == TASK_STATES
+    assert (body["duration"], body["maxParallelism"], body["status-counts"]["RUNNING"]) == (5_000, 128, 2)
+    vertex = body["vertices"][0]
+    assert set(vertex) == {
+        "id",
+        "name",
+        "maxParallelism",
+        "parallelism",
+        "status",
+        "start-time",
+        "end-time",
+        "duration",
+        "tasks",
+        "metrics",
+    }
+    assert set(vertex["tasks"]) == TASK_STATES
+    metrics = {f"{way}-{unit}" for way in ("read", "write") for unit in ("bytes", "records")}
+    metrics |= {f"{name}-complete" for name in metrics}
+    metrics |= {f"accumulated-{name}-time" for name in ("backpressured", "idle", "busy")}
+    assert set(vertex["metrics"]) == metrics
+    assert (vertex["metrics"]["read-records"], vertex["metrics"]["write-bytes"]) == (5, 70)
+
+
+def test_job_plan_names_inputs(served: Served) -> None:
+    plan = served.json("GET", f"/jobs/{JOB}")["plan"]
+    assert set(plan) == {"jid", "name", "type", "nodes"}
+    assert plan["nodes"][0]["inputs"] == [{"num": 0, "id": SOURCE, "ship_strategy": "HASH", "exchange": "pipelined_bounded"}]
+
+
+def test_job_status(served: Served, prefix: str) -> None:
+    assert served.json("GET", f"{prefix}/jobs/{JOB}/status") == {"status": "RUNNING"}
+
+
+def test_job_exceptions(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}/exceptions?maxExceptions=1")
+    assert set(body) == {"root-exception", "timestamp", "all-exceptions", "truncated", "exceptionHistory"}
+    assert body["exceptionHistory"]["truncated"] is True
+    (entry,) = body["exceptionHistory"]["entries"]
+    assert set(entry) == {
+        "exceptionName",
+        "stacktrace",
+        "timestamp",
+        "taskName",
+        "location",
+        "endpoint",
+        "taskManagerId",
+        "failureLabels",
+        "concurrentExceptions",
+    }
+    assert (entry["exceptionName"], entry["taskName"], entry["timestamp"]) == ("UserFunctionError", "v (1/1)", 4_000)
+
+
+def test_job_exceptions_without_a_task(served: Served) -> None:
+    entries = served.json("GET", f"/jobs/{JOB}/exceptions")["exceptionHistory"]["entries"]
+    assert (entries[1]["taskName"], entries[1]["stacktrace"]) == (None, "WorkerLost: slot 0")
+
+
+@pytest.mark.parametrize("query", ["", "?mode=cancel"])
+def test_cancel(served: Served, coordinator: FakeCoordinator, prefix: str, query: str) -> None:
+    assert served.json("PATCH", f"{prefix}/jobs/{JOB}{query}", status=202) == {}
+    assert coordinator.calls == [("cancel", JOB)]
+
+
+def test_cancel_refuses_another_mode(served: Served, coordinator: FakeCoordinator) -> None:
+    assert "mode" in served.json("PATCH", f"/jobs/{JOB}?mode=stop", status=400)["errors"][0]
+    assert coordinator.calls == []
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def assert_checkpoint(body: dict[str, Any]) -> None:
+    extra = {
+        "completed": {"external_path", "discarded"},
+        "failed": {"failure_timestamp", "failure_message"},
+        "in_progress": set[str](),
+    }[body["className"]]
+    assert set(body) == CHECKPOINT | extra
+    for task in body["tasks"].values():
+        assert set(task) == TASK_CHECKPOINT
+
+
+def test_checkpoints(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}/checkpoints")
+    assert set(body) == {"counts", "summary", "latest", "history"}
+    assert body["counts"] == {"restored": 1, "total": 4, "in_progress": 1, "completed": 2, "failed": 1}
+    assert set(body["summary"]) == SIZES
+    assert all(set(numbers) == MIN_MAX_AVG for numbers in body["summary"].values())
+    assert body["summary"]["state_size"]["max"] == 2
+    assert body["summary"]["processed_data"]["min"] == -1
+    assert set(body["latest"]) == {"completed", "savepoint", "failed", "restored"}
+    assert set(body["latest"]["restored"]) == {"id", "restore_timestamp", "is_savepoint", "external_path"}
+    for checkpoint in (*body["history"], *(body["latest"][kind] for kind in ("completed", "savepoint", "failed"))):
+        assert_checkpoint(checkpoint)
+    shown = [(each["id"], each["status"], each["className"], each["checkpoint_type"]) for each in body["history"]]
+    assert shown == [
+        (4, "IN_PROGRESS", "in_progress", "CHECKPOINT"),
+        (3, "FAILED", "failed", "CHECKPOINT"),
+        (2, "COMPLETED", "completed", "SAVEPOINT"),
+        (1, "COMPLETED", "completed", "CHECKPOINT"),
+    ]
+    assert body["latest"]["failed"]["failure_message"] == "expired: took too long"
+
+
+def test_checkpoint_config(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}/checkpoints/config")
+    assert set(body) == {
+        "mode",
+        "interval",
+        "timeout",
+        "min_pause",
+        "max_concurrent",
+        "externalization",
+        "state_backend",
+        "checkpoint_storage",
+        "unaligned_checkpoints",
+        "tolerable_failed_checkpoints",
+        "aligned_checkpoint_timeout",
+        "checkpoints_after_tasks_finish",
+        "state_changelog_enabled",
+        "changelog_periodic_materialization_interval",
+        "changelog_storage",
+    }
+    assert body["externalization"] == {"enabled": True, "delete_on_cancellation": True}
+    assert (body["mode"], body["interval"]) == ("exactly_once", 1_000)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_checkpoint_details(served: Served, prefix: str, number: int) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}/checkpoints/details/{number}")
+    assert body["id"] == number
+    assert_checkpoint(body)
+
+
+def test_checkpoint_subtasks(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}/checkpoints/details/1/subtasks/{SOURCE}")
+    assert set(body) == TASK_CHECKPOINT | {"summary", "subtasks"}
+    summary = body["summary"]
+    assert set(summary) == {
+        "checkpointed_size",
+        "state_size",
+        "end_to_end_duration",
+        "checkpoint_duration",
+        "alignment",
+        "start_delay",
+    }
+    assert set(summary["checkpoint_duration"]) == {"sync", "async"}
+    assert set(summary["alignment"]) == {"buffered", "processed", "persisted", "duration"}
+    assert set(summary["start_delay"]) == MIN_MAX_AVG
+    completed, pending = body["subtasks"]
+    assert set(completed) == {
+        "className",
+        "index",
+        "status",
+        "ack_timestamp",
+        "end_to_end_duration",
+        "checkpointed_size",
+        "state_size",
+        "checkpoint",
+        "alignment",
+        "start_delay",
+        "unaligned_checkpoint",
+        "aborted",
+    }
+    assert (completed["className"], completed["checkpoint"]) == ("completed", {"sync": 1, "async": 2})
+    assert completed["alignment"] == {"buffered": 0, "processed": 4, "persisted": 0, "duration": 3}
+    assert pending == {"className": "pending", "index": 1, "status": "pending_or_failed"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/jobs/{'d' * 32}",
+        f"/jobs/{'d' * 32}/status",
+        f"/jobs/{'d' * 32}/checkpoints",
+        f"/jobs/{'d' * 32}/checkpoints/config",
+        f"/jobs/{JOB}/checkpoints/details/99",
+        f"/jobs/{JOB}/checkpoints/details/1/subtasks/{'d' * 32}",
+        f"/jobs/{JOB}/nothing",
+        "/nothing",
+    ],
+)
+def test_unknown_is_404_with_a_flink_body(served: Served, prefix: str, path: str) -> None:
+    body = served.json("GET", prefix + path, status=404)
+    assert set(body) == {"errors"}
+    assert isinstance(body["errors"][0], str)
+
+
+@pytest.mark.parametrize(
+    "path", ["/jobs/xyz", f"/jobs/{JOB.upper()}", f"/jobs/{JOB}/checkpoints/details/one", f"/jobs/{JOB}/checkpoints/details/-1"]
+)
+def test_malformed_path_is_400(served: Served, path: str) -> None:
+    assert set(served.json("GET", path, status=400)) == {"errors"}
+
+
+# ----------------------------------------------------------------------------------------------------------- triggers
+
+
+def test_trigger_checkpoint(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
+    body = {"checkpointType": "FULL", "triggerId": "e" * 32}
+    assert served.json("POST", f"{prefix}/jobs/{JOB}/checkpoints", body, status=202) == {"request-id": "e" * 32}
+    assert coordinator.calls == [("request_checkpoint", JOB, "e" * 32)]
+
+
+def test_trigger_without_a_body_or_content_type(served: Served, coordinator: FakeCoordinator) -> None:
+    assert served.json("POST", f"/jobs/{JOB}/checkpoints", status=202) == {"request-id": TRIGGER}
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    response = served.request("POST", f"/jobs/{JOB}/savepoints", b'{"cancel-job": true}', headers=headers)
+    assert response.status == 202
+    assert coordinator.calls[-1] == ("request_savepoint", JOB, None, "CANONICAL", True, None)
+
+
+def test_checkpoint_trigger_in_progress_completed_and_failed(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
+    path = f"{prefix}/jobs/{JOB}/checkpoints/{TRIGGER}"
+    assert served.json("GET", path) == {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, False, checkpoint_id=7)
+    assert served.json("GET", path) == {"status": {"id": "COMPLETED"}, "operation": {"checkpointId": 7}}
+    coordinator.trigger = TriggerView(
+        TRIGGER, CheckpointKind.CHECKPOINT, False, checkpoint_id=8, failure="a task declined", failure_reason="declined"
+    )
+    assert served.json("GET", path) == {
+        "status": {"id": "COMPLETED"},
+        "operation": {"failureCause": {"class": "declined", "stack-trace": "a task declined"}},
+    }
+
+
+def test_savepoint_trigger_in_progress_completed_and_failed(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
+    path = f"{prefix}/jobs/{JOB}/savepoints/{TRIGGER}"
+    assert served.json("GET", path) == {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.SAVEPOINT, False, checkpoint_id=7, location="/sp/savepoint-7")
+    assert served.json("GET", path) == {"status": {"id": "COMPLETED"}, "operation": {"location": "/sp/savepoint-7"}}
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.SAVEPOINT, False, failure_reason="expired")
+    assert served.json("GET", path)["operation"] == {"failure-cause": {"class": "expired", "stack-trace": "expired"}}
+
+
+def test_savepoint_and_stop_pass_their_own_spelling(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
+    savepoint = {"target-directory": "/sp", "cancel-job": False, "formatType": "CANONICAL", "triggerId": "e" * 32}
+    served.json("POST", f"{prefix}/jobs/{JOB}/savepoints", savepoint, status=202)
+    stop = {"targetDirectory": "/sp", "drain": True, "formatType": "NATIVE", "triggerId": "f" * 32}
+    served.json("POST", f"{prefix}/jobs/{JOB}/stop", stop, status=202)
+    assert coordinator.calls == [
+        ("request_savepoint", JOB, "/sp", "CANONICAL", False, "e" * 32),
+        ("stop", JOB, "/sp", True, "NATIVE", "f" * 32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("savepoints", {"targetDirectory": "/sp"}),
+        ("stop", {"target-directory": "/sp"}),
+        ("savepoints", {"cancel-job": "yes"}),
+        ("savepoints", {"target-directory": " "}),
+        ("savepoints", {"formatType": "native"}),
+        ("savepoints", {"triggerId": "short"}),
+        ("checkpoints", {"checkpointType": "ALL"}),
+        ("checkpoints", []),
+        ("stop", b"{"),
+        ("stop", b"\xff\xfe"),
+        ("stop", b"null"),
+    ],
+)
+def test_malformed_trigger_is_400_and_triggers_nothing(served: Served, coordinator: FakeCoordinator, path: str, body: Any) -> None:
+    answer = served.json("POST", f"/jobs/{JOB}/{path}", body, status=400)
+    assert set(answer) == {"errors"}
+    assert coordinator.calls == []
+
+
+def test_wrong_method_is_405(served: Served) -> None:
+    assert set(served.json("DELETE", f"/jobs/{JOB}", status=405)) == {"errors"}

@@ -1,0 +1,150 @@
+"""Precedence of flags and environment, bounds, and what a coordinator leaves for the next one and for the CLI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from api.auth import TOKEN_FILE
+from api.runfile import RUN_FILE, RunRecord, read_run_record, write_run_record
+from api.server import advertised_url, bind
+from api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
+from statebackends.errors import InvalidConfigError, StorageUnavailableError
+
+TOKEN = "flag-token-0123456789"
+RECORD = RunRecord("http://127.0.0.1:4321", 1, "here", 4321)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = server_settings({}, state_dir=tmp_path / "new" / "dir")
+    assert settings.state_dir.is_dir()
+    assert (settings.host, settings.port, settings.takeover) == ("127.0.0.1", None, False)
+    assert settings.token == (settings.state_dir / TOKEN_FILE).read_text()
+    assert settings.token_file == settings.state_dir / TOKEN_FILE
+    assert settings.body_bytes_max == BODY_BYTES_MAX
+
+
+def test_environment_is_read_and_flags_go_first(tmp_path: Path) -> None:
+    environment = {
+        "HOLDFAST_STATE_DIR": str(tmp_path),
+        "HOLDFAST_HOST": "127.0.0.2",
+        "HOLDFAST_PORT": "1234",
+        "HOLDFAST_TOKEN": "environment-token-1",
+        "HOLDFAST_BODY_BYTES_MAX": "1000",
+    }
+    settings = server_settings(environment)
+    assert (settings.host, settings.port, settings.token) == ("127.0.0.2", 1234, "environment-token-1")
+    assert (settings.body_bytes_max, settings.token_file) == (1_000, None)
+    settings = server_settings(environment, host="127.0.0.3", port=0, token=TOKEN)
+    assert (settings.host, settings.port, settings.token) == ("127.0.0.3", 0, TOKEN)
+    assert not (tmp_path / TOKEN_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "setting"),
+    [
+        ({"HOLDFAST_PORT": "many"}, "HOLDFAST_PORT"),
+        ({"HOLDFAST_PORT": "70000"}, "port"),
+        ({"HOLDFAST_BODY_BYTES_MAX": "0"}, "body_bytes_max"),
+        ({"HOLDFAST_KEEP_ALIVE_INTERVAL_MS": "-1"}, "keep_alive_interval_ms"),
+    ],
+)
+def test_settings_out_of_bounds_are_named(tmp_path: Path, environment: dict[str, str], setting: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        server_settings(environment, state_dir=tmp_path)
+    assert caught.value.setting == setting
+
+
+def test_no_state_directory_is_an_error() -> None:
+    with pytest.raises(InvalidConfigError, match="--state-dir"):
+        server_settings({})
+
+
+def test_a_file_in_place_of_the_state_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidConfigError, match="can't use the state directory"):
+        server_settings({}, state_dir=tmp_path / "file")
+
+
+def test_no_token_beyond_loopback_is_refused(tmp_path: Path) -> None:
+    assert server_settings({}, state_dir=tmp_path, no_token=True).token is None
+    with pytest.raises(InvalidConfigError, match="without a token"):
+        server_settings({}, state_dir=tmp_path, no_token=True, host="0.0.0.0")
+    with pytest.raises(InvalidConfigError, match="exclude"):
+        server_settings({}, state_dir=tmp_path, no_token=True, token=TOKEN)
+
+
+def test_client_by_url_and_token(tmp_path: Path) -> None:
+    settings = client_settings({"HOLDFAST_URL": "http://a:1/v1/", "HOLDFAST_TOKEN": TOKEN})
+    assert (settings.url, settings.token) == ("http://a:1", TOKEN)
+    assert client_settings({"HOLDFAST_URL": "http://a:1"}, url="http://b:2").url == "http://b:2"
+
+
+def test_client_by_state_directory(tmp_path: Path) -> None:
+    token = server_settings({}, state_dir=tmp_path).token
+    record = RunRecord("http://127.0.0.1:4321", 1, "here", 4321, str(tmp_path / TOKEN_FILE))
+    write_run_record(tmp_path, record)
+    for environment, flags in (
+        ({"HOLDFAST_STATE_DIR": str(tmp_path)}, {}),
+        ({"HOLDFAST_URL": "http://x:1"}, {"state_dir": tmp_path}),
+    ):
+        settings = client_settings(environment, **flags)
+        assert (settings.url, settings.token) == ("http://127.0.0.1:4321", token)
+
+
+def test_client_without_anything_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="--url or --state-dir"):
+        client_settings({})
+    with pytest.raises(InvalidConfigError, match="holdfast serve"):
+        client_settings({}, state_dir=tmp_path)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:1", "ftp://a", "file:///x"])
+def test_a_url_must_be_http(url: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        check_url(url)
+
+
+def test_run_record_is_replaced_whole(tmp_path: Path) -> None:
+    assert read_run_record(tmp_path) is None
+    write_run_record(tmp_path, RECORD)
+    assert read_run_record(tmp_path) == RECORD
+    assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]
+    (tmp_path / RUN_FILE).write_text("{")
+    assert read_run_record(tmp_path) is None
+    with pytest.raises(StorageUnavailableError):
+        write_run_record(tmp_path / "missing", RECORD)
+
+
+def test_the_last_port_is_kept(tmp_path: Path) -> None:
+    with bind(ServerSettings(tmp_path)) as first:
+        port = first.getsockname()[1]
+    write_run_record(tmp_path, RunRecord("http://127.0.0.1", 1, "here", port))
+    with bind(ServerSettings(tmp_path)) as again:
+        assert again.getsockname()[1] == port
+
+
+def test_a_taken_port_is_named_and_a_takeover_moves_on(tmp_path: Path) -> None:
+    with bind(ServerSettings(tmp_path)) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidConfigError, match=f"port {port} .* in use"):
+            bind(ServerSettings(tmp_path, port=port))
+        write_run_record(tmp_path, RunRecord("http://127.0.0.1", 1, "here", port))
+        with pytest.raises(InvalidConfigError, match="in use"):
+            bind(ServerSettings(tmp_path))
+        with bind(ServerSettings(tmp_path, takeover=True)) as moved:
+            assert moved.getsockname()[1] != port
+
+
+def test_a_host_that_is_not_ours_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="can't listen"):
+        bind(ServerSettings(tmp_path, host="192.0.2.1", token=TOKEN))
+
+
+def test_advertised_url(tmp_path: Path) -> None:
+    assert advertised_url(ServerSettings(tmp_path), 5) == "http://127.0.0.1:5"
+    assert advertised_url(ServerSettings(tmp_path, host="::1"), 5) == "http://[::1]:5"
+    assert advertised_url(ServerSettings(tmp_path, host="0.0.0.0", advertised_host="driver"), 5) == "http://driver:5"
+    assert "0.0.0.0" not in advertised_url(ServerSettings(tmp_path, host="0.0.0.0"), 5)
