@@ -42,6 +42,12 @@ class Workers(schemas.Record):
     workers: list[Worker]
 
 
+class LeaderEpoch(schemas.Record):
+    """Answer to a heartbeat."""
+
+    epoch: int
+
+
 def _worker(view: WorkerView) -> Worker:
     return Worker(
         slot=view.slot,
@@ -123,12 +129,12 @@ async def states(request: Request, service: Service, job_id: JobId, slot: Slot) 
 
 
 @router.post("/{slot}/heartbeat", openapi_extra=describe_record(Heartbeat))
-async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> LeaderEpoch:
     """A worker lives; its counters."""
     message = await read_record(request, Heartbeat)
     _match("slot", message.slot, slot)
-    await asyncio.wrap_future(service.heartbeat_async(job_id, message))
-    return schemas.Empty()
+    epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
+    return LeaderEpoch(epoch=epoch)
 
 
 def _match(name: str, in_body: Any, in_path: Any) -> None:

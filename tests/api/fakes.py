@@ -255,8 +255,8 @@ class FakeCoordinator:
     def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
         return self._later(None, "states", job_id, batch)
 
-    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[None]:
-        return self._later(None, "heartbeat", job_id, message)
+    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
+        return self._later(1, "heartbeat", job_id, message)
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
         self._called("request_checkpoint", job_id, trigger_id)
