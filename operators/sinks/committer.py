@@ -1,0 +1,175 @@
+"""The committing half of a two-phase sink, at parallelism 1: keeps committables by checkpoint id, commits what is complete.
+
+All decisions about names and races are in log.py; this is their place in the life of a subtask. Committables stay in state
+until their commit is known to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from barriers.elements import Batch
+from operators.base import Operator, OperatorContext, Output
+from operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
+from operators.sinks.manifest import (
+    Committable,
+    CommitterState,
+    LogPosition,
+    PendingCheckpoint,
+    SinkPaths,
+    SinkSettings,
+    StagedFile,
+)
+from operators.sinks.sweep import Orphans
+from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from statebackends.state import OperatorListStateDescriptor, StateDescriptor
+from statebackends.storage.operations import Flow
+
+COMMITTABLES = OperatorListStateDescriptor("committables")
+
+
+class FileCommitter(Operator):
+    """Operator kind `sink_committer`."""
+
+    def __init__(self, settings: SinkSettings, arrow_schema: str) -> None:
+        self._settings = settings
+        self._arrow_schema = arrow_schema
+        self.allow_output_repeat = False
+        """Set by the launcher when the job was submitted so: a rewind below committed output is then accepted."""
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (COMMITTABLES,)
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._paths = SinkPaths(self._settings.sink_id)
+        self._storage = self._settings.open_storage(self._settings.path)
+        self._pending: dict[int, list[StagedFile]] = {}
+        self._known: LogPosition | None = None
+        self._log: OpenLog | None = None
+        self._released = context.restored_checkpoint_id
+        """Every pending id up to this one may be committed."""
+        self._busy = False
+        self._swept = False
+        self._closed = False
+
+    def initialize_state(self) -> None:
+        for entry in self.context.operator_state.list_state(COMMITTABLES.name).entries:
+            restored = _decode_state(entry, self.context.uid)
+            if isinstance(restored, LogPosition):
+                self._known = restored
+            else:
+                self._pending.setdefault(restored.checkpoint_id, []).extend(restored.files)
+
+    def open(self) -> None:
+        flow = open_log_flow(self._paths, self._known, self._pending_checkpoints(), self._claimant())
+        self._start(flow, self._log_changed)
+
+    def _claimant(self) -> Claimant:
+        context = self.context
+        return Claimant(
+            job_id=context.job_id,
+            attempt=context.attempt,
+            nonce=context.nonce,
+            restored_checkpoint_id=context.restored_checkpoint_id,
+            allow_output_repeat=self.allow_output_repeat,
+            arrow_schema=self._arrow_schema,
+            now_ms=context.now_ms(),
+        )
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        for encoded in batch.columns().column("committable").to_pylist():
+            committable = _decode_committable(encoded, self.context.uid)
+            self._pending.setdefault(committable.checkpoint_id, []).extend(committable.files)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._released = max(self._released, checkpoint_id)
+        self._commit_next()
+
+    def _commit_next(self) -> None:
+        """Start the next commit, in the order of ids; one at a time."""
+        if self._busy or self._log is None or self._closed:
+            return
+        ready = min((checkpoint for checkpoint in self._pending if checkpoint <= self._released), default=None)
+        if ready is None:
+            self._sweep_once()
+            return
+        checkpoint = PendingCheckpoint(ready, tuple(self._pending[ready]))
+
+        def committed(log: OpenLog) -> None:
+            del self._pending[ready]
+            self.context.counters.named["commits"] = self.context.counters.named.get("commits", 0) + 1
+            self._log_changed(log)
+
+        self._start(commit_flow(self._paths, self._log, checkpoint, self._claimant()), committed)
+
+    def _log_changed(self, log: OpenLog) -> None:
+        self._log = log
+        self._known = log.position
+        self._commit_next()
+
+    def _start(self, flow: Flow[Any], ended: Callable[[Any], None]) -> None:
+        self._busy = True
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._busy = False
+            if self._closed:
+                return
+            if error is not None:
+                self.context.fail(error)
+            else:
+                ended(result)
+
+        self.context.submit_flow(flow, self._storage, done)
+
+    def _sweep_once(self) -> None:
+        """After the restored commits: delete what earlier attempts staged and nothing can refer to."""
+        if self._swept:
+            return
+        self._swept = True
+        kept = frozenset(file.name for files in self._pending.values() for file in files)
+        Orphans(self.context, self._paths, self._storage, kept).sweep()
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        entries: list[CommitterState] = [] if self._known is None else [self._known]
+        entries += self._pending_checkpoints()
+        self.context.operator_state.list_state(COMMITTABLES.name).update(msgspec.msgpack.encode(entry) for entry in entries)
+
+    def _pending_checkpoints(self) -> tuple[PendingCheckpoint, ...]:
+        return tuple(PendingCheckpoint(checkpoint, tuple(files)) for checkpoint, files in sorted(self._pending.items()))
+
+    def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
+        """Absolute locations: the sink's path is not below the state directory."""
+        root = self._storage.root.rstrip("/")
+        return tuple(f"{root}/{self._paths.staged(file.name)}" for file in _files(self._pending_checkpoints()))
+
+    def has_pending_work(self) -> bool:
+        return self._busy or any(checkpoint <= self._released for checkpoint in self._pending)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def _files(checkpoints: Iterable[PendingCheckpoint]) -> Iterable[StagedFile]:
+    return (file for checkpoint in checkpoints for file in checkpoint.files)
+
+
+def _decode_state(entry: bytes, operator: str) -> CommitterState:
+    try:
+        state: CommitterState = msgspec.msgpack.decode(entry, type=CommitterState)
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(
+            f"sink {operator}: its committables can't be read: {error}", operator=operator, reason=str(error)
+        ) from error
+    return state
+
+
+def _decode_committable(encoded: bytes, operator: str) -> Committable:
+    committable = msgspec.msgpack.decode(encoded, type=Committable)
+    if committable.version != 1:
+        raise UnsupportedVersionError(
+            f"sink {operator}: committable version {committable.version}", version=committable.version, supported=1
+        )
+    return committable

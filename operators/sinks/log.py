@@ -1,0 +1,270 @@
+"""The flows of a sink's log: take the sink over, commit a checkpoint's files, read what is committed.
+
+Each may stop between any two operations, be run again from restored state, and race with an older self. It knows nothing of
+operators and of Parquet.
+
+Order of a commit, and what a crash after each step leaves:
+1. link staged -> data: nothing names it yet; done again, a no-op.
+2. put the log entry: the commit point. All files it names are at their final place, so readers never wait or fall back.
+3. link data -> published: plain readers lag behind ours until the commit is run again, from state that still holds it.
+4. delete the staged name: only now, since until 2 it is all that a repeated commit can link from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from operators.sinks.manifest import (
+    LOG_VERSION,
+    CommitEntry,
+    LogEntry,
+    LogPosition,
+    OwnerEntry,
+    PendingCheckpoint,
+    SinkPaths,
+    StagedFile,
+    decode_entry,
+)
+from statebackends.errors import (
+    AmbiguousWriteError,
+    CommittableLostError,
+    FencedError,
+    ObjectMissingError,
+    OutputMayRepeatError,
+    StorageUnavailableError,
+)
+from statebackends.storage.operations import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
+
+APPEND_TRIES_MAX = 5
+"""Ambiguous answers in a row before an append gives up (the job then fails over and finds out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who wants to write: one committer of one attempt."""
+
+    job_id: str
+    attempt: int
+    nonce: str
+    restored_checkpoint_id: int
+    allow_output_repeat: bool
+    arrow_schema: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """A log that this job may append to, as far as it is known."""
+
+    position: LogPosition
+    committed: frozenset[str]
+    """Files of pending checkpoints that are committed already: by an attempt that did not live to forget them."""
+
+
+def read_log_flow(paths: SinkPaths, sequence: int = 0) -> Flow[list[LogEntry]]:
+    """All entries from `sequence` on, without listing: numbers have no gaps."""
+    entries: list[LogEntry] = []
+    while True:
+        path = paths.log(sequence + len(entries))
+        try:
+            entries.append(decode_entry((yield ReadFile(path)), path))
+        except ObjectMissingError:
+            return entries
+
+
+def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
+    """Put one entry at its sequence; False when that number is somebody else's. Reads back before it believes anything."""
+    path, data = paths.log(entry.sequence), msgspec.json.encode(entry)
+    for _ in range(APPEND_TRIES_MAX):
+        try:
+            if (yield PutIfAbsent(path, data)):
+                return True
+        except AmbiguousWriteError:
+            pass
+        try:
+            return bool((yield ReadFile(path)) == data)
+        except ObjectMissingError:
+            continue
+    raise StorageUnavailableError(f"{path}: no answer whether it was written, {APPEND_TRIES_MAX} times", path=path)
+
+
+def open_log_flow(
+    paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...], claimant: Claimant
+) -> Flow[OpenLog]:
+    """Find the end of the log and make sure that this job owns the sink. The job that owns it goes on; a job restored from
+    the newest state of the owner inherits it; any other is refused.
+
+    Raises FencedError when another job owns the sink, OutputMayRepeatError when output beyond the restored checkpoint is
+    already committed (unless allowed), CommittableLostError when the log at this path is not the one that the state knows."""
+    known = yield from _check_known(paths, known, pending)
+    while True:
+        start = known.next_sequence if known is not None else 0
+        entries = yield from read_log_flow(paths, start)
+        position = _advance(known, entries)
+        if position is not None and not _must_claim(paths, position, known, entries, pending, claimant):
+            return OpenLog(position, _committed(entries))
+        sequence, owner = start + len(entries), 1 if position is None else position.owner + 1
+        if (yield from _append_flow(paths, _owner_entry(sequence, owner, claimant))):
+            return OpenLog(LogPosition(LOG_VERSION, sequence + 1, owner, claimant.nonce, claimant.job_id), _committed(entries))
+
+
+def _owner_entry(sequence: int, owner: int, claimant: Claimant) -> OwnerEntry:
+    return OwnerEntry(
+        version=LOG_VERSION,
+        sequence=sequence,
+        owner=owner,
+        owner_nonce=claimant.nonce,
+        job_id=claimant.job_id,
+        attempt=claimant.attempt,
+        restored_checkpoint_id=claimant.restored_checkpoint_id,
+        arrow_schema=claimant.arrow_schema,
+        written_ms=claimant.now_ms,
+    )
+
+
+def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...]) -> Flow[LogPosition | None]:
+    """The restored position, or None when the log at this path is another one (the sink's path was changed)."""
+    if known is None or known.next_sequence == 0:
+        return None
+    path = paths.log(known.next_sequence - 1)
+    try:
+        last = decode_entry((yield ReadFile(path)), path)
+    except ObjectMissingError:
+        last = None
+    if last is not None and last.owner_nonce == known.owner_nonce:
+        return known
+    if pending:
+        raise CommittableLostError(
+            f"sink {paths.sink_id}: checkpoint {pending[0].checkpoint_id} has files to commit, but the log here is not the sink's "
+            f"(looked for {path}): was its path changed?",
+            sink=paths.sink_id,
+            path=path,
+            checkpoint=pending[0].checkpoint_id,
+        )
+    return None
+
+
+def _advance(known: LogPosition | None, entries: Iterable[LogEntry]) -> LogPosition | None:
+    position = known
+    for entry in entries:
+        position = LogPosition(LOG_VERSION, entry.sequence + 1, entry.owner, entry.owner_nonce, entry.job_id)
+    return position
+
+
+def _must_claim(
+    paths: SinkPaths,
+    position: LogPosition,
+    known: LogPosition | None,
+    entries: list[LogEntry],
+    pending: tuple[PendingCheckpoint, ...],
+    claimant: Claimant,
+) -> bool:
+    """Does this job have to take the sink over before it may commit? Raises when it may not."""
+    foreign = position.owner_job != claimant.job_id
+    taken = any(isinstance(entry, OwnerEntry) for entry in entries)
+    if foreign and (known is None or taken):
+        raise FencedError(
+            f"sink {paths.sink_id} is owned by job {position.owner_job}: give this one another sink_id or path",
+            sink=paths.sink_id,
+            owner=position.owner_job,
+            job_id=claimant.job_id,
+        )
+    mine = {file.name for checkpoint in pending for file in checkpoint.files}
+    beyond = [entry.checkpoint_id for entry in entries if isinstance(entry, CommitEntry) and not _committed([entry]) <= mine]
+    if beyond and not claimant.allow_output_repeat:
+        raise OutputMayRepeatError(
+            f"sink {paths.sink_id}: output up to checkpoint {max(beyond)} is committed, and the job starts at "
+            f"{claimant.restored_checkpoint_id}: it would repeat. Choose a newer snapshot, another path, or allow_output_repeat",
+            sink=paths.sink_id,
+            restored=claimant.restored_checkpoint_id,
+            committed=max(beyond),
+        )
+    return foreign or bool(beyond)
+
+
+def _committed(entries: Iterable[LogEntry]) -> frozenset[str]:
+    return frozenset(file.name for entry in entries if isinstance(entry, CommitEntry) for file in entry.files)
+
+
+def _names(files: Iterable[StagedFile]) -> frozenset[str]:
+    return frozenset(file.name for file in files)
+
+
+def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, claimant: Claimant) -> Flow[OpenLog]:
+    """Commit one checkpoint's files, once, however often it is called; the log as known afterwards.
+
+    Raises FencedError when another job took the sink, CommittableLostError when a file is missing and was not committed."""
+    names = _names(checkpoint.files)
+    if not names <= log.committed:
+        missing = yield from _link_data(paths, checkpoint)
+        while not names <= log.committed:
+            entry = _commit_entry(log.position, checkpoint, claimant)
+            if missing is None and (yield from _append_flow(paths, entry)):
+                log = OpenLog(msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1), log.committed | names)
+                break
+            # The number is taken, or a file is gone: somebody wrote to the log since, perhaps an older self this very commit.
+            entries = yield from read_log_flow(paths, log.position.next_sequence)
+            log = _follow(paths, log, entries, claimant)
+            if missing is not None and not names <= log.committed:
+                raise CommittableLostError(
+                    f"sink {paths.sink_id}: {missing} of checkpoint {checkpoint.checkpoint_id} is missing and was not committed",
+                    sink=paths.sink_id,
+                    path=missing,
+                    checkpoint=checkpoint.checkpoint_id,
+                )
+    yield from _publish(paths, checkpoint)
+    return replace(log, committed=log.committed - names)
+
+
+def _commit_entry(position: LogPosition, checkpoint: PendingCheckpoint, claimant: Claimant) -> CommitEntry:
+    return CommitEntry(
+        version=LOG_VERSION,
+        sequence=position.next_sequence,
+        owner=position.owner,
+        owner_nonce=position.owner_nonce,
+        job_id=claimant.job_id,
+        attempt=claimant.attempt,
+        checkpoint_id=checkpoint.checkpoint_id,
+        rows=sum(file.rows for file in checkpoint.files),
+        files=checkpoint.files,
+        writer_nonce=claimant.nonce,
+        written_ms=claimant.now_ms,
+    )
+
+
+def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: Claimant) -> OpenLog:
+    """Take in what others appended. Raises FencedError when the sink has a new owner."""
+    for entry in entries:
+        if isinstance(entry, OwnerEntry):
+            raise FencedError(
+                f"sink {paths.sink_id} was taken over by job {entry.job_id}, attempt {entry.attempt}",
+                sink=paths.sink_id,
+                owner=entry.job_id,
+                job_id=claimant.job_id,
+            )
+    committed = log.committed | _committed(entries)
+    return OpenLog(msgspec.structs.replace(log.position, next_sequence=log.position.next_sequence + len(entries)), committed)
+
+
+def _link_data(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[str | None]:
+    """Step 1 of a commit; the path of the first file that is gone, if one is."""
+    for file in checkpoint.files:
+        try:
+            yield LinkFile(paths.staged(file.name), paths.data(file.name))
+        except ObjectMissingError:
+            return paths.staged(file.name)
+    return None
+
+
+def _publish(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[None]:
+    """Steps 3 and 4 of a commit."""
+    for file in checkpoint.files:
+        try:
+            yield LinkFile(paths.data(file.name), paths.published(file.name))
+        except ObjectMissingError:
+            # Committed before and deleted since by whoever owns the output: nothing to publish.
+            continue
+    for file in checkpoint.files:
+        yield DeleteFile(paths.staged(file.name))

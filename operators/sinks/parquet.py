@@ -1,0 +1,161 @@
+"""The exactly-once Parquet sink: what a user names, and how the committed output is read back.
+
+`<path>/part-*.parquet` are for readers of plain Parquet; ours read the log and the files it names, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from operators.base import Operator
+from operators.sinks.committer import FileCommitter
+from operators.sinks.log import read_log_flow
+from operators.sinks.manifest import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths, SinkSettings
+from operators.sinks.writer import ParquetSinkWriter
+from operators.sources.inputs import schema_from_text, schema_text
+from statebackends.errors import GraphError, InvalidConfigError, NotFoundError
+from statebackends.storage.local import storage_from_url
+from statebackends.storage.operations import ListFolder, ReadFile, Storage, run_flow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE_SIZE_MAX = 128 * 1024 * 1024
+"""Bytes of rows in memory, after which a writer closes a file between two checkpoints."""
+
+
+class ParquetSink:
+    """Rows become visible as a whole when the checkpoint that covers them is complete, and once.
+
+    sink_id: identity of the output over restarts, restores and renamed jobs; "" takes the operator's uid. Two sinks may share
+    a path if their ids differ. The rows must have a declared schema without nanoseconds."""
+
+    needs_columns = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        sink_id: str = "",
+        *,
+        file_size_max: int = FILE_SIZE_MAX,
+        name: str = "parquet",
+        open_storage: Callable[[str], Storage] = storage_from_url,
+    ) -> None:
+        text = os.fspath(path)
+        if file_size_max < 1:
+            raise InvalidConfigError(f"file_size_max must be at least 1, got {file_size_max}", setting="file_size_max")
+        if not text:
+            raise InvalidConfigError("a sink needs a path", setting="path")
+        self.name = name
+        self._settings = SinkSettings(text if "://" in text else os.path.abspath(text), sink_id, file_size_max, open_storage)
+        self._schema: pa.Schema | None = None
+
+    @property
+    def path(self) -> str:
+        return self._settings.path
+
+    @property
+    def sink_id(self) -> str:
+        return self._settings.sink_id
+
+    @sink_id.setter
+    def sink_id(self, value: str) -> None:
+        self._settings.sink_id = value
+
+    def create_writer(self, schema: pa.Schema | None) -> Operator:
+        """Raises GraphError when there is no schema, or one that Parquet readers would not give back."""
+        if schema is None:
+            raise GraphError(f"sink {self.name} at {self.path} needs columns: declare returns= on the function before it")
+        for field in schema:
+            if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+                raise GraphError(f"sink {self.name}: column {field.name} holds nanoseconds, use microseconds", column=field.name)
+        self._schema = schema.remove_metadata()
+        return ParquetSinkWriter(self._settings, self._schema)
+
+    def create_committer(self) -> Operator:
+        return FileCommitter(self._settings, "" if self._schema is None else schema_text(self._schema))
+
+    @property
+    def storage(self) -> Storage:
+        return self._settings.open_storage(self.path)
+
+    def committed_files(self) -> list[str]:
+        """Absolute paths of the committed files, in the order of their commits."""
+        return committed_files(self.storage, self.sink_id)
+
+    def dataframe(self, spark: SparkSession) -> DataFrame:
+        """Committed rows only, as of now; also while the job runs. Empty, with the sink's columns, when nothing is."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        storage = self.storage
+        entries = read_log(storage, self.sink_id)
+        schema = _schema_of(entries) or self._schema
+        if schema is None:
+            raise NotFoundError(
+                f"sink {self.sink_id} at {self.path} has written nothing, and its columns are not known", sink=self.sink_id
+            )
+        spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        files = _files_of(entries, storage, self.sink_id)
+        if not files:
+            return spark.createDataFrame([], spark_schema)
+        return spark.read.schema(spark_schema).parquet(*(file if "://" in file else f"file://{file}" for file in files))
+
+
+def read_log(storage: Storage, sink_id: str) -> list[LogEntry]:
+    """Every takeover and commit of a sink, in order."""
+    return run_flow(read_log_flow(SinkPaths(sink_id)), storage)
+
+
+def committed_files(storage: Storage, sink_id: str) -> list[str]:
+    """Absolute paths of the committed files of one sink, in the order of their commits."""
+    return _files_of(read_log(storage, sink_id), storage, sink_id)
+
+
+def sink_ids(storage: Storage) -> list[str]:
+    """Sinks that ever wrote to this path."""
+    names = storage.execute(ListFolder(ROOT_FOLDER))
+    return [unquote(name.rstrip("/")) for name in names if name.endswith("/")]
+
+
+def read_committed(
+    path: str | os.PathLike[str], sink_id: str | None = None, *, open_storage: Callable[[str], Storage] = storage_from_url
+) -> pa.Table:
+    """The committed rows of a sink, without Spark. sink_id may be left out when the path has one sink.
+
+    Raises NotFoundError when there is none, InvalidConfigError when there are several."""
+    text = os.fspath(path)
+    storage = open_storage(text)
+    if sink_id is None:
+        found = sink_ids(storage)
+        if len(found) > 1:
+            raise InvalidConfigError(f"{text} holds the sinks {', '.join(found)}: say which", sinks=found)
+        if not found:
+            raise NotFoundError(f"no sink has written to {text}", path=text)
+        sink_id = found[0]
+    paths = SinkPaths(sink_id)
+    entries = read_log(storage, sink_id)
+    schema = _schema_of(entries)
+    if schema is None:
+        raise NotFoundError(f"sink {sink_id} has written nothing to {text}", path=text)
+    tables = []
+    for entry in entries:
+        for file in entry.files if isinstance(entry, CommitEntry) else ():
+            data = storage.execute(ReadFile(paths.data(file.name)))
+            tables.append(pq.read_table(pa.BufferReader(data), page_checksum_verification=True))
+    return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
+
+
+def _schema_of(entries: list[LogEntry]) -> pa.Schema | None:
+    """Columns as the last owner declared them."""
+    texts = [entry.arrow_schema for entry in entries if isinstance(entry, OwnerEntry) and entry.arrow_schema]
+    return schema_from_text(texts[-1]) if texts else None
+
+
+def _files_of(entries: list[LogEntry], storage: Storage, sink_id: str) -> list[str]:
+    paths, root = SinkPaths(sink_id), storage.root.rstrip("/")
+    return [f"{root}/{paths.data(file.name)}" for entry in entries if isinstance(entry, CommitEntry) for file in entry.files]
