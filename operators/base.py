@@ -135,6 +135,9 @@ class Operator:
         The runtime forwards the watermark after the last slice, unless `forwards_watermarks` is False."""
         return iter(())
 
+    uses_timers: bool = False
+    """True for a keyed operator that registers timers: they are part of its keyed state."""
+
     forwards_watermarks: bool = True
     """False for a watermark assigner: it swallows upstream watermarks except the maximum and emits its own."""
 
@@ -222,6 +225,7 @@ class Sink(Protocol):
 
     name: str
     sink_id: str
+    """Empty until the graph is built, which then gives it the uid of its operator."""
     needs_columns: bool
     """True: batches must have a schema, else building the graph is an error."""
 
@@ -239,8 +243,8 @@ class KeySelector(Protocol):
     columns: tuple[str, ...] | None
     """Key columns, or None when a function is used."""
 
-    def keys(self, batch: Batch, *, max_parallelism: int, operator: str) -> Any:
-        """statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError."""
+    def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> Any:
+        """statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import collections.abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -123,7 +123,7 @@ def annotated_type(function: Callable[..., Any], operator: str, *, each: bool = 
 
 def return_annotation(function: Callable[..., Any]) -> Any:
     """The resolved return annotation of a function or callable object; None when there is none that resolves."""
-    target = function if hasattr(function, "__annotations__") else getattr(type(function), "__call__", function)
+    target = function if hasattr(function, "__annotations__") else type(function).__call__
     try:
         return typing.get_type_hints(target, include_extras=False).get("return")
     except (NameError, TypeError, AttributeError):
@@ -144,7 +144,7 @@ def arrow_type(declared: Any, operator: str, column: str) -> tuple[pa.DataType, 
     if origin in (typing.Union, types.UnionType) and type(None) in arguments and len(arguments) == 2:
         member = next(argument for argument in arguments if argument is not type(None))
         return arrow_type(member, operator, column)[0], True
-    if declared in _SCALARS:
+    if isinstance(declared, Hashable) and declared in _SCALARS:
         return _SCALARS[declared], False
     if origin is list and len(arguments) == 1:
         element, nullable = arrow_type(arguments[0], operator, column)

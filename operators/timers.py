@@ -14,12 +14,17 @@ from typing import Protocol, TypeAlias
 from barriers.elements import MIN_WATERMARK
 from statebackends.errors import InvalidConfigError
 from statebackends.generations import MISSING, Generations, Layer
+from statebackends.handles import StateMeta
+from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE
 
 Timer: TypeAlias = tuple[int, bytes, bytes, int]
 """(time in ms, canonical key, namespace, key group): in firing order."""
 OnTimer: TypeAlias = Callable[[int, bytes], None]
 """Called with time and namespace; the timer's key is current."""
 
+EVENT_TIMERS = "_event_time_timers"
+PROCESSING_TIMERS = "_processing_time_timers"
+"""Names of the two states that hold timers."""
 FIRED_PER_SLICE_MAX = 512
 """Callbacks between two yields."""
 _HEAP_SLACK = 1024
@@ -35,6 +40,11 @@ class KeyedContext(Protocol):
         """(canonical key, key group)."""
 
     def set_current_key(self, encoded_key: bytes, key_group: int) -> None: ...
+
+
+def timer_metas(key_type_text: str) -> tuple[StateMeta, ...]:
+    """Stored descriptions of the timers of an operator."""
+    return tuple(StateMeta(name, TIMERS_KIND, TIMERS_VALUE_TYPE, key_type_text) for name in (EVENT_TIMERS, PROCESSING_TIMERS))
 
 
 class TimerQueue:

@@ -46,7 +46,7 @@ class MapBatchesOperator(Operator):
 
     def _checked(self, result: Any) -> pa.RecordBatch:
         """The result with exactly the declared schema. Raises SchemaMismatchError."""
-        declared = self.output_type.schema
+        declared: Any = self.output_type.schema
         if not isinstance(result, pa.RecordBatch):
             raise self._misfit(f"returned {type(result).__name__}, not a pyarrow.RecordBatch")
         if result.schema.names != declared.names:

@@ -108,7 +108,7 @@ class ProcessFunction:
 
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
         """One record; its key is current."""
-        raise NotImplementedError(f"{type(self).__name__} must define process_element")
+        raise InvariantError(f"{type(self).__name__} defines no process_element, which building the graph refuses")
 
     def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
         """A timer of the current key is due. Define it to use timers."""
@@ -123,7 +123,7 @@ class CallableProcessFunction(ProcessFunction):
     def __init__(self, function: Callable[[Any, ProcessContext, Collector], None], states: tuple[StateDescriptor, ...]) -> None:
         self.function = function
         self.states = states  # type: ignore[misc]
-        self.process_element = function  # type: ignore[method-assign]
+        self.process_element = function  # type: ignore[assignment,method-assign]
 
 
 class ProcessOperator(Operator):

@@ -20,6 +20,8 @@ from operators.schema import RowType
 from operators.time import BoundedOutOfOrderness, datetime_ms
 from statebackends.errors import GraphError, HoldfastError, InvalidTimestampError
 
+TIME_MS_MAX = 2**63 // 1000 - 2**40
+"""Event times lie within this of the epoch, so that the ends of windows fit timestamp[us] (2**40 ms are 34 years)."""
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000)}
 """Arrow unit -> (factor, divisor) from a count of units to ms."""
 
@@ -58,8 +60,13 @@ class TimestampsOperator(Operator):
             timestamps = self._from_column(batch, self.source)
         else:
             timestamps = self._from_function(batch, self.source)
+        latest = int(timestamps.max())
+        if latest > TIME_MS_MAX or int(timestamps.min()) < -TIME_MS_MAX:
+            row = int(np.argmax((timestamps > TIME_MS_MAX) | (timestamps < -TIME_MS_MAX)))
+            reason = f"the event time {timestamps[row]} ms is beyond the year 294,000: is it in another unit?"
+            raise self._refused(reason, batch.slice(row, 1).rows(self.input_type.record)[0])
         self.output.collect(batch.with_timestamps(timestamps))
-        watermark_ms = self._watermarks.advance(int(timestamps.max()))
+        watermark_ms = self._watermarks.advance(latest)
         if watermark_ms is not None:
             self.output.emit_watermark(watermark_ms)
 

@@ -30,7 +30,7 @@ class TumblingWindowOperator(Operator):
     """Keyed tumbling windows with columnar aggregates: key columns, window_start, window_end, aggregates."""
 
     def __init__(
-        self, windows: Tumbling, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType, operator: str
+        self, windows: Tumbling, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
     ) -> None:
         self.windows = windows
         self.descriptor = descriptor
@@ -39,6 +39,8 @@ class TumblingWindowOperator(Operator):
         self.output_type = RowType(self._result_schema())
         self.rows_per_slice_max = FIRED_ROWS_PER_SLICE_MAX
         self._watermark = MIN_WATERMARK
+        self._kept_watermark = MIN_WATERMARK
+        """As stored: the last one that records brought. The maximum of a drain is not kept, for a resumed job has a future."""
 
     def _result_schema(self) -> pa.Schema:
         keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True)
@@ -57,7 +59,7 @@ class TumblingWindowOperator(Operator):
         entries = self.context.operator_state.list_state(_WATERMARK_STATE.name).entries
         if entries:
             # at the cut the watermark was the same on every subtask, since each channel brings it to all of them
-            self._watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
+            self._watermark = self._kept_watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
 
     def open(self) -> None:
         self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
@@ -65,7 +67,7 @@ class TumblingWindowOperator(Operator):
     def snapshot_state(self, checkpoint_id: int) -> None:
         # so many copies that at any later parallelism each subtask is dealt at least one
         copies = -(-self.context.max_parallelism // self.context.parallelism)
-        entry = self._watermark.to_bytes(8, "big", signed=True)
+        entry = self._kept_watermark.to_bytes(8, "big", signed=True)
         self.context.operator_state.list_state(_WATERMARK_STATE.name).update([entry] * copies)
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
@@ -108,6 +110,8 @@ class TumblingWindowOperator(Operator):
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         self._watermark = max(self._watermark, watermark_ms)
+        if watermark_ms < MAX_WATERMARK:
+            self._kept_watermark = self._watermark
         while due := [start for start in self._state.namespaces() if start <= self._fired_until]:
             for start in due:
                 yield from self._fire(start)

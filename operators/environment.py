@@ -1,0 +1,139 @@
+"""The Environment: where a job begins. It holds the settings, makes streams from sources, and hands the plan to a launcher.
+
+It knows how to build a job, not how to run one: the launcher comes from outside (see launcher.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from barriers.jobgraph import JobConfig
+from operators.base import JobPlan, Sink, Source
+from operators.explain import explain_plan
+from operators.graph import StreamEdge, StreamGraph, build_plan
+from operators.launcher import JobHandle, Launcher, LaunchOptions
+from operators.schema import RowType
+from operators.stream import Stream
+from statebackends.errors import InvalidConfigError
+from statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Environment:
+    """One job: settings, sources, and `execute`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parallelism: int = 1,
+        config: JobConfig | None = None,
+        coordinator: str | None = None,
+        token: str | None = None,
+        state_dir: str | None = None,
+        launcher: Launcher | None = None,
+        chaining: bool = True,
+        **settings: Any,
+    ) -> None:
+        """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
+
+        `coordinator`: URL of a running `holdfast serve`; without one, a coordinator runs in the driver over `state_dir`.
+        Raises InvalidConfigError on a setting that is unknown or out of bounds."""
+        if not name:
+            raise InvalidConfigError("a job needs a name", setting="name")
+        check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
+        self.name = name
+        self.parallelism = parallelism
+        self.config = _configured(config or JobConfig(), settings)
+        self.coordinator = coordinator
+        self.token = token
+        self.state_dir = state_dir
+        self.launcher = launcher
+        self.chaining = chaining
+        self.graph = StreamGraph()
+
+    # --------------------------------------------------------------------------------------------------------- sources
+
+    def from_source(self, source: Source, name: str | None = None) -> Stream:
+        """The stream of a rewindable source."""
+        schema: pa.Schema | None = source.schema
+        row_type = RowType(None if schema is None else schema.remove_metadata())
+        node = self.graph.add("source", name or source.name, source=source, output_type=row_type)
+        return Stream(self, (StreamEdge(node.index),), row_type, node)
+
+    def from_dataframe(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> Stream:
+        """The rows of a Spark DataFrame, in its order. It is written to the state directory once per job, then replayed."""
+        from operators.sources.dataframe import DataFrameSource
+
+        return self.from_source(DataFrameSource(dataframe, rows_per_second=rows_per_second, name=name))
+
+    def from_parquet(self, path: Any, *, rows_per_second: float | None = None, name: str = "parquet", **options: Any) -> Stream:
+        """The rows of Parquet files: a file, a folder or a list of files. `options` as of ParquetSource."""
+        from operators.sources.parquet import ParquetSource
+
+        return self.from_source(ParquetSource(path, rows_per_second=rows_per_second, name=name, **options))
+
+    # ------------------------------------------------------------------------------------------------------------- job
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The sinks of the job, in the order of `sink_to`; their ids are known once the job was built."""
+        return tuple(node.sink for node in self.graph.nodes if node.sink is not None)
+
+    def build(self) -> JobPlan:
+        """The plan of the job. Raises GraphError and other InvalidConfigErrors."""
+        return build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
+
+    def explain(self) -> str:
+        """The job as text: vertices, the operators chained in them, and the edges between."""
+        return explain_plan(self.build(), unused=[node.label for node in self.graph.unused()])
+
+    def execute(
+        self,
+        *,
+        job_id: str | None = None,
+        restore: str | None = None,
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        allow_output_repeat: bool = False,
+        progress: bool = True,
+    ) -> JobHandle:
+        """Submit the job and return its handle; `handle.wait()` blocks until it ends.
+
+        `restore`: `latest`, a checkpoint id, or the path of a snapshot. `fresh`: forget what a job of this name has stored.
+        Raises GraphError and other InvalidConfigErrors before anything is started."""
+        plan = self.build()
+        if self.launcher is None:
+            raise InvalidConfigError(
+                "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
+            )
+        options = LaunchOptions(
+            job_id=job_id,
+            restore=restore,
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            allow_output_repeat=allow_output_repeat,
+            coordinator_url=self.coordinator,
+            token=self.token,
+            state_directory=self.state_dir,
+            progress=progress,
+        )
+        return self.launcher.launch(plan, options)
+
+
+def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:
+    """The config with some fields replaced, of the right type and in bounds. Raises InvalidConfigError naming the setting."""
+    known = JobConfig.__struct_fields__
+    for setting in settings:
+        if setting not in known:
+            raise InvalidConfigError(f"there is no setting {setting!r}; settings are {', '.join(known)}", setting=setting)
+    try:
+        merged = msgspec.convert({**msgspec.structs.asdict(config), **settings}, JobConfig, strict=True, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidConfigError(f"a setting has the wrong type: {error}") from error
+    merged.check()
+    return merged
