@@ -8,32 +8,35 @@ import xxhash
 
 from statebackends.storage.operations import Buffer
 
-_PREFIX = "xxh3_128:"
 
+class Digest:
+    """Length and checksum of the chunks added so far."""
 
-class Checked:
-    """Chunks on their way to a file or through a check, with the length and checksum of those that have passed."""
+    __slots__ = ("_digest", "length")
 
-    def __init__(self, chunks: Iterable[Buffer]) -> None:
-        self._chunks = chunks
+    def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
         self.length = 0
         """Bytes."""
 
-    def __iter__(self) -> Iterator[Buffer]:
-        for chunk in self._chunks:
-            self._digest.update(chunk)
-            self.length += memoryview(chunk).nbytes
-            yield chunk
+    def add(self, chunk: Buffer) -> None:
+        self._digest.update(chunk)
+        self.length += memoryview(chunk).nbytes
 
     @property
     def checksum(self) -> str:
-        return _PREFIX + self._digest.hexdigest()
+        return f"xxh3_128:{self._digest.hexdigest()}"
+
+    def passing(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+        """The same chunks, each added as it passes."""
+        for chunk in chunks:
+            self.add(chunk)
+            yield chunk
 
 
 def checksum_of(*chunks: Buffer) -> str:
     """Checksum of the concatenation."""
-    checked = Checked(chunks)
-    for _ in checked:
-        pass
-    return checked.checksum
+    digest = Digest()
+    for chunk in chunks:
+        digest.add(chunk)
+    return digest.checksum

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import posixpath
 import uuid
@@ -23,7 +24,7 @@ from statebackends.errors import (
     StorageUnavailableError,
 )
 from statebackends.storage import operations as ops
-from statebackends.storage.checksums import Checked
+from statebackends.storage.checksums import Digest
 from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
 
@@ -121,13 +122,13 @@ class LocalStorage:
 
     def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
         """Write under a name that is this writer's own: an existing file must be an earlier try of the same write."""
-        copy = Checked(chunks)
-        if not self._publish(target, copy):
+        digest = Digest()
+        if not self._publish(target, digest.passing(chunks)):
             found = self._stat(target)
-            if found is None or found.size != copy.length or self._checksum(target) != copy.checksum:
+            if found is None or found.size != digest.length or self._checksum(target) != digest.checksum:
                 raise InvariantError(f"{target} exists with other content: its name was used twice", path=target)
             self._fs.fsync_folder(posixpath.dirname(target))
-        return copy.length, copy.checksum
+        return digest.length, digest.checksum
 
     def _publish(self, target: str, chunks: Iterable[ops.Buffer]) -> bool:
         """Durable temporary file, link, durable name. False: the name was taken."""
@@ -187,21 +188,16 @@ class LocalStorage:
         return self._write(target, self._read(operation.local_path))
 
     def _download(self, operation: ops.DownloadFile) -> tuple[int, str]:
-        copy = Checked(self._read(self._resolve(operation.path)))
+        digest = Digest()
+        chunks = digest.passing(self._read(self._resolve(operation.path)))
+        first = next(chunks, b"")  # a missing source is seen before the local file is touched
         self._unlink(operation.local_path)
-        descriptor = None
+        descriptor = self._fs.create(operation.local_path)
         try:
-            # the first chunk is read before the local file is made, so that a missing source leaves nothing
-            for chunk in copy:
-                if descriptor is None:
-                    descriptor = self._fs.create(operation.local_path)
-                self._write_all(descriptor, [chunk])
-            if descriptor is None:
-                descriptor = self._fs.create(operation.local_path)
+            self._write_all(descriptor, itertools.chain([first], chunks))
         finally:
-            if descriptor is not None:
-                self._fs.close(descriptor)
-        return copy.length, copy.checksum
+            self._fs.close(descriptor)
+        return digest.length, digest.checksum
 
     # -- linking
 
@@ -223,10 +219,10 @@ class LocalStorage:
         return self._checksum(left) == self._checksum(right)
 
     def _checksum(self, path: str) -> str:
-        checked = Checked(self._read(path))
-        for _ in checked:
-            pass
-        return checked.checksum
+        digest = Digest()
+        for chunk in self._read(path):
+            digest.add(chunk)
+        return digest.checksum
 
     # -- reading
 

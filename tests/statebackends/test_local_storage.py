@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tests.statebackends.crash_filesystem import CrashFileSystem, PowerCut
 
 DATA = b"twelve bytes"
 PATH = "job/chk-1/_metadata"
+NONCES = itertools.count()
 
 
 @pytest.fixture
@@ -33,8 +35,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 
 def crash_storage(file_system: CrashFileSystem) -> LocalStorage:
-    nonces = iter(range(10**9))
-    return LocalStorage("/disk/state", file_system=file_system, new_nonce=lambda: f"{id(nonces)}-{next(nonces)}")
+    return LocalStorage("/disk/state", file_system=file_system, new_nonce=lambda: str(next(NONCES)))
 
 
 def read(storage: LocalStorage, path: str = PATH) -> bytes | None:
@@ -280,6 +281,9 @@ def test_upload_and_download_check_what_passes(storage: LocalStorage, tmp_path: 
         storage.execute(ops.DownloadFile("shared/2.sst", str(tmp_path / "none")))
     assert not (tmp_path / "none").exists()
     with pytest.raises(ObjectMissingError):
+        storage.execute(ops.DownloadFile("shared/2.sst", str(back)))
+    assert back.read_bytes() == data
+    with pytest.raises(ObjectMissingError):
         storage.execute(ops.UploadFile(str(tmp_path / "none"), "shared/3.sst"))
     assert storage.execute(ops.ListFiles("shared")) == ["shared/1.sst"]
     local.write_bytes(b"")
@@ -352,12 +356,14 @@ def test_folder_that_fills_while_it_is_deleted_is_deleted_again() -> None:
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/.", "a\0b", ".tmp/x", "a/.."]
 )
-def test_paths_that_leave_the_root_are_refused(storage: LocalStorage, path: str) -> None:
+def test_paths_that_leave_the_root_are_refused(storage: LocalStorage, tmp_path: Path, path: str) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(DATA)
     operations: list[ops.Operation] = [
         ops.PutIfAbsent(path, b""),
         ops.WriteFile(path, [b""]),
-        ops.UploadFile(os.devnull, path),
-        ops.DownloadFile(path, os.devnull),
+        ops.UploadFile(str(local), path),
+        ops.DownloadFile(path, str(local)),
         ops.ReadFile(path),
         ops.StatFile(path),
         ops.LinkFile("a", path),
@@ -368,6 +374,7 @@ def test_paths_that_leave_the_root_are_refused(storage: LocalStorage, path: str)
     for operation in operations + ([ops.ListFiles(path), ops.ListFolder(path)] if path else []):
         with pytest.raises(InvalidConfigError):
             storage.execute(operation)
+    assert local.read_bytes() == DATA, "a refused download touches nothing"
 
 
 def test_unwritable_root_is_the_systems_own_words(tmp_path: Path) -> None:

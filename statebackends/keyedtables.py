@@ -1,0 +1,208 @@
+"""Keyed state as tables: the open, canonical form of a savepoint, readable without Holdfast and by every backend.
+
+Columns: key_group, key (or key_0, key_1 ... for a tuple), namespace, map_key (map state), position (list state), then the
+value column or the user's columns. Rows are sorted by key group, so that a rescale is a slice. Files are Arrow IPC or
+Parquet; their schema carries the StateMeta for tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
+from statebackends.handles import KeyGroupRange, StateMeta
+from statebackends.keys import KeyType
+
+TableFormat = Literal["arrow", "parquet"]
+
+KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
+STATE_METADATA = b"holdfast.state"
+"""Key in the schema's metadata: the StateMeta as JSON."""
+
+_ROW_GROUP_ROWS = 1 << 17
+
+
+def key_columns(key_type: KeyType) -> list[str]:
+    """Names of the key's columns."""
+    return [f"key_{index}" for index in range(len(key_type.fields))] if key_type.is_tuple else ["key"]
+
+
+def keyed_table_schema(
+    key_type: KeyType,
+    meta: StateMeta,
+    values: pa.DataType | Sequence[pa.Field],
+    *,
+    map_key: pa.DataType | None = None,
+    namespace: pa.DataType = pa.binary(),  # noqa: B008 - immutable
+) -> pa.Schema:
+    """Schema of one state's table. `values`: type of the `value` column, or several columns of the state's own.
+
+    `namespace`: binary, or int64 for columnar state.
+
+    List state has a row per element, numbered by `position`; map state a row per entry, with its key of type `map_key`."""
+    fields = [pa.field(KEY_GROUP, pa.int32(), nullable=False)]
+    fields += [
+        pa.field(name, field.arrow_type, nullable=False)
+        for name, field in zip(key_columns(key_type), key_type.fields, strict=True)
+    ]
+    fields.append(pa.field(NAMESPACE, namespace, nullable=False))
+    if map_key is not None:
+        fields.append(pa.field(MAP_KEY, map_key))
+    if meta.kind == "list":
+        fields.append(pa.field(POSITION, pa.int32(), nullable=False))
+    fields += [pa.field(VALUE, values)] if isinstance(values, pa.DataType) else list(values)
+    return pa.schema(fields, metadata={STATE_METADATA: msgspec.json.encode(meta)})
+
+
+def state_meta_of(schema: pa.Schema) -> StateMeta | None:
+    """The StateMeta that a table was written with; None for a table that is not one of ours."""
+    stored = (schema.metadata or {}).get(STATE_METADATA)
+    if stored is None:
+        return None
+    try:
+        return msgspec.json.decode(stored, type=StateMeta)
+    except msgspec.MsgspecError:
+        return None
+
+
+def sort_by_key_group(table: pa.Table) -> pa.Table:
+    """The rows in key-group order; rows of one key group keep theirs."""
+    groups = _key_groups(table)
+    return table if _is_sorted(groups) else table.take(pa.array(np.argsort(groups, kind="stable")))
+
+
+def encode_keyed_table(table: pa.Table, table_format: TableFormat) -> pa.Buffer:
+    """The bytes of a file. Raises InvariantError if the rows aren't sorted by key group."""
+    if not _is_sorted(_key_groups(table)):
+        raise InvariantError("rows of a keyed table must be sorted by key group")
+    sink = pa.BufferOutputStream()
+    if table_format == "parquet":
+        pq.write_table(table, sink, row_group_size=_ROW_GROUP_ROWS, compression="zstd", store_schema=True)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=_ROW_GROUP_ROWS)
+    return sink.getvalue()
+
+
+def decode_keyed_table(
+    data: bytes | pa.Buffer,
+    table_format: str,
+    key_groups: KeyGroupRange,
+    key_type: KeyType,
+    *,
+    path: str = "",
+    operator: str | None = None,
+    max_parallelism: int | None = None,
+) -> pa.Table:
+    """The rows of some key groups, with the key columns and the namespace cast to their canonical types.
+
+    Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With
+    `max_parallelism`, rows whose key_group is not that of their key are refused, since no reader would find them.
+    Raises CorruptStateError naming file and operator."""
+    try:
+        table = _read(pa.py_buffer(data), table_format, key_groups)
+        table = _canonical(table, key_type)
+        if max_parallelism is not None:
+            _check_key_groups(table, key_type, max_parallelism)
+    except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError) as error:
+        owner = f"operator {operator!r}: " if operator else ""
+        raise CorruptStateError(
+            f"{owner}{path}: not a table of keyed state: {error}", path=path, operator=operator, reason="table"
+        ) from error
+    return table
+
+
+def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange) -> pa.Table:
+    if table_format == "parquet":
+        return _read_parquet(pq.ParquetFile(pa.BufferReader(data)), key_groups)
+    if table_format != "arrow":
+        raise ValueError(f"unknown format {table_format!r}")
+    reader = pa.ipc.open_file(data)
+    batches = [
+        restricted
+        for index in range(reader.num_record_batches)
+        if len(restricted := restrict(reader.get_batch(index), key_groups))
+    ]
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def _read_parquet(file: pq.ParquetFile, key_groups: KeyGroupRange) -> pa.Table:
+    column = file.schema_arrow.get_field_index(KEY_GROUP)
+    if column < 0:
+        raise ValueError(f"no column {KEY_GROUP!r}")
+    wanted = []
+    for index in range(file.num_row_groups):
+        statistics = file.metadata.row_group(index).column(column).statistics if _is_flat(file, column) else None
+        if statistics is None or not statistics.has_min_max or (
+            statistics.max >= key_groups.start and statistics.min < key_groups.stop
+        ):
+            wanted.append(index)
+    return restrict(file.read_row_groups(wanted), key_groups)
+
+
+def _is_flat(file: pq.ParquetFile, column: int) -> bool:
+    """Parquet counts leaves: the n-th column of the schema is the n-th leaf only if none before it is nested."""
+    return bool(file.metadata.schema.column(column).path == KEY_GROUP)
+
+
+def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.Table | pa.RecordBatch:
+    """The rows of some key groups: a slice without copy when the rows are sorted, else a filter."""
+    groups = _key_groups(table)
+    if _is_sorted(groups):
+        start, stop = np.searchsorted(groups, [key_groups.start, key_groups.stop], side="left").tolist()
+        return table.slice(start, stop - start)
+    rows = np.flatnonzero((groups >= key_groups.start) & (groups < key_groups.stop))
+    return sort_by_key_group(table.take(pa.array(rows)))
+
+
+def _canonical(table: pa.Table, key_type: KeyType) -> pa.Table:
+    wanted = [(KEY_GROUP, pa.int32()), *zip(key_columns(key_type), key_type.arrow_types, strict=True), _namespace(table.schema)]
+    for name, data_type in wanted:
+        index = table.schema.get_field_index(name)
+        if index < 0:
+            raise ValueError(f"no column {name!r}")
+        column = table.column(index)
+        if column.null_count:
+            raise ValueError(f"null in column {name!r}")
+        if column.type != data_type:
+            table = table.set_column(index, pa.field(name, data_type, nullable=False), column.cast(data_type))
+    return table
+
+
+def _namespace(schema: pa.Schema) -> tuple[str, pa.DataType]:
+    index = schema.get_field_index(NAMESPACE)
+    is_number = index >= 0 and pa.types.is_integer(schema.field(index).type)
+    return NAMESPACE, pa.int64() if is_number else pa.binary()
+
+
+def _check_key_groups(table: pa.Table, key_type: KeyType, max_parallelism: int) -> None:
+    keys = key_type.column([table.column(name) for name in key_columns(key_type)], max_parallelism=max_parallelism)
+    wrong = np.flatnonzero(keys.key_groups != _key_groups(table))
+    if len(wrong):
+        row = int(wrong[0])
+        key, group = keys.take([row]).values()[0], keys.key_groups[row]
+        raise ValueError(f"{len(wrong)} rows have a wrong {KEY_GROUP}: that of key {key!r} is {group}")
+
+
+def _key_groups(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:
+    index = table.schema.get_field_index(KEY_GROUP)
+    if index < 0:
+        raise ValueError(f"no column {KEY_GROUP!r}")
+    column = table.column(index)
+    if column.null_count or not pa.types.is_integer(column.type):
+        raise ValueError(f"column {KEY_GROUP!r} holds nulls or is not an integer")
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    groups: npt.NDArray[np.int32] = column.to_numpy(zero_copy_only=False)
+    return groups
+
+
+def _is_sorted(groups: npt.NDArray[np.int32]) -> bool:
+    return bool((groups[1:] >= groups[:-1]).all())

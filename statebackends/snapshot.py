@@ -1,0 +1,181 @@
+"""Parts of snapshots: written inline or as files, read back against their length and checksum, verified all at once.
+
+All as flows over storage operations. What the bytes of a part mean is for the backends and keyedtables.py."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote
+
+import xxhash
+
+from statebackends.backend import SnapshotTarget
+from statebackends.errors import CorruptStateError, ObjectMissingError
+from statebackends.handles import FileHandle, InlineHandle, OperatorSubtaskState, StateHandle
+from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.storage.checksums import Digest, checksum_of
+from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
+
+METADATA_NAME = "_metadata"
+_VERIFY_BYTES = 8 << 20
+_NAME_LENGTH_MAX = 100
+
+
+class ProblemKind(StrEnum):
+    """What is wrong with a file of a snapshot."""
+
+    MISSING = "missing"
+    LENGTH = "length"
+    CHECKSUM = "checksum"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProblem:
+    """One file that a restore would fail on."""
+
+    kind: ProblemKind
+    operator: str
+    """Uid; empty for a file that the snapshot as a whole needs."""
+    subtask: int
+    """-1 for a file that the snapshot as a whole needs."""
+    path: str
+    detail: str
+
+    def __str__(self) -> str:
+        owner = f"operator {self.operator!r} subtask {self.subtask}: " if self.operator else ""
+        return f"{owner}{self.path}: {self.detail}"
+
+    def error(self) -> CorruptStateError:
+        return CorruptStateError(str(self), path=self.path, operator=self.operator or None, reason=self.kind.value)
+
+
+def file_name(text: str) -> str:
+    """A file name for any text: other texts, other names. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
+    escaped = re.sub(r"^\.", "%2E", quote(text, safe="-_."))
+    if len(escaped) <= _NAME_LENGTH_MAX:
+        return escaped
+    return f"{escaped[:_NAME_LENGTH_MAX]}~{xxhash.xxh3_64_hexdigest(text.encode('utf-8'))}"
+
+
+def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
+    """Storage path of a part's path relative to the snapshot's folder (`../shared/...` included).
+
+    Raises CorruptStateError if it would leave the storage root."""
+    joined = posixpath.normpath(posixpath.join(folder, path))
+    if path.startswith("/") or joined.startswith(("../", "/")) or joined in (".", "..") or "\0" in path:
+        raise CorruptStateError(
+            f"{path!r} in {folder} leaves the storage root", path=path, operator=operator, reason=ProblemKind.PATH.value
+        )
+    return joined
+
+
+def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarget) -> Flow[StateHandle]:
+    """Store one part: inline below the target's threshold, else as the file `<prefix>-<name>` of the snapshot's folder.
+
+    `name` must be unique among the parts of this subtask, and is escaped. The file is durable when the flow ends."""
+    chunks = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
+    length = sum(memoryview(chunk).nbytes for chunk in chunks)
+    if length < target.inline_threshold:
+        return InlineHandle(b"".join(chunks))
+    path = f"{target.file_prefix}-{file_name(name)}"
+    yield WriteFile(f"{target.folder}/{path}", chunks)
+    return FileHandle(path, length, checksum_of(*chunks))
+
+
+def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) -> Flow[bytes]:
+    """The bytes of one part, checked. Raises CorruptStateError naming file and operator."""
+    if isinstance(handle, InlineHandle):
+        return handle.data
+    path = part_path(folder, handle.path, operator=operator)
+    try:
+        data: bytes = yield ReadFile(path)
+    except ObjectMissingError as error:
+        raise _damaged(ProblemKind.MISSING, path, "the file is missing", operator) from error
+    if len(data) != handle.length:
+        raise _damaged(ProblemKind.LENGTH, path, _length_detail(len(data), handle.length), operator)
+    if checksum_of(data) != handle.checksum:
+        raise _damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator)
+    return data
+
+
+def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
+    """The snapshot in a folder. Raises CorruptStateError, UnsupportedVersionError; ObjectMissingError if there is none."""
+    path = f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
+    data: bytes = yield ReadFile(path)
+    return decode_metadata(data, path)
+
+
+def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:
+    """Every file that is missing, of the wrong length or with the wrong checksum; empty means that a restore can start.
+
+    checksums=False reads no data: lengths only. Files are read in pieces of 8 MiB, each file once."""
+    problems: list[SnapshotProblem] = []
+    seen: set[FileHandle] = set()
+    for operator in metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            for handle in file_handles(state):
+                if handle in seen:
+                    continue
+                seen.add(handle)
+                problem = yield from _verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
+                if problem is not None:
+                    problems.append(problem)
+    for path in metadata.external:
+        size: int | None = yield StatFile(path)
+        if size is None:
+            problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))
+    return problems
+
+
+def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
+    """Files of one subtask's state; inline parts are left out."""
+    for keyed in state.keyed:
+        for part in keyed.parts:
+            if isinstance(part, FileHandle):
+                yield part
+    for listed in state.operator:
+        if isinstance(listed.part, FileHandle):
+            yield listed.part
+
+
+def _verify_file(
+    handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool
+) -> Flow[SnapshotProblem | None]:
+    try:
+        path = part_path(folder, handle.path)
+    except CorruptStateError as error:
+        return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, str(error))
+    size: int | None = yield StatFile(path)
+    if size is None:
+        return SnapshotProblem(ProblemKind.MISSING, operator, subtask, path, "the file is missing")
+    if size != handle.length:
+        return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, _length_detail(size, handle.length))
+    if checksums and (yield from _checksum(path, size)) != handle.checksum:
+        return SnapshotProblem(ProblemKind.CHECKSUM, operator, subtask, path, "the checksum does not match")
+    return None
+
+
+def _checksum(path: str, size: int) -> Flow[str | None]:
+    """Checksum of a file; None if it vanished meanwhile."""
+    digest = Digest()
+    for offset in range(0, size, _VERIFY_BYTES):
+        try:
+            piece: bytes = yield ReadFile(path, offset, _VERIFY_BYTES)
+        except ObjectMissingError:
+            return None
+        digest.add(piece)
+    return digest.checksum
+
+
+def _length_detail(found: int, expected: int) -> str:
+    return f"{found} bytes instead of {expected}"
+
+
+def _damaged(kind: ProblemKind, path: str, detail: str, operator: str | None) -> CorruptStateError:
+    owner = f"operator {operator!r}: " if operator else ""
+    return CorruptStateError(f"{owner}{path}: {detail}", path=path, operator=operator, reason=kind.value)

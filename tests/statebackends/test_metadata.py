@@ -1,0 +1,174 @@
+"""`_metadata`: every truncation and bit flip is a typed error; version 1 is read for ever (golden file)."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statebackends.errors import CorruptStateError, InvalidConfigError, UnsupportedVersionError
+from statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorListHandle,
+    OperatorState,
+    OperatorSubtaskState,
+    StateMeta,
+)
+from statebackends.keygroups import operator_id
+from statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from statebackends.storage.checksums import checksum_of
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "snapshot_metadata_v1.json"
+
+
+def operator(uid: str, *subtasks: OperatorSubtaskState) -> OperatorState:
+    return OperatorState(uid, operator_id(uid), uid.title(), len(subtasks), 128, subtasks)
+
+
+def sample() -> SnapshotMetadata:
+    count = StateMeta("count", "value", "int", "utf8")
+    keyed = KeyedStateHandle(KeyGroupRange(0, 64), "arrow", (count,), (InlineHandle(b"\x00\xffrows"),))
+    part = FileHandle("window-1-1-n/count.parquet", 1234, checksum_of(b"x"))
+    other = KeyedStateHandle(KeyGroupRange(64, 128), "parquet", (count,), (part,))
+    shared = FileHandle("../shared/1-1-w-0-n", 1, checksum_of(b"y"))
+    rocks = KeyedStateHandle(KeyGroupRange(0, 128), "rocksdb", (count,), (shared,), ("000012.sst",))
+    offsets = OperatorListHandle(StateMeta("offsets", "operator_list", "bytes"), InlineHandle(b"\x91\xc4\x01a"), 1)
+    return SnapshotMetadata(
+        job_id="9f86d081884c7d65",
+        job_name="flights größer",
+        checkpoint_id=42,
+        kind="savepoint",
+        attempt=3,
+        epoch=2,
+        trigger_timestamp_ms=1_700_000_000_000,
+        completion_timestamp_ms=1_700_000_000_250,
+        operators=(
+            operator("source", OperatorSubtaskState(operator=(offsets,), external=("job/sources/source/manifest",))),
+            operator("window", OperatorSubtaskState(keyed=(keyed,)), OperatorSubtaskState(keyed=(other,))),
+            operator("rocks", OperatorSubtaskState(keyed=(rocks,))),
+            operator("finished", OperatorSubtaskState()),
+        ),
+        external=("job/sources/source/manifest",),
+        properties={"backend": "rocksdb"},
+        graph={"operators": [{"uid": "source", "parallelism": 1, "ratio": 0.5, "note": None}]},
+    )
+
+
+def test_round_trip() -> None:
+    assert decode_metadata(encode_metadata(sample()), "p") == sample()
+    assert sample().size == 6 + 1234 + 1 + 4
+    empty = msgspec.structs.replace(sample(), operators=(), external=(), properties={}, graph=None)
+    assert decode_metadata(encode_metadata(empty), "p") == empty
+
+
+def test_golden_file_of_version_1() -> None:
+    data = GOLDEN.read_bytes()
+    assert decode_metadata(data, str(GOLDEN)) == sample()
+    assert encode_metadata(sample()) == data, "the format of version 1 changed: that needs a new version"
+
+
+def test_any_json_tool_reads_it() -> None:
+    document = json.loads(encode_metadata(sample()))
+    assert (document["format"], document["version"]) == ("holdfast-snapshot", 1)
+    assert document["snapshot"]["operators"][0]["uid"] == "source"
+
+
+def test_truncation_at_every_byte_is_corrupt_at_that_byte() -> None:
+    data = encode_metadata(sample())
+    for stop in range(len(data)):
+        with pytest.raises(CorruptStateError, match=r"chk-42/_metadata: corrupt at \d+: ") as caught:
+            decode_metadata(data[:stop], "chk-42/_metadata")
+        assert caught.value.path == "chk-42/_metadata"
+        assert f"corrupt at {stop}:" in str(caught.value)
+
+
+def test_every_bit_flip_is_seen() -> None:
+    data = encode_metadata(sample())
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(CorruptStateError):
+                decode_metadata(bytes(damaged), "p")
+
+
+@given(st.binary(max_size=300), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_random_bytes_are_corrupt(data: bytes, whole_first: bool) -> None:
+    with pytest.raises(CorruptStateError):
+        decode_metadata(encode_metadata(sample()) + data + b"x" if whole_first else data, "p")
+
+
+def reseal(snapshot: dict[str, Any], version: int = 1) -> bytes:
+    body = json.dumps(snapshot).encode()
+    start = f'{{"format":"holdfast-snapshot","version":{version},"length":{len(body)},"checksum":"{checksum_of(body)}","snapshot":'
+    return start.encode() + body + b"}\n"
+
+
+def test_newer_version_is_refused_with_both_versions() -> None:
+    with pytest.raises(UnsupportedVersionError, match=r"version 7 .* reads version 1") as caught:
+        decode_metadata(reseal({}, version=7), "p")
+    assert (caught.value.version, caught.value.supported) == (7, 1)
+
+
+def test_other_key_hash_is_refused() -> None:
+    document = json.loads(encode_metadata(sample()))["snapshot"]
+    document["key_hash_version"] = 2
+    with pytest.raises(UnsupportedVersionError, match="key hash"):
+        decode_metadata(reseal(document), "p")
+
+
+def test_sealed_nonsense_is_corrupt() -> None:
+    document = json.loads(encode_metadata(sample()))["snapshot"]
+    assert decode_metadata(reseal(document), "p") == sample()
+    for name, value in (("kind", "banana"), ("operators", [{}]), ("job_id", ""), ("checkpoint_id", "42"), ("format", "other")):
+        with pytest.raises(CorruptStateError):
+            decode_metadata(reseal({**document, name: value}), "p")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"job_id": ""},
+        {"job_name": ""},
+        {"operators": (msgspec.structs.replace(operator("a", OperatorSubtaskState()), uid=""),)},
+        {"operators": (msgspec.structs.replace(operator("a", OperatorSubtaskState()), name=""),)},
+        {"operators": (msgspec.structs.replace(operator("a", OperatorSubtaskState()), operator_id=""),)},
+        {"operators": (operator("a"), operator("a"))},
+        {"operators": (msgspec.structs.replace(operator("a"), parallelism=2),)},
+        {
+            "operators": (
+                operator(
+                    "a",
+                    OperatorSubtaskState(
+                        operator=(OperatorListHandle(StateMeta("", "operator_list", "bytes"), InlineHandle(b""), 0),)
+                    ),
+                ),
+            )
+        },
+    ],
+)
+def test_empty_names_are_refused_on_write(damage: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfigError):
+        encode_metadata(msgspec.structs.replace(sample(), **damage))
+
+
+@pytest.mark.slow
+def test_100_000_subtasks(record_property: Any) -> None:
+    count = StateMeta("count", "value", "int", "utf8")
+    subtask = OperatorSubtaskState(
+        keyed=(KeyedStateHandle(KeyGroupRange(0, 1), "arrow", (count,), (FileHandle("f", 1, checksum_of(b"")),)),)
+    )
+    big = msgspec.structs.replace(
+        sample(), operators=tuple(operator(f"op-{index}", *([subtask] * 10_000)) for index in range(10))
+    )
+    started = time.perf_counter()
+    assert decode_metadata(encode_metadata(big), "p") == big
+    record_property("seconds", time.perf_counter() - started)
