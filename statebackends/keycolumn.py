@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackends import keyhash, keytypes
-from statebackends.errors import CorruptStateError, InvalidKeyError
+from statebackends.errors import InvalidKeyError
 from statebackends.keyfields import FieldType
 from statebackends.keygroups import key_groups_of_hashes
+from statebackends.nestedrows import NestedRows
 
 _TUPLE_TAG = b"\x09"
 
@@ -116,14 +117,23 @@ def cast_field(field: FieldType, array: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array
 
 
-def values_of_tuples(fields: Sequence[FieldType], encoded: Sequence[bytes]) -> list[pa.Array]:
+def arrays_of_tuples(fields: Sequence[FieldType], encoded: Sequence[bytes]) -> list[pa.Array]:
     """One array per field of encoded tuples. Raises CorruptStateError."""
-    columns: list[list[Any]] = [[] for _ in fields]
-    for row in encoded:
-        position = 1
-        for field, column in zip(fields, columns, strict=True):
-            value, position = field.decode(row, position, nested=True)
-            column.append(value)
-        if position != len(row):
-            raise CorruptStateError(f"{row[:60]!r} is longer than its key", reason="key encoding")
-    return [pa.array(column, field.arrow_type) for field, column in zip(fields, columns, strict=True)]
+    rows = NestedRows(encoded)
+    rows.skip_tag(_TUPLE_TAG[0])
+    arrays = [field.array_of_nested(rows) for field in fields]
+    rows.finish()
+    return arrays
+
+
+def arrays_of_exact_tuples(fields: Sequence[FieldType], values: Sequence[Any]) -> list[pa.Array] | None:
+    """The columns of tuples whose members have exactly their field's Python class; None if one needs a closer look."""
+    if set(map(type, values)) != {tuple} or set(map(len, values)) != {len(fields)}:
+        return None
+    arrays = []
+    for field, members in zip(fields, zip(*values, strict=True), strict=True):
+        array = keytypes.array_of_exact(field, members)
+        if array is None:
+            return None
+        arrays.append(array)
+    return arrays

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from statebackends import keyhash
 from statebackends.errors import CorruptStateError
+from statebackends.nestedrows import NestedRows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
@@ -24,6 +25,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _MICROSECONDS_MIN = (datetime.min.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
 _MICROSECONDS_MAX = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
 INT64_SIGN = 1 << 63
+
+_PACKERS = {1: struct.Struct(">BB").pack, 4: struct.Struct(">BI").pack, 8: struct.Struct(">BQ").pack}
 
 Bodies = npt.NDArray[np.uint8]
 """Canonical bodies of fixed width, one row each."""
@@ -37,6 +40,8 @@ class FieldType(ABC):
     arrow_type: pa.DataType
     tag: ClassVar[int]
     """First byte of the canonical encoding: fixed for ever."""
+    exact: ClassVar[type[Any]]
+    """Python class of canonical values."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FieldType) and other.text == self.text
@@ -75,6 +80,10 @@ class FieldType(ABC):
     def array_of_encoded(self, encoded: Sequence[bytes]) -> pa.Array:
         """The inverse of `encoded(nested=False)`. Raises CorruptStateError."""
 
+    @abstractmethod
+    def array_of_nested(self, rows: NestedRows) -> pa.Array:
+        """The column of this field of encoded tuples, which are read up to it. Raises CorruptStateError."""
+
     def check_column(self, array: pa.Array) -> None:  # noqa: B027 - most types have nothing to add
         """Refuse rows that have no Python value. Raises ValueError."""
 
@@ -102,13 +111,16 @@ class FixedField(FieldType):
     def _array(self, bodies: Bodies) -> pa.Array: ...
 
     def encode(self, value: Any, *, nested: bool = False) -> bytes:
-        return ((self.tag << 8 * self.width) | self._number(value)).to_bytes(self.width + 1)
+        return _PACKERS[self.width](self.tag, self._number(value))
 
     def decode(self, encoded: bytes, start: int, *, nested: bool = False) -> tuple[Any, int]:
         stop = start + self.width + 1
         if len(encoded) < stop or encoded[start] != self.tag:
             raise self._corrupt(encoded)
-        return self._value(int.from_bytes(encoded[start + 1 : stop])), stop
+        try:
+            return self._value(int.from_bytes(encoded[start + 1 : stop])), stop
+        except (ValueError, OverflowError) as error:
+            raise self._corrupt(encoded) from error
 
     def encoded(self, array: pa.Array, *, nested: bool = False) -> list[bytes]:
         rows = np.empty((len(array), self.width + 1), np.uint8)
@@ -126,6 +138,10 @@ class FixedField(FieldType):
             raise self._corrupt(joined)
         return self._array(np.ascontiguousarray(rows[:, 1:]))
 
+    def array_of_nested(self, rows: NestedRows) -> pa.Array:
+        rows.skip_tag(self.tag)
+        return self._array(rows.fixed(self.width))
+
 
 def fixed_values(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
     """The value buffer of a primitive array, as numpy; no copy."""
@@ -142,6 +158,7 @@ def big_endian(numbers: npt.NDArray[Any]) -> Bodies:
 
 
 class BoolField(FixedField):
+    exact = bool
     text, tag, width = "bool", 1, 1
     arrow_type = pa.bool_()
 
@@ -174,6 +191,7 @@ class BoolField(FixedField):
 
 
 class Int64Field(FixedField):
+    exact: ClassVar[type[Any]] = int
     text, tag, width = "int64", 2, 8
     arrow_type = pa.int64()
 
@@ -212,6 +230,7 @@ class Int64Field(FixedField):
 class TimestampField(Int64Field):
     """Microseconds since the epoch, UTC."""
 
+    exact = datetime
     text, tag = "timestamp[us, UTC]", 7
     arrow_type = pa.timestamp("us", "UTC")
 
@@ -243,6 +262,7 @@ class TimestampField(Int64Field):
 class DateField(FixedField):
     """Days since the epoch."""
 
+    exact = date
     text, tag, width = "date32", 6, 4
     arrow_type = pa.date32()
 
@@ -278,6 +298,7 @@ class DateField(FixedField):
 
 
 class FloatField(FixedField):
+    exact = float
     text, tag, width = "float64", 3, 8
     arrow_type = pa.float64()
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from statebackends import keyhash
 from statebackends.keyfields import INT64_SIGN, Bodies, FieldType, FixedField, big_endian, fixed_values, kind_of
+from statebackends.nestedrows import NestedRows
 
 DECIMAL_DIGITS_MAX = 38
 _DECIMALS = Context(prec=80, traps=[Overflow])
@@ -22,6 +23,7 @@ _DECIMALS = Context(prec=80, traps=[Overflow])
 class DecimalField(FixedField):
     """Unscaled 128-bit value of a decimal of fixed precision and scale."""
 
+    exact = Decimal
     tag, width = 8, 16
 
     def __init__(self, precision: int, scale: int) -> None:
@@ -51,6 +53,9 @@ class DecimalField(FixedField):
 
     def _number(self, value: Decimal) -> int:
         return self._unscaled(value) + (1 << 127)
+
+    def encode(self, value: Any, *, nested: bool = False) -> bytes:
+        return ((self.tag << 128) | self._number(value)).to_bytes(self.width + 1)
 
     def _value(self, number: int) -> Decimal:
         return _decimal(number - (1 << 127), self.scale)
@@ -133,14 +138,21 @@ class _BytesField(FieldType):
         tag = bytes((self.tag,))
         if not all(map(bytes.startswith, encoded, [tag] * len(encoded))):
             raise self._corrupt(b"".join(encoded))
-        array = pa.array([row[1:] for row in encoded], pa.binary())
+        return self._array([row[1:] for row in encoded])
+
+    def array_of_nested(self, rows: NestedRows) -> pa.Array:
+        rows.skip_tag(self.tag)
+        return self._array(rows.varying())
+
+    def _array(self, bodies: list[bytes]) -> pa.Array:
         try:
-            return array.cast(self.arrow_type)
+            return pa.array(bodies, pa.binary()).cast(self.arrow_type)
         except pa.ArrowInvalid as error:
-            raise self._corrupt(b"".join(encoded)) from error
+            raise self._corrupt(b"".join(bodies)) from error
 
 
 class Utf8Field(_BytesField):
+    exact = str
     text, tag = "utf8", 4
     arrow_type = pa.utf8()
 
@@ -167,6 +179,7 @@ class Utf8Field(_BytesField):
 
 
 class BinaryField(_BytesField):
+    exact = bytes
     text, tag = "binary", 5
     arrow_type = pa.binary()
 

@@ -21,24 +21,13 @@ _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
 
 
-def _rotate_left(value: int, bits: int) -> int:
-    return ((value << bits) | (value >> (32 - bits))) & _MASK
-
-
 def spread(h32: int) -> int:
     """Spread a 32-bit hash (signed or unsigned) over 0..2**31-1: one murmur3 block and its finalisation.
 
     A negative result is negated, and -2**31 becomes 0. Source: Flink, MathUtils.murmurHash; vectors in scenarios O."""
-    code = ((h32 & _MASK) * 0xCC9E2D51) & _MASK
-    code = (_rotate_left(code, 15) * 0x1B873593) & _MASK
-    code = (_rotate_left(code, 13) * 5 + 0xE6546B64) & _MASK
-    code ^= 4
-    code = ((code ^ (code >> 16)) * 0x85EBCA6B) & _MASK
-    code = ((code ^ (code >> 13)) * 0xC2B2AE35) & _MASK
-    code ^= code >> 16
-    if code < _SIGN:
-        return code
-    return (-code) & _MASK if code != _SIGN else 0
+    # the block and finalisation are those of murmur3 32-bit with seed 0 over the four bytes of the hash
+    code = mmh3.hash((h32 & _MASK).to_bytes(4, "little"), 0, False)
+    return code if code < _SIGN else -code & (_SIGN - 1)
 
 
 def key_group_of_hash(h32: int, max_parallelism: int) -> int:

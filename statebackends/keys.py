@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from statebackends import keyhash, keytypes
 from statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
-from statebackends.keycolumn import ArrowKeyColumn, cast_field, values_of_tuples
+from statebackends.keycolumn import ArrowKeyColumn, arrays_of_exact_tuples, arrays_of_tuples, cast_field
 from statebackends.keyfields import FieldType, TimestampField
 from statebackends.keygroups import key_group_of_hash
 
@@ -74,14 +74,12 @@ class KeyType:
         out of range, a naive datetime, a lone surrogate."""
         try:
             if not self.is_tuple:
-                return self.fields[0].check(keytypes.unwrap(value))
+                return keytypes.check_member(self.fields[0], value)
             if not isinstance(value, tuple):
                 raise ValueError("the key is null" if value is None else f"{type(value).__name__} is not a tuple")
             if len(value) != len(self.fields):
                 raise ValueError(f"the tuple has {len(value)} fields")
-            return tuple(
-                [field.check(keytypes.unwrap(member)) for field, member in zip(self.fields, value, strict=True)]
-            )
+            return tuple([keytypes.check_member(field, member) for field, member in zip(self.fields, value, strict=True)])
         except ValueError as error:
             raise self._refused(str(error), operator, value=repr(value)[:_REPR_LENGTH_MAX]) from error
 
@@ -143,16 +141,18 @@ class KeyType:
         self, values: Sequence[Any], *, max_parallelism: int, operator: str | None = None
     ) -> ArrowKeyColumn:
         """The keys of one batch from Python values. Raises InvalidKeyError."""
-        array = None if self.is_tuple else keytypes.array_of_exact(self.fields[0], values)
-        if array is not None:
-            arrays = [array]
-        else:
+        arrays = self._exact_arrays(values)
+        if arrays is None:
             keys = [self.check(value, operator=operator) for value in values]
             columns = zip(*keys, strict=True) if self.is_tuple and keys else [keys] * len(self.fields)
-            arrays = [
-                pa.array(column, field.arrow_type) for field, column in zip(self.fields, columns, strict=True)
-            ]
+            arrays = [pa.array(column, field.arrow_type) for field, column in zip(self.fields, columns, strict=True)]
         return ArrowKeyColumn(self.fields, self.is_tuple, arrays, max_parallelism, operator)
+
+    def _exact_arrays(self, values: Sequence[Any]) -> list[pa.Array] | None:
+        if self.is_tuple:
+            return arrays_of_exact_tuples(self.fields, values)
+        array = keytypes.array_of_exact(self.fields[0], values)
+        return None if array is None else [array]
 
     def values(self, encoded: Sequence[bytes]) -> list[Any]:
         """`decode` of each. Raises CorruptStateError."""
@@ -165,9 +165,7 @@ class KeyType:
         """One Arrow array per field, from canonical bytes. Raises CorruptStateError."""
         if not self.is_tuple:
             return [self.fields[0].array_of_encoded(encoded)]
-        if not all(row[:1] == TUPLE_TAG for row in encoded):
-            raise self._corrupt(b"".join(encoded))
-        return values_of_tuples(self.fields, encoded)
+        return arrays_of_tuples(self.fields, encoded)
 
     def _refused(self, reason: str, operator: str | None, *, value: str | None) -> InvalidKeyError:
         where = f"operator {operator!r}: " if operator is not None else ""

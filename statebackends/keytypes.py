@@ -114,15 +114,20 @@ def unwrap(value: Any) -> Any:
     return value
 
 
-_EXACT: dict[str, type] = {"bool": bool, "int64": int, "utf8": str, "binary": bytes}
+_EXACT = {"bool", "int64", "utf8", "binary", "date32"}
+"""Fields whose values need no more than Arrow's own checks when they have exactly the field's class."""
 
 
 def array_of_exact(field: FieldType, values: Sequence[Any]) -> pa.Array | None:
     """The column of values that all have the field's own Python class; None if one needs a closer look."""
-    exact = _EXACT.get(field.text)
-    if exact is None or set(map(type, values)) != {exact}:
+    if field.text not in _EXACT or set(map(type, values)) != {field.exact}:
         return None
     try:
         return pa.array(values, field.arrow_type)
     except (OverflowError, UnicodeEncodeError, pa.ArrowException):
         return None
+
+
+def check_member(field: FieldType, value: Any) -> Any:
+    """The canonical value of one field. Raises ValueError."""
+    return field.check(value if type(value) is field.exact else unwrap(value))
