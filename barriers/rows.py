@@ -5,11 +5,12 @@ A row is a dict by column name or an instance of a declared record type. What do
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from statebackends.errors import InvalidConfigError, SchemaMismatchError
@@ -80,8 +81,7 @@ def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
     arrays = []
     for field in schema:
         values = list(map(getter(field.name), rows))
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-            _refuse_naive(values)
+        _refuse_lossy(values, field.type)
         array = pa.array(values, type=field.type)
         if array.null_count and not field.nullable:
             raise ValueError("null in a column that was declared without nulls")
@@ -91,10 +91,37 @@ def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
     return arrays
 
 
-def _refuse_naive(values: Iterable[Any]) -> None:
-    for value in values:
-        if isinstance(value, datetime) and value.tzinfo is None:
-            raise ValueError("a naive datetime in a column that was declared with a zone")
+def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:
+    """Refuse what pyarrow would convert in silence: 1.5 to 1, True to 1.0, b"x" to "x", a datetime to a date or to UTC."""
+    exact = _exact_types(declared)
+    if exact is None:
+        return
+    for found in set(map(type, values)) - exact[0]:
+        if not issubclass(found, exact[1]) or issubclass(found, exact[2]):
+            raise ValueError(f"{found.__name__} is not {declared}")
+    if pa.types.is_timestamp(declared):
+        zoned = declared.tz is not None
+        if any(value is not None and (value.tzinfo is not None) != zoned for value in values):
+            raise ValueError(f"{'a naive' if zoned else 'an aware'} datetime in a column of {declared}")
+
+
+@functools.lru_cache(maxsize=256)
+def _exact_types(declared: pa.DataType) -> tuple[set[type], tuple[type, ...], tuple[type, ...]] | None:
+    """(exact types of values that need no look, their bases, bases that are refused all the same) of a column type."""
+    none, types = type(None), pa.types
+    if types.is_integer(declared):
+        return {int, none}, (int, np.integer), (bool,)
+    if types.is_floating(declared):
+        return {float, int, none}, (float, int, np.floating, np.integer), (bool,)
+    if types.is_string(declared) or types.is_large_string(declared):
+        return {str, none}, (str,), ()
+    if types.is_binary(declared) or types.is_large_binary(declared):
+        return {bytes, none}, (bytes, bytearray, memoryview), ()
+    if types.is_date(declared):
+        return {date, none}, (date,), (datetime,)
+    if types.is_timestamp(declared):
+        return {datetime, none}, (datetime,), ()
+    return None
 
 
 def _mismatch(rows: Sequence[Any], schema: pa.Schema, producer: str, cause: Exception) -> SchemaMismatchError:
@@ -109,12 +136,11 @@ def _mismatch(rows: Sequence[Any], schema: pa.Schema, producer: str, cause: Exce
 def _first_misfit(row: Any, schema: pa.Schema) -> tuple[str | None, str]:
     for field in schema:
         try:
-            _arrays([row], pa.schema([field])) if not isinstance(row, dict) else _arrays(
-                [{field.name: row[field.name]}], pa.schema([field])
-            )
+            alone = {field.name: row[field.name]} if isinstance(row, dict) else row
+            _arrays([alone], pa.schema([field]))
         except (LookupError, AttributeError):
             return field.name, f"it has no {field.name!r}"
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             return field.name, f"{error} (declared {field.type}{'' if field.nullable else ', no nulls'})"
     if isinstance(row, dict):
         extra = [name for name in row if name not in schema.names]

@@ -25,6 +25,7 @@ from operators.chain import ChainNode, OperatorChain
 from operators.context import CancelToken, Clock, SubtaskPool
 from statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
 from statebackends.handles import OperatorSubtaskState
+from statebackends.storage import resolve_folder
 from statebackends.storage.operations import Flow, Storage
 
 UID_CHARS_MAX = 80
@@ -130,12 +131,24 @@ class SubtaskSnapshots:
         now = self._clock.seconds()
         running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, (now - began) * 1000, now)
         self._running[barrier.checkpoint_id] = running
-        self._pool.submit_flow(
-            self._flow(running, barrier),
-            self._storage,
-            lambda result, error: self._ended(running, result, error),
-            running.token,
-        )
+        self._store(running, barrier)
+
+    def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
+        """Operators' own work first (it is in the state directory), then state, which a savepoint keeps elsewhere."""
+        storage, folder = resolve_folder(barrier.folder, self._storage)
+
+        def store_state(_: Any, error: BaseException | None) -> None:
+            if error is not None or running.token.cancelled:
+                self._ended(running, None, error)
+                return
+            flow = self._state_flow(running, barrier, folder)
+            self._pool.submit_flow(flow, storage, lambda result, failure: self._ended(running, result, failure), running.token)
+
+        works = [part.work for part in running.parts if part.work is not None]
+        if works:
+            self._pool.submit_flow(_in_turn(works), self._storage, store_state, running.token)
+        else:
+            store_state(None, None)
 
     def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
         context = node.context
@@ -153,23 +166,23 @@ class SubtaskSnapshots:
 
     # ------------------------------------------------------------------------------------------- asynchronous part
 
-    def _flow(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> Flow[dict[str, OperatorSubtaskState]]:
-        """Every operator's bytes become durable, in data order: keyed state, lists, then the operator's own work."""
+    def _state_flow(
+        self, running: _RunningSnapshot, barrier: CheckpointBarrier, folder: str
+    ) -> Flow[dict[str, OperatorSubtaskState]]:
+        """Every operator's state becomes durable, in data order: keyed state, then lists."""
         states: dict[str, OperatorSubtaskState] = {}
         for index, part in enumerate(running.parts):
             uid = part.node.uid
             name = _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
             target = SnapshotTarget(
                 checkpoint_id=barrier.checkpoint_id,
-                folder=barrier.folder,
+                folder=folder,
                 file_prefix=f"{name}-{self._key.subtask}-{self._attempt}-{self._nonce}{index}",
                 canonical=barrier.kind in CANONICAL_KINDS,
                 inline_threshold=self._inline_threshold,
             )
             keyed = () if part.keyed is None else (yield from part.keyed.flow(target))
             lists = () if part.lists is None else (yield from part.lists.flow(target))
-            if part.work is not None:
-                yield from part.work
             states[uid] = OperatorSubtaskState(keyed=tuple(keyed), operator=tuple(lists), external=part.external)
         return states
 
@@ -227,6 +240,11 @@ class SubtaskSnapshots:
 
     def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
         self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, message))
+
+
+def _in_turn(flows: list[Flow[Any]]) -> Flow[None]:
+    for flow in flows:
+        yield from flow
 
 
 def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:

@@ -113,6 +113,8 @@ class Subtask:
         self._early: list[Notice] = []
         self._disposed = False
         self._times = _Times(ports.clock.seconds())
+        self.last_step = StepResult(progress=True)
+        """What the newest step did; tells a scheduler when the next one is worth it."""
 
     # -------------------------------------------------------------------------------------------------------- status
 
@@ -258,7 +260,13 @@ class Subtask:
         times.was_backpressured = backpressured
         times.busy_s += times.last_end_s - began
         wakeup_ms = self._intake.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
-        return StepResult(progress, wakeup_ms, backpressured)
+        self.last_step = StepResult(progress, wakeup_ms, backpressured)
+        return self.last_step
+
+    @property
+    def is_unblocked(self) -> bool:
+        """The last step stopped at a full output, and none is full any more."""
+        return self.last_step.backpressured and all(output.is_available for output in self._outputs)
 
     def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool]:
         """Units of work until the budget is spent, mail waits, or nothing can move: (moved, backpressured)."""

@@ -45,12 +45,16 @@ class InputManifest(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> pa.Schema:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
+        return schema_from_text(self.arrow_schema)
 
 
 def schema_text(schema: pa.Schema) -> str:
     """Base64 of the Arrow schema message, for JSON."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode("ascii")
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def checksum_of(data: bytes | memoryview) -> str:

@@ -1,0 +1,152 @@
+"""Rows <-> columns: exact values, and misfits that are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from barriers.elements import Batch
+from barriers.rows import columns_to_rows, rows_to_columns
+from statebackends.errors import InvalidConfigError, SchemaMismatchError
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("s", pa.string())])
+
+
+@dataclass
+class Point:
+    n: int
+    s: str | None
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "reason"),
+    [
+        ({"n": 1}, "s", "it has no 's'"),
+        ({"n": None, "s": "x"}, "n", "null"),
+        ({"n": "one", "s": "x"}, "n", "int64"),
+        ({"n": True, "s": "x"}, "n", "bool"),
+        ({"n": 2**63, "s": "x"}, "n", "large"),
+        ({"n": 1.5, "s": "x"}, "n", "float"),
+        ({"n": 1.0, "s": "x"}, "n", "float"),
+        ({"n": 1, "s": 5}, "s", "string"),
+        ({"n": 1, "s": b"x"}, "s", "bytes"),
+        ({"n": 1, "s": "x", "extra": 0}, "extra", "not declared"),
+    ],
+)
+def test_the_first_misfit_is_named(row: dict[str, Any], column: str, reason: str) -> None:
+    good = {"n": 1, "s": None}
+    with pytest.raises(SchemaMismatchError) as caught:
+        rows_to_columns([good, good, row, row], SCHEMA, "enrich")
+    assert (caught.value.operator, caught.value.column) == ("enrich", column)
+    assert "row 2 " in str(caught.value)
+    assert reason in str(caught.value)
+    assert repr(row) in caught.value.record
+
+
+def test_a_naive_datetime_is_refused_where_a_zone_is_declared() -> None:
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))])
+    with pytest.raises(SchemaMismatchError, match="naive"):
+        rows_to_columns([{"at": datetime(2020, 1, 1)}], schema)
+    berlin = datetime(2020, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))
+    assert columns_to_rows(rows_to_columns([{"at": berlin}], schema)) == [{"at": datetime(2020, 1, 1, tzinfo=UTC)}]
+
+
+@pytest.mark.parametrize(
+    ("value", "declared"),
+    [
+        (True, pa.float64()),
+        (np.bool_(True), pa.float64()),
+        ("x", pa.binary()),
+        (datetime(2020, 1, 1), pa.date32()),
+        (datetime(2020, 1, 1, tzinfo=UTC), pa.timestamp("us")),
+        (date(2020, 1, 1), pa.timestamp("us")),
+    ],
+)
+def test_nothing_is_converted_in_silence(value: Any, declared: pa.DataType) -> None:
+    with pytest.raises(SchemaMismatchError):
+        rows_to_columns([{"v": None}, {"v": value}], pa.schema([("v", declared)]))
+
+
+def test_numpy_numbers_and_subclasses_are_taken() -> None:
+    schema = pa.schema([("i", pa.int64()), ("f", pa.float64())])
+    rows = [{"i": np.int32(1), "f": np.float32(0.5)}, {"i": 2, "f": 2}]
+    assert columns_to_rows(rows_to_columns(rows, schema)) == [{"i": 1, "f": 0.5}, {"i": 2, "f": 2.0}]
+
+
+def test_a_record_that_lacks_a_field_is_named() -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        rows_to_columns([Point(1, "a"), Point(2, 7)], SCHEMA, "p")  # type: ignore[arg-type]
+    assert (caught.value.column, "row 1 " in str(caught.value)) == ("s", True)
+
+
+def test_rows_that_are_no_rows_at_all_are_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="'p'"):
+        rows_to_columns([3, 4], SCHEMA, "p")
+    with pytest.raises(SchemaMismatchError):
+        rows_to_columns([{"n": 1, "s": None}, Point(1, None)], SCHEMA, "p")
+
+
+def test_nanoseconds_have_no_python_value() -> None:
+    with pytest.raises(InvalidConfigError, match="nanoseconds"):
+        columns_to_rows(pa.record_batch({"t": pa.array([1], pa.timestamp("ns"))}))
+
+
+def test_values_are_pythons_own() -> None:
+    moment = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    row = {
+        "i": 1, "f": 0.5, "s": "x", "b": b"y", "t": True, "d": date(1960, 2, 29), "m": moment, "naive": moment.replace(tzinfo=None),
+        "x": Decimal("1.50"), "l": [1, None], "z": None, "32": 7,
+    }  # fmt: skip
+    columns = pa.record_batch(
+        {
+            "i": pa.array([1, None]), "f": pa.array([0.5, None]), "s": pa.array(["x", None]), "b": pa.array([b"y", None]),
+            "t": pa.array([True, None]), "d": pa.array([date(1960, 2, 29), None]),
+            "m": pa.array([moment, None], pa.timestamp("us", "UTC")), "naive": pa.array([moment.replace(tzinfo=None), None]),
+            "x": pa.array([Decimal("1.50"), None]), "l": pa.array([[1, None], None]), "z": pa.array([None, None], pa.int64()),
+            "32": pa.array([7, None], pa.int32()),
+        }
+    )  # fmt: skip
+    rows = columns_to_rows(columns)
+    assert rows == [row, dict.fromkeys(row)]
+    assert [type(value) for value in rows[0].values()] == [type(value) for value in row.values()]
+    assert rows_to_columns(rows, columns.schema).equals(columns)
+
+
+def test_a_row_factory_makes_records_and_no_columns_make_empty_rows() -> None:
+    columns = pa.record_batch({"n": [1], "s": ["a"]})
+    assert columns_to_rows(columns, Point) == [Point(1, "a")]
+    empty = pa.RecordBatch.from_arrays([], schema=pa.schema([])).slice(0, 0)
+    assert columns_to_rows(empty) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.fixed_dictionaries({"n": st.integers(-(2**63), 2**63 - 1), "s": st.none() | st.text()}), max_size=20))
+def test_round_trip(rows: list[dict[str, Any]]) -> None:
+    rows = [row for row in rows if row["s"] is None or row["s"].isprintable()]
+    assert columns_to_rows(rows_to_columns(rows, SCHEMA)) == rows
+
+
+def test_filter_keeps_both_representations_without_a_conversion() -> None:
+    columns = pa.record_batch({"n": [1, 2, 3]})
+    batch = Batch(columns=columns, timestamps=np.array([10, 20, 30]))
+    rows = batch.rows()
+    kept = batch.filter(np.array([True, False, True]))
+    assert kept.is_columnar
+    assert kept.rows() == [{"n": 1}, {"n": 3}]
+    assert kept.rows()[0] is rows[0]
+    assert kept.timestamps is not None
+    assert kept.timestamps.tolist() == [10, 30]
+
+
+def test_a_batch_names_the_producer_of_a_bad_row() -> None:
+    batch = Batch(rows=[{"n": "x", "s": None}], schema=SCHEMA, producer="parse").slice(0, 1)
+    with pytest.raises(SchemaMismatchError, match="'parse'"):
+        batch.columns()
