@@ -22,7 +22,7 @@ from statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
 
 T = TypeVar("T")
 
-__all__ = ["Compatibility", "Pickled", "TypeSpec", "compatibility", "map_text", "migrate", "split_map_text"]
+__all__ = ["Compatibility", "Pickled", "StateValueError", "TypeSpec", "compatibility", "map_text", "migrate", "split_map_text"]
 
 
 class Pickled(Generic[T]):
@@ -168,6 +168,3 @@ def split_map_text(text: str) -> tuple[str, str]:
         if character == "," and depth == 1 and text.startswith("map<"):
             return text[len("map<") : position], text[position + 1 : -1]
     raise InvalidConfigError(f"{text!r} is not the value type of a map state")
-
-
-__all__ += ["StateValueError"]
