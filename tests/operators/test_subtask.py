@@ -227,7 +227,7 @@ def test_k10_two_asynchronous_parts_may_end_in_any_order() -> None:
     second()
     first()
     bench.pool.waiting.clear()
-    bench.run()
+    bench.settle()
     assert ids(bench, AcknowledgeCheckpoint) == [2, 1]
 
 

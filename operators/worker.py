@@ -1,0 +1,316 @@
+"""The cooperative loop of one worker process: commands, frames, steps of subtasks, frames again, one wait.
+
+One thread runs it and owns the transport and all subtasks; other threads only post commands and mails. It decides when a
+subtask may step and when an attempt is lost; time, waiting and threads come from outside."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from barriers.frames import Frame
+from barriers.messages import (
+    CancelTasks,
+    Deploy,
+    Deployment,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    ShutdownWorker,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from barriers.transport import PeerLost, Received, Transport
+from barriers.wiring import derive_peers
+from operators.context import Clock
+from operators.deploy import DeployedSubtask, SubtaskBuilder, Wiring
+from operators.mailbox import CancelSubtask, FailSubtask
+from operators.subtask import TERMINAL, Report
+from statebackends.errors import PeerLostError, ProtocolError
+
+IDLE_WAIT_MS_MAX = 1_000
+"""The loop looks up at least so often, even when nothing calls."""
+
+LAST_SEQUENCE_INTERVAL_MS = 1_000
+METRICS_INTERVAL_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One attempt's subtasks in this worker, downstream first."""
+
+    deployment: Deployment
+    subtasks: tuple[DeployedSubtask, ...]
+    wiring: Wiring
+
+
+class Worker:
+    """One slot of a job. `post` and `wake` may be called from any thread, everything else from the loop's."""
+
+    def __init__(self, slot: int, transport: Transport, clock: Clock, builder: SubtaskBuilder, report: Report) -> None:
+        self._slot = slot
+        self._transport = transport
+        self._clock = clock
+        self._builder = builder
+        self._report = report
+        self._commands: deque[WorkerCommand] = deque()
+        self._attempt: _Attempt | None = None
+        self._pending: Deployment | None = None
+        """Deployed as soon as the attempt before has released its state."""
+        self._cancelled_up_to = 0
+        self._sequences_due_ms = 0
+        self._metrics_due_ms = 0
+        self.metrics: tuple[SubtaskMetrics, ...] = ()
+        """Replaced whole now and then; read by the control thread."""
+        self.leaving: ShutdownWorker | None = None
+        self.cancelling_since_ms: int | None = None
+        """Since when subtasks are to be gone and are not; the control thread ends a process that takes too long."""
+
+    # ------------------------------------------------------------------------------------------------------ any thread
+
+    def post(self, command: WorkerCommand) -> None:
+        """Hand a command to the loop."""
+        if isinstance(command, Deploy | CancelTasks | ShutdownWorker) and self.cancelling_since_ms is None:
+            self.cancelling_since_ms = self._clock.monotonic_ms()
+        self._commands.append(command)
+        self._transport.wake()
+
+    def wake(self) -> None:
+        self._transport.wake()
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+
+    @property
+    def has_left(self) -> bool:
+        """Told to leave, and every subtask is gone."""
+        return self.leaving is not None and self._is_quiet()
+
+    def run(self) -> ShutdownWorker:
+        """Loop until told to leave."""
+        progress = True
+        while not self.has_left:
+            progress = self.run_once(0 if progress else IDLE_WAIT_MS_MAX)
+        assert self.leaving is not None
+        return self.leaving
+
+    def run_once(self, wait_ms_max: int) -> bool:
+        """One round: wait for something if nothing moved before, then let every subtask step once. True if something moved."""
+        wait_ms = 0
+        if wait_ms_max > 0 and not self._commands:
+            self._flush_idle()
+            wait_ms = self._wait_ms(wait_ms_max)
+        progress = self._receive(wait_ms)
+        progress = self._take_commands() or progress
+        progress = self._begin_pending() or progress
+        now_ms = self._clock.monotonic_ms()
+        attempt = self._attempt
+        if attempt is not None:
+            for each in attempt.subtasks:
+                if each.subtask.is_disposed and not each.outputs:
+                    continue
+                if each.subtask.step(now_ms).progress:
+                    progress = True
+                self._send(each, now_ms)
+            self._housekeep(attempt, now_ms)
+        if self.cancelling_since_ms is not None and not self._commands and self._is_settled():
+            self.cancelling_since_ms = None
+        return progress
+
+    def next_wakeup_ms(self) -> int | None:
+        """When a round is due although nothing arrives; None when only events can bring it. For schedulers that own the clock."""
+        if self._commands or self._pending is not None:
+            return self._clock.monotonic_ms()
+        attempt = self._attempt
+        if attempt is None:
+            return None
+        wakeups: list[int] = []
+        for each in attempt.subtasks:
+            if each.subtask.mailbox or each.subtask.is_unblocked:
+                return self._clock.monotonic_ms()
+            wakeup_ms = each.subtask.last_step.next_wakeup_ms
+            if wakeup_ms is not None:
+                wakeups.append(wakeup_ms)
+        return min(wakeups, default=None)
+
+    def _wait_ms(self, wait_ms_max: int) -> int:
+        wakeup_ms = self.next_wakeup_ms()
+        if wakeup_ms is None:
+            return wait_ms_max
+        return max(0, min(wait_ms_max, wakeup_ms - self._clock.monotonic_ms()))
+
+    def _is_quiet(self) -> bool:
+        """No subtask holds anything any more."""
+        return self._attempt is None or all(each.subtask.is_disposed for each in self._attempt.subtasks)
+
+    def _is_settled(self) -> bool:
+        """Nothing is left to cancel: the attempt that runs is the one that is wanted."""
+        if self._pending is not None:
+            return False
+        if self.leaving is None and (self._attempt is None or self._attempt.deployment.attempt > self._cancelled_up_to):
+            return True
+        return self._is_quiet()
+
+    # -------------------------------------------------------------------------------------------------------- commands
+
+    def _take_commands(self) -> bool:
+        taken = False
+        while self._commands:
+            taken = True
+            self._command(self._commands.popleft())
+        return taken
+
+    def _command(self, command: WorkerCommand) -> None:
+        match command:
+            case Deploy(deployment=deployment):
+                self._deploy(deployment)
+            case CancelTasks(attempt=attempt):
+                self._cancel(attempt)
+            case ShutdownWorker():
+                self.leaving = command
+                self._cancel_all()
+            case TriggerCheckpoint():
+                for each in self._of_attempt(command.attempt):
+                    if each.subtask.is_source:
+                        each.subtask.mailbox.put(command)
+            case NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+                for each in self._of_attempt(command.attempt):
+                    each.subtask.mailbox.put(command)
+
+    def _of_attempt(self, attempt: int) -> tuple[DeployedSubtask, ...]:
+        if self._attempt is None or self._attempt.deployment.attempt != attempt:
+            return ()
+        return self._attempt.subtasks
+
+    def _cancel(self, attempt: int) -> None:
+        """Cancel this attempt and lower ones, also one that was to come."""
+        self._cancelled_up_to = max(self._cancelled_up_to, attempt)
+        if self._pending is not None and self._pending.attempt <= attempt:
+            dropped, self._pending = self._pending, None
+            self._report_all(dropped, TaskState.CANCELED)
+        if self._attempt is not None and self._attempt.deployment.attempt <= attempt:
+            self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        if self._attempt is not None:
+            for each in self._attempt.subtasks:
+                each.subtask.mailbox.put(CancelSubtask())
+
+    def _deploy(self, deployment: Deployment) -> None:
+        running = 0 if self._attempt is None else self._attempt.deployment.attempt
+        if deployment.attempt <= max(running, self._cancelled_up_to) or self.leaving is not None:
+            return
+        self._cancel_all()
+        self._pending = deployment
+
+    def _begin_pending(self) -> bool:
+        """Deploy in place once the attempt before holds nothing any more."""
+        deployment = self._pending
+        if deployment is None or not self._is_quiet():
+            return False
+        self._pending = None
+        self._attempt = None
+        try:
+            self._begin(deployment)
+        except Exception as error:
+            self._report_all(deployment, TaskState.FAILED, f"{type(error).__name__}: {error}")
+        return True
+
+    def _begin(self, deployment: Deployment) -> None:
+        order = {vertex.vertex_id: index for index, vertex in enumerate(deployment.graph.vertices)}
+        wanted = sorted(deployment.subtasks, key=lambda each: (-order[each.vertex], each.subtask))
+        deployed = tuple(self._builder.build(deployment, each) for each in wanted)
+        peers = derive_peers(deployment.graph, self._slot) | {self._slot}
+        addresses = {slot: address for slot, address in deployment.addresses.items() if slot in peers}
+        self._transport.start(deployment.attempt, addresses)
+        self._attempt = _Attempt(deployment, deployed, Wiring(deployed))
+        for each in deployed:
+            each.subtask.start()
+
+    def _report_all(self, deployment: Deployment, state: TaskState, error: str = "") -> None:
+        now_ms = self._clock.wall_ms()
+        for each in deployment.subtasks:
+            self._report(
+                SubtaskStatus(deployment.attempt, each.vertex, each.subtask, state, error=error, changed_ms=now_ms)
+            )
+
+    # ---------------------------------------------------------------------------------------------------------- frames
+
+    def _receive(self, wait_ms: int) -> bool:
+        try:
+            received = self._transport.poll(wait_ms)
+            for item in received:
+                self._route(item)
+        except ProtocolError as error:
+            self._lose_attempt(error)
+            return True
+        return bool(received)
+
+    def _route(self, item: Received) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if isinstance(item, PeerLost):
+            message = f"the worker in slot {item.slot} is gone: {item.reason}"
+            self._lose_attempt(PeerLostError(message, slot=item.slot, reason=item.reason))
+            return
+        if item.to_producer:
+            output = attempt.wiring.outputs.get((item.channel.edge, item.channel.producer))
+            if output is not None:
+                output.announced(item)
+            return
+        route = attempt.wiring.inputs.get(item.channel)
+        if route is None:
+            raise ProtocolError(f"a frame for channel {tuple(item.channel)}, which ends elsewhere", channel=tuple(item.channel))
+        each, index = route
+        element = each.inputs[index].accept(item)
+        if element is not None and each.gate is not None:
+            each.gate.offer(index, element, item.size)
+
+    def _lose_attempt(self, error: Exception) -> None:
+        """The exchange of data broke: every subtask that still runs fails, once."""
+        if self._attempt is not None:
+            for each in self._attempt.subtasks:
+                if each.subtask.state not in TERMINAL:
+                    each.subtask.mailbox.put(FailSubtask(error))
+
+    def _send(self, each: DeployedSubtask, now_ms: int) -> None:
+        state = each.subtask.state
+        if state in (TaskState.FAILED, TaskState.CANCELING, TaskState.CANCELED):
+            return
+        for output in each.outputs:
+            output.flush(now_ms)
+            for frame in output.take_frames():
+                self._transport.send(frame)
+        if each.gate is not None and state is TaskState.RUNNING:
+            for index, announcement in each.gate.take_announcements():
+                self._transport.send(each.inputs[index].announcement(announcement))
+
+    def _flush_idle(self) -> None:
+        """Nothing moves: small batches need not wait for company."""
+        if self._attempt is None:
+            return
+        now_ms = self._clock.monotonic_ms()
+        for each in self._attempt.subtasks:
+            for output in each.outputs:
+                output.flush_all()
+            self._send(each, now_ms)
+
+    def _housekeep(self, attempt: _Attempt, now_ms: int) -> None:
+        if now_ms >= self._metrics_due_ms:
+            self._metrics_due_ms = now_ms + METRICS_INTERVAL_MS
+            self.metrics = tuple(each.subtask.metrics() for each in attempt.subtasks)
+        if now_ms >= self._sequences_due_ms:
+            self._sequences_due_ms = now_ms + LAST_SEQUENCE_INTERVAL_MS
+            for each in attempt.subtasks:
+                if each.subtask.state is TaskState.RUNNING:
+                    for output in each.outputs:
+                        self._send_frames(output.last_sequences())
+
+    def _send_frames(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._transport.send(frame)
+
+

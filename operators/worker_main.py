@@ -1,0 +1,256 @@
+"""SHELL: one worker process: the function that a Spark task or a local process executes.
+
+It sets the process up so that it can't outlive its parent, joins loop, gateway and pool, and ends the process when the loop
+doesn't obey or nobody leads any more. All state is crash-only: no cleanup here is needed for correctness."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import cloudpickle
+
+from barriers.messages import ShutdownWorker
+from barriers.transport import Transport
+from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
+from operators.base import JobPlan
+from operators.deploy import SubtaskBuilder, WorkerPorts
+from operators.gateway import CoordinatorAddress, Gateway
+from operators.pool import SystemClock, ThreadPool
+from operators.sessionevents import WorkerIdentity
+from operators.subtask import Report
+from operators.worker import Worker
+from statebackends.errors import HoldfastError
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import ReadFile
+
+log = logging.getLogger("holdfast.worker")
+
+DIRECTORY_FILE = "_holdfast"
+"""In the state directory; its content tells whether worker and coordinator see the same one."""
+
+PR_SET_PDEATHSIG = 1
+WATCH_INTERVAL_S = 0.5
+FLUSH_TIMEOUT_S = 5.0
+"""Seconds that a worker that leaves waits for its last states to be sent."""
+
+EXIT_ORPHANED = 70
+EXIT_CANCELLATION_TIMEOUT = 71
+EXIT_RESPAWN = 75
+"""The process leaves, and its slot wants a successor."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker process needs to know; picklable. `plan` is the JobPlan, pickled by value."""
+
+    job_id: str
+    slot: int
+    submission: int
+    task_attempt: int
+    coordinator_url: str
+    token: str | None
+    state_directory: str
+    plan: bytes
+    local_directory: str
+    """Local disk; the worker makes a folder of its own below it."""
+    lease_timeout_ms: int = 600_000
+    """How long a worker lives on without coordinator: its restart may take a while. One whose parent is gone ends at once."""
+    cancellation_timeout_ms: int = 30_000
+    advertised_host: str | None = None
+    """None: the address of the route to the coordinator."""
+    watch_parent: bool = True
+
+
+def pickle_plan(plan: JobPlan) -> bytes:
+    """A plan as it travels in a WorkerSpec: functions of the user's program by value."""
+    data: bytes = cloudpickle.dumps(plan)
+    return data
+
+
+def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> ShutdownWorker:
+    """Run one worker until it is told to leave; why it left. Ends the process itself in an emergency.
+
+    `guard` runs first (the check that package names are ours); what it raises passes through."""
+    if guard is not None:
+        guard()
+    parent = _tie_to_parent(spec)
+    nonce = uuid.uuid4().hex[:16]
+    local_directory = os.path.join(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
+    os.makedirs(local_directory, exist_ok=True)
+    clock = SystemClock()
+    storage = LocalStorage(spec.state_directory)
+    host = spec.advertised_host or route_address(spec.coordinator_url)
+    curve = None if is_loopback(host) else CurveKeys.generate()
+    transport = ZmqTransport(spec.slot, bind=host, curve=curve)
+    pool = ThreadPool()
+    gateway: Gateway | None = None
+
+    def report(item: Any) -> None:
+        assert gateway is not None
+        gateway.report(item)
+
+    worker = _worker(spec, transport, clock, storage, pool, report, local_directory)
+    identity = WorkerIdentity(
+        spec.job_id,
+        spec.slot,
+        spec.submission,
+        spec.task_attempt,
+        nonce,
+        os.getpid(),
+        host,
+        transport.address,
+        _directory_nonce(storage),
+        curve.public if curve else "",
+    )
+    address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory)
+    gateway = Gateway(identity, address, clock, deliver=worker.post, metrics=lambda: worker.metrics)
+    watch = Watch(spec, parent, worker, gateway, clock)
+    watch.start()
+    gateway.start()
+    try:
+        reason = worker.run()
+        gateway.flush(FLUSH_TIMEOUT_S)
+        return reason
+    finally:
+        watch.stop()
+        gateway.close()
+        transport.close()
+        pool.close(1.0)
+        shutil.rmtree(local_directory, ignore_errors=True)
+
+
+def _worker(
+    spec: WorkerSpec,
+    transport: Transport,
+    clock: SystemClock,
+    storage: LocalStorage,
+    pool: ThreadPool,
+    report: Report,
+    local_directory: str,
+) -> Worker:
+    ports = WorkerPorts(
+        job_id=spec.job_id,
+        storage=storage,
+        clock=clock,
+        pool=pool,
+        wake=transport.wake,
+        report=report,
+        new_nonce=lambda: uuid.uuid4().hex[:12],
+        local_directory=local_directory,
+    )
+    return Worker(spec.slot, transport, clock, SubtaskBuilder(spec.plan, ports), report)
+
+
+# ------------------------------------------------------------------------------------------------------------ process
+
+
+def _tie_to_parent(spec: WorkerSpec) -> int:
+    """Die with the parent: SIGHUP as the system has it, and the kernel's death signal. The parent's pid."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    parent = os.getppid()
+    if spec.watch_parent and sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died between the two calls: the signal will never come
+            os._exit(EXIT_ORPHANED)
+    return parent
+
+
+def route_address(url: str) -> str:
+    """This machine's address on the route to the coordinator; never a name that may mean loopback."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _directory_nonce(storage: LocalStorage) -> str:
+    """What this process reads in the state directory; empty if it can't, and the coordinator will say so."""
+    try:
+        return bytes(storage.execute(ReadFile(DIRECTORY_FILE))).decode("utf-8").strip()
+    except (HoldfastError, UnicodeDecodeError):
+        return ""
+
+
+class Watch:
+    """Ends the process when it must not live on: an orphan without coordinator, or subtasks that can't be cancelled.
+
+    A thread of its own, since the loop may hang in user code and the control thread in a request."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        parent: int,
+        worker: Worker,
+        gateway: Gateway,
+        clock: SystemClock,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._spec = spec
+        self._parent = parent
+        self._worker = worker
+        self._gateway = gateway
+        self._clock = clock
+        self._leave = leave
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(WATCH_INTERVAL_S):
+            code = self.verdict(self._clock.monotonic_ms())
+            if code is not None:
+                self._leave(code)
+
+    def verdict(self, now_ms: int) -> int | None:
+        """Exit code when the process has to end now."""
+        cancelling_since_ms = self._worker.cancelling_since_ms
+        if cancelling_since_ms is not None and now_ms - cancelling_since_ms > self._spec.cancellation_timeout_ms:
+            log.error("subtasks were not cancelled within %d ms", self._spec.cancellation_timeout_ms)
+            return EXIT_CANCELLATION_TIMEOUT
+        if self._spec.watch_parent and os.getppid() != self._parent:
+            return EXIT_ORPHANED
+        unreachable_since_ms = self._gateway.unreachable_since_ms
+        if unreachable_since_ms is not None and now_ms - unreachable_since_ms > self._spec.lease_timeout_ms:
+            log.error("no coordinator for %d ms", now_ms - unreachable_since_ms)
+            return EXIT_ORPHANED
+        return None
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m operators.worker_main SPECFILE`: the file holds a pickled WorkerSpec."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m operators.worker_main SPECFILE\n")
+        return 2
+    with open(arguments[0], "rb") as file:
+        spec = pickle.load(file)
+    began = time.monotonic()
+    reason = run_worker(spec)
+    log.info("left after %.1f s: %s", time.monotonic() - began, reason.reason)
+    return EXIT_RESPAWN if reason.respawn else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,217 @@
+"""The gateway over real HTTP, against a small coordinator that says what a test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barriers import codec
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    ShutdownWorker,
+    StatusBatch,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from operators.gateway import ADDRESS_FILE, CoordinatorAddress, Gateway
+from operators.pool import SystemClock
+from operators.sessionevents import WorkerIdentity
+
+IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
+DEADLINE_S = 10.0
+
+
+def eventually(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.005)
+
+
+class FakeCoordinator:
+    """Answers the worker protocol on a free port; `commands` are sent to every open stream, numbered."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.epoch = epoch
+        self.session = f"s{epoch}"
+        self.requests: list[tuple[str, Any]] = []
+        self.tokens: list[str | None] = []
+        self.commands: list[WorkerCommand] = []
+        self.refuse: dict[str, tuple[int, str]] = {}
+        self.attempt = 0
+        self.closing = threading.Event()
+        handler = self._handler()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def of(self, path: str) -> list[Any]:
+        return [body for name, body in self.requests if name == path]
+
+    def close(self) -> None:
+        self.closing.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join(5)
+
+    def answer(self, path: str, body: bytes) -> Any:
+        match path:
+            case "register":
+                self.requests.append((path, codec.decode(body, RegisterWorker)))
+                return Registered(self.epoch, self.session, self.attempt, None, 0, (), 50, 50_000)
+            case "acks":
+                batch = codec.decode(body, AckBatch)
+                self.requests.append((path, batch))
+                return AckAnswers(self.epoch, (AckStatus.SUCCESS,) * len(batch.items))
+            case "states":
+                self.requests.append((path, codec.decode(body, StatusBatch)))
+                return {}
+            case _:
+                self.requests.append((path, json.loads(body)))
+                return {"epoch": self.epoch}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_POST(self) -> None:
+                if fake.closing.is_set():
+                    self.close_connection = True
+                    return
+                fake.tokens.append(self.headers["Authorization"])
+                name = self.path.rpartition("/")[2]
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, kind = fake.refuse.get(name, (200, ""))
+                data = codec.encode(fake.answer(name, body)) if status == 200 else b'{"errors": ["refused"]}'
+                self.send_response(status)
+                if kind:
+                    self.send_header("X-Holdfast-Error", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def do_GET(self) -> None:
+                after = int(self.path.rpartition("after=")[2])
+                fake.requests.append(("commands", after))
+                self.send_response(200)
+                self.end_headers()
+                sent = after
+                while not fake.closing.wait(0.01):
+                    while sent < len(fake.commands):
+                        sent += 1
+                        line = NumberedCommand(fake.epoch, fake.session, sent, fake.commands[sent - 1])
+                        self.wfile.write(codec.encode(line) + b"\n")
+                    self.wfile.flush()
+                self.close_connection = True
+
+        return Handler
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCoordinator]:
+    coordinator = FakeCoordinator()
+    yield coordinator
+    coordinator.close()
+
+
+class Client:
+    """A gateway and what it delivered."""
+
+    def __init__(self, url: str, state_directory: str | None = None) -> None:
+        self.delivered: list[WorkerCommand] = []
+        address = CoordinatorAddress(url, "secret", state_directory)
+        self.gateway = Gateway(IDENTITY, address, SystemClock(), deliver=self.delivered.append, metrics=tuple)
+        self.gateway.start()
+
+
+@pytest.fixture
+def client(fake: FakeCoordinator) -> Iterator[Client]:
+    client = Client(fake.url)
+    yield client
+    client.gateway.close()
+
+
+def test_registers_with_its_token_and_beats(fake: FakeCoordinator, client: Client) -> None:
+    eventually(lambda: len(fake.of("heartbeat")) >= 2, "two heartbeats")
+    assert len(fake.of("register")) == 1
+    assert set(fake.tokens) == {"Bearer secret"}
+    assert client.gateway.unreachable_since_ms is None
+
+
+def test_commands_arrive_once_and_in_order(fake: FakeCoordinator, client: Client) -> None:
+    shutdown = ShutdownWorker("done")
+    fake.commands += [shutdown]
+    eventually(lambda: client.delivered == [shutdown], "the command")
+
+
+def test_acks_and_states_are_answered(fake: FakeCoordinator, client: Client) -> None:
+    ack = AcknowledgeCheckpoint(0, 1, "v", 0)
+    client.gateway.report(ack)
+    client.gateway.report(SubtaskStatus(0, "v", 0, TaskState.RUNNING))
+    eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
+    eventually(lambda: [len(batch.subtasks) for batch in fake.of("states")] == [1], "the state")
+
+
+def test_refused_registration_ends_the_worker(fake: FakeCoordinator) -> None:
+    fake.refuse["register"] = (409, "FencedError")
+    client = Client(fake.url)
+    eventually(lambda: client.delivered == [ShutdownWorker("superseded: refused")], "the end")
+    client.gateway.close()
+
+
+def test_broken_answer_is_retried(fake: FakeCoordinator, client: Client) -> None:
+    eventually(lambda: fake.of("register"), "registration")
+    fake.refuse["acks"] = (503, "StorageUnavailableError")
+    ack = AcknowledgeCheckpoint(0, 1, "v", 0)
+    client.gateway.report(ack)
+    eventually(lambda: fake.refuse.pop("acks", None) is not None, "the fault")
+    eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
+    assert len(fake.of("register")) == 1, "an answer that may be better later is no reason to register"
+
+
+def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
+    first = FakeCoordinator()
+    client = Client(first.url, str(tmp_path))
+    eventually(lambda: first.of("heartbeat"), "the first coordinator")
+    first.close()
+    second = FakeCoordinator(epoch=2)
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": second.url}))
+    ack = AcknowledgeCheckpoint(0, 1, "v", 0)
+    client.gateway.report(ack)
+    eventually(lambda: second.of("register"), "the second coordinator")
+    assert second.of("register")[0].unanswered == (ack,)
+    eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
+    client.gateway.close()
+    second.close()
+
+
+def test_trigger_and_notice_are_delivered_over_one_stream(fake: FakeCoordinator, client: Client) -> None:
+    fake.commands += [TriggerCheckpoint(0, 1, 0, CheckpointKind.CHECKPOINT, "f"), NotifyCheckpointComplete(0, 1, 0)]
+    eventually(lambda: len(client.delivered) == 2, "both")
+    assert len(fake.of("commands")) == 1
