@@ -1,0 +1,299 @@
+"""The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | bench`.
+
+Commands parse, call and print; what they print is in console.py, where they call in settings.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from api import console
+from api.client import RestClient
+from api.settings import client_settings, server_settings
+from api.version import VERSION
+from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
+
+TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
+
+_CANCEL_POLL_S = 0.05
+
+
+class _Group(TyperGroup):
+    """Typed errors become one line and an exit code, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (HoldfastError, TimeoutError) as error:
+            console.show_error(error)
+            raise typer.Exit(console.exit_code(error)) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(130) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Checkpointing and exactly-once fault tolerance for stateful streaming jobs in Python on Spark.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of one, or the job's name.")]
+Url = Annotated[str | None, typer.Option("--url", help="Coordinator's URL. [env: HOLDFAST_URL]")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", help="File that holds the bearer token. [env: HOLDFAST_TOKEN_FILE, HOLDFAST_TOKEN]", show_default=False
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", help="State directory; says where its coordinator is. [env: HOLDFAST_STATE_DIR]", show_default=False
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
+Target = Annotated[
+    str | None, typer.Option("--target", help="Directory of the savepoint; the job's savepoint directory if left out.")
+]
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds to wait for the outcome; no limit if left out.")]
+
+
+def _version(*, shown: bool) -> None:
+    if shown:
+        console.show_line(f"holdfast {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def holdfast(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=lambda value: _version(shown=value), is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def connect(url: str | None, token_file: Path | None, state_dir: Path | None) -> RestClient:
+    """A client that gives up at once: a person waits."""
+    settings = client_settings(os.environ, url=url, token_file=token_file, state_dir=state_dir)
+    return RestClient(settings.url, settings.token, reconnect_timeout_s=0)
+
+
+def resolve_job(client: RestClient, text: str) -> str:
+    """The id meant by an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError."""
+    jobs = client.jobs()
+    named = [job for job in jobs if job["name"] == text]
+    live = [job for job in named if job["state"] not in TERMINAL_STATES]
+    for found in ([job for job in jobs if job["jid"] == text], live, named, [job for job in jobs if job["jid"].startswith(text)]):
+        if len(found) == 1:
+            return str(found[0]["jid"])
+        if found:
+            ids = ", ".join(sorted(str(job["jid"]) for job in found)[:5])
+            raise InvalidConfigError(f"{text!r} stands for {len(found)} jobs ({ids}): give a whole id", job=text)
+    raise NotFoundError(f"no job {text!r}: `holdfast jobs` lists them", job=text)
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+@app.command()
+def serve(
+    state_dir: StateDir = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 if left out.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port; if left out, the one of the last start, or a free one.", min=0, max=65_535)
+    ] = None,
+    advertised_host: Annotated[
+        str | None, typer.Option("--advertised-host", help="Host in the URL that drivers and workers are given.")
+    ] = None,
+    token_file: TokenFile = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the coordinator on a state directory until interrupted."""
+    from api.main import serve as run  # the service's libraries take a while to import; other commands need none of them
+
+    settings = server_settings(
+        os.environ,
+        state_dir=state_dir,
+        host=host,
+        port=port,
+        advertised_host=advertised_host,
+        token_file=token_file,
+        no_token=no_token,
+        takeover=takeover,
+    )
+    run(settings, announce=console.show_line, as_json=as_json)
+
+
+@app.command()
+def jobs(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """List jobs, newest first."""
+    found = connect(url, token_file, state_dir).jobs()
+    if as_json:
+        console.show_json(found)
+        return
+    rows = [
+        (
+            job["jid"],
+            job["name"],
+            job["state"],
+            f"{job['tasks']['running']}/{job['tasks']['total']}",
+            console.time_text(job["start-time"]),
+            console.duration_text(job["duration"]),
+        )
+        for job in found
+    ]
+    console.show_table(("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION"), rows, empty="no jobs")
+
+
+@app.command()
+def checkpoints(job: Job, url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Show a job's checkpoints and savepoints, newest first."""
+    client = connect(url, token_file, state_dir)
+    found = client.checkpoints(resolve_job(client, job))
+    if as_json:
+        console.show_json(found)
+        return
+    rows = [
+        (
+            each["id"],
+            each["checkpoint_type"],
+            each["status"],
+            console.time_text(each["trigger_timestamp"]),
+            console.duration_text(each["end_to_end_duration"]),
+            f"{each['num_acknowledged_subtasks']}/{each['num_subtasks']}",
+            console.size_text(each["checkpointed_size"]),
+            console.size_text(each["state_size"]),
+            each.get("external_path") or each.get("failure_message") or "",
+        )
+        for each in found["history"]
+    ]
+    columns = ("ID", "TYPE", "STATUS", "TRIGGERED", "DURATION", "ACKS", "WRITTEN", "STATE", "WHERE OR WHY")
+    console.show_table(columns, rows, empty="no checkpoints")
+    counts = found["counts"]
+    console.show_line(
+        f"{counts['completed']} completed, {counts['failed']} failed, {counts['in_progress']} in progress, "
+        f"{counts['restored']} restored"
+    )
+
+
+@app.command()
+def savepoint(
+    job: Job,
+    target: Target = None,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Take a savepoint and print where it is."""
+    client = connect(url, token_file, state_dir)
+    job_id = resolve_job(client, job)
+    _show_location(job_id, client.savepoint(job_id, _absolute(target), timeout_s=timeout), as_json=as_json)
+
+
+@app.command()
+def stop(
+    job: Job,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Fire all timers and windows first: the job is not meant to go on afterwards.")
+    ] = False,
+    target: Target = None,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a job with a savepoint and print where it is."""
+    client = connect(url, token_file, state_dir)
+    job_id = resolve_job(client, job)
+    _show_location(job_id, client.stop(job_id, _absolute(target), drain=drain, timeout_s=timeout), as_json=as_json)
+
+
+def _absolute(target: str | None) -> str | None:
+    """A relative directory means the caller's working directory, not the coordinator's."""
+    return target if target is None or "://" in target else str(Path(target).expanduser().absolute())
+
+
+def _show_location(job_id: str, location: str, *, as_json: bool) -> None:
+    if as_json:
+        console.show_json({"job": job_id, "location": location})
+    else:
+        console.show_line(location)
+
+
+@app.command()
+def cancel(
+    job: Job,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job has ended.")] = True,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel a job; its state since the last checkpoint is lost."""
+    client = connect(url, token_file, state_dir)
+    job_id = resolve_job(client, job)
+    client.cancel(job_id)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    state = client.job_state(job_id)
+    while wait and state not in TERMINAL_STATES:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"job {job_id} is still {state} after {timeout} s")
+        time.sleep(_CANCEL_POLL_S)
+        state = client.job_state(job_id)
+    if as_json:
+        console.show_json({"job": job_id, "state": state})
+    else:
+        console.show_line(state)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Folder of a checkpoint or savepoint, or its _metadata file.")],
+    state: Annotated[
+        tuple[str, str] | None, typer.Option("--state", metavar="UID NAME", help="Show the rows of one state of one operator.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows to show.")] = 20,
+    verify: Annotated[bool, typer.Option("--verify", help="Check length and checksum of every file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a snapshot: its operators, states and sizes, or the rows of one state."""
+    from api import inspection  # pyarrow: a third of a second that other commands need not wait for
+
+    snapshot = inspection.open_snapshot(path)
+    if verify:
+        inspection.verify(snapshot)
+    if state is not None:
+        inspection.show_rows(snapshot, *state, limit=limit, as_json=as_json)
+    else:
+        inspection.show_summary(snapshot, verified=verify, as_json=as_json)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(context: typer.Context) -> None:
+    """Run the benchmarks of a source checkout; arguments go to `python -m benchmarks.run`."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "benchmarks" / "run.py").is_file():
+        raise InvalidConfigError("the benchmarks are not installed: run `holdfast bench` or `make bench` in a source checkout")
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "benchmarks.run", *context.args], cwd=root, check=False).returncode)
+
+
+def main() -> None:
+    """Entry point of the `holdfast` command."""
+    app(prog_name="holdfast")

@@ -1,0 +1,107 @@
+"""How the CLI speaks: tables for people, JSON for programs, one line on stderr for an error.
+
+It decides widths, units and exit codes; it knows no command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from statebackends.errors import HoldfastError, InvalidConfigError
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+"""Wrong usage or settings, or refused before anything was started."""
+
+_PIPE_WIDTH = 240
+"""Columns of a table that goes to a file or pipe: cells there must not be cut."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Exit code of the process for an error."""
+    return EXIT_REFUSED if isinstance(error, InvalidConfigError) else EXIT_FAILED
+
+
+def show_error(error: BaseException) -> None:
+    """One line on stderr; the class at its end tells programs and searches what it was."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    kind = f" [{type(error).__name__}]" if isinstance(error, HoldfastError) else ""
+    typer.echo(f"holdfast: {text}{kind}", err=True)
+
+
+def show_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what columns may hold beyond JSON's own types."""
+    return value.hex() if isinstance(value, bytes | bytearray | memoryview) else str(value)
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+    """A table on stdout, or the line `empty`. Numbers are set to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if not cells:
+        typer.echo(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        numeric = all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not sys.stdout.isatty())
+    for row in cells:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def show_line(text: str) -> None:
+    typer.echo(text)
+
+
+def size_text(count: int) -> str:
+    """Bytes in words: `1.5 MiB`."""
+    if count < 0:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration_text(duration_ms: int) -> str:
+    """Milliseconds in words: `12 ms`, `3.4 s`, `5m 07s`, `2h 03m`, `3d 04h`."""
+    if duration_ms < 0:
+        return "-"
+    if duration_ms < 1_000:
+        return f"{duration_ms} ms"
+    seconds = duration_ms // 1_000
+    if seconds < 60:
+        return f"{duration_ms / 1_000:.1f} s"
+    if seconds < 3_600:
+        return f"{seconds // 60}m {seconds % 60:02d}s"
+    if seconds < 86_400:
+        return f"{seconds // 3_600}h {seconds % 3_600 // 60:02d}m"
+    return f"{seconds // 86_400}d {seconds % 86_400 // 3_600:02d}h"
+
+
+def time_text(timestamp_ms: int) -> str:
+    """Milliseconds since 1970 as UTC, to the second."""
+    if timestamp_ms < 0:
+        return "-"
+    return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

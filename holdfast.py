@@ -1,0 +1,189 @@
+"""Holdfast: `import holdfast as hf`. The facade, the command line, and the guard of package names.
+
+Importing it loads nothing else: every name is looked up when it is first used, so that a worker pays only for what its
+functions touch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from api.launch import Environment as Environment
+    from barriers.elements import Batch as Batch
+    from barriers.jobgraph import JobConfig as JobConfig
+    from barriers.jobgraph import RestartStrategy as RestartStrategy
+    from operators.functions.aggregates import Aggregate as Aggregate
+    from operators.functions.aggregates import count as count
+    from operators.functions.aggregates import max as max
+    from operators.functions.aggregates import mean as mean
+    from operators.functions.aggregates import min as min
+    from operators.functions.aggregates import sum as sum
+    from operators.functions.process import Collector as Collector
+    from operators.functions.process import ProcessContext as ProcessContext
+    from operators.functions.process import ProcessFunction as ProcessFunction
+    from operators.keyed import KeyedStream as KeyedStream
+    from operators.keyed import WindowedStream as WindowedStream
+    from operators.launcher import JobHandle as JobHandle
+    from operators.launcher import Progress as Progress
+    from operators.sinks.parquet import ParquetSink as ParquetSink
+    from operators.sinks.simple import Blackhole as Blackhole
+    from operators.sinks.simple import CollectSink as CollectSink
+    from operators.sources.dataframe import DataFrameSource as DataFrameSource
+    from operators.sources.generator import GeneratorSource as GeneratorSource
+    from operators.sources.parquet import ParquetSource as ParquetSource
+    from operators.stream import Stream as Stream
+    from operators.time import Tumbling as Tumbling
+    from statebackends.errors import AuthenticationError as AuthenticationError
+    from statebackends.errors import CheckpointFailedError as CheckpointFailedError
+    from statebackends.errors import CommittableLostError as CommittableLostError
+    from statebackends.errors import CorruptStateError as CorruptStateError
+    from statebackends.errors import FencedError as FencedError
+    from statebackends.errors import GraphError as GraphError
+    from statebackends.errors import HoldfastError as HoldfastError
+    from statebackends.errors import IncompatibleStateError as IncompatibleStateError
+    from statebackends.errors import InvalidConfigError as InvalidConfigError
+    from statebackends.errors import InvalidKeyError as InvalidKeyError
+    from statebackends.errors import InvariantError as InvariantError
+    from statebackends.errors import JobExistsError as JobExistsError
+    from statebackends.errors import JobFailedError as JobFailedError
+    from statebackends.errors import MaxParallelismError as MaxParallelismError
+    from statebackends.errors import NotEnoughSlotsError as NotEnoughSlotsError
+    from statebackends.errors import NotFoundError as NotFoundError
+    from statebackends.errors import OutputMayRepeatError as OutputMayRepeatError
+    from statebackends.errors import PackageShadowedError as PackageShadowedError
+    from statebackends.errors import RestoreError as RestoreError
+    from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
+    from statebackends.errors import StorageUnavailableError as StorageUnavailableError
+    from statebackends.errors import UnclaimedStateError as UnclaimedStateError
+    from statebackends.errors import UndeclaredStateError as UndeclaredStateError
+    from statebackends.errors import UnknownColumnError as UnknownColumnError
+    from statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
+    from statebackends.errors import UserFunctionError as UserFunctionError
+    from statebackends.serializers import Pickled as Pickled
+    from statebackends.state import AggregateFunction as AggregateFunction
+    from statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
+    from statebackends.state import ListStateDescriptor as ListStateDescriptor
+    from statebackends.state import MapStateDescriptor as MapStateDescriptor
+    from statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
+    from statebackends.state import ValueStateDescriptor as ValueStateDescriptor
+
+DISTRIBUTION = "holdfast"
+
+PACKAGES = ("statebackends", "barriers", "operators", "coordinator", "api", "chaos")
+WORKER_PACKAGES = ("statebackends", "barriers", "operators")
+"""What a worker on an executor imports."""
+
+_EXPORTS = {
+    "api.launch": ("Environment",),
+    "api.version": ("VERSION",),
+    "barriers.elements": ("Batch",),
+    "barriers.jobgraph": ("JobConfig", "RestartStrategy"),
+    "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
+    "operators.keyed": ("KeyedStream", "WindowedStream"),
+    "operators.launcher": ("JobHandle", "Progress"),
+    "operators.sinks.parquet": ("ParquetSink",),
+    "operators.sinks.simple": ("Blackhole", "CollectSink"),
+    "operators.sources.dataframe": ("DataFrameSource",),
+    "operators.sources.generator": ("GeneratorSource",),
+    "operators.sources.parquet": ("ParquetSource",),
+    "operators.stream": ("Stream",),
+    "operators.time": ("Tumbling",),
+    "statebackends.errors": (
+        "AuthenticationError",
+        "CheckpointFailedError",
+        "CommittableLostError",
+        "CorruptStateError",
+        "FencedError",
+        "GraphError",
+        "HoldfastError",
+        "IncompatibleStateError",
+        "InvalidConfigError",
+        "InvalidKeyError",
+        "InvariantError",
+        "JobExistsError",
+        "JobFailedError",
+        "MaxParallelismError",
+        "NotEnoughSlotsError",
+        "NotFoundError",
+        "OutputMayRepeatError",
+        "PackageShadowedError",
+        "RestoreError",
+        "StateDirectoryNotSharedError",
+        "StorageUnavailableError",
+        "UnclaimedStateError",
+        "UndeclaredStateError",
+        "UnknownColumnError",
+        "UnsupportedVersionError",
+        "UserFunctionError",
+    ),
+    "statebackends.serializers": ("Pickled",),
+    "statebackends.state": (
+        "AggregateFunction",
+        "AggregatingStateDescriptor",
+        "ListStateDescriptor",
+        "MapStateDescriptor",
+        "ReducingStateDescriptor",
+        "ValueStateDescriptor",
+    ),
+}
+
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["check_packages", "main", *sorted(set(_HOME) - {"VERSION"})]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return __getattr__("VERSION")
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, "__version__"})
+
+
+def check_packages(packages: tuple[str, ...] = PACKAGES) -> None:
+    """Raise PackageShadowedError if one of our generic package names resolves to somebody else's package.
+
+    First in every process: a foreign `api` on the path would otherwise fail later, and strangely."""
+    for name in packages:
+        try:
+            found = importlib.import_module(name)
+        except ImportError as error:
+            raise _shadowed(name, f"it can't be imported ({error})", "") from error
+        if getattr(found, "DISTRIBUTION", None) != DISTRIBUTION:
+            path = getattr(found, "__file__", None) or str(next(iter(getattr(found, "__path__", ("?",)))))
+            raise _shadowed(name, f"it resolves to {path}", path)
+
+
+def _shadowed(name: str, what: str, path: str) -> Exception:
+    message = f"Holdfast's package {name!r} is shadowed: {what}; move or rename that one, or change the order of sys.path"
+    try:
+        from statebackends.errors import PackageShadowedError
+    except ImportError:  # the package that holds the error class is itself the shadowed one
+        return ImportError(message, name=name, path=path)
+    return PackageShadowedError(message, package=name, path=path)
+
+
+def main() -> None:
+    """Entry point of the `holdfast` command."""
+    try:
+        check_packages()
+    except Exception as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        raise SystemExit(2) from error
+    from api.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The command line against a coordinator with canned answers: what it prints, how it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from api import cli, console
+from api.cli import app
+from barriers.messages import CheckpointKind
+from coordinator.views import TriggerView
+from statebackends.errors import FencedError
+from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def flags(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for name in ("URL", "TOKEN", "TOKEN_FILE", "STATE_DIR"):
+        monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
+    monkeypatch.setenv("HOLDFAST_TOKEN", str(served.token))
+    return ["--url", served.url]
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    return result.stdout
+
+
+def fails(*arguments: str, code: int = 1) -> str:
+    """One line on stderr, nothing on stdout."""
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip()
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def test_jobs(flags: list[str]) -> None:
+    lines = run("jobs", *flags).splitlines()
+    assert lines[0].split() == ["JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION"]
+    assert lines[1].split()[:4] == [JOB, NAME, "RUNNING", "2/2"]
+
+
+def test_jobs_as_json(flags: list[str]) -> None:
+    (job,) = json.loads(run("jobs", "--json", *flags))
+    assert (job["jid"], job["state"]) == (JOB, "RUNNING")
+
+
+def test_no_jobs(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.overviews = ()
+    assert run("jobs", *flags) == "no jobs\n"
+    assert json.loads(run("jobs", "--json", *flags)) == []
+
+
+def test_checkpoints(flags: list[str]) -> None:
+    output = run("checkpoints", NAME, *flags)
+    assert "COMPLETED" in output
+    assert "/state/chk-1" in output
+    assert "expired: took too long" in output
+    assert output.splitlines()[-1] == "2 completed, 1 failed, 1 in progress, 1 restored"
+    assert json.loads(run("checkpoints", NAME, "--json", *flags))["counts"]["completed"] == 2
+
+
+@pytest.mark.parametrize("job", [JOB, JOB[:1], JOB[:31], NAME])
+def test_a_job_is_named_by_id_beginning_or_name(flags: list[str], coordinator: FakeCoordinator, job: str) -> None:
+    run("cancel", "--no-wait", job, *flags)
+    assert ("cancel", JOB) in coordinator.calls
+
+
+def test_a_name_means_the_live_job(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.overviews = (make_overview("FINISHED", job_id="1" * 32, start_ms=9), make_overview())
+    run("cancel", "--no-wait", NAME, *flags)
+    assert ("cancel", JOB) in coordinator.calls
+
+
+def test_an_ambiguous_job_is_refused(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.overviews = (make_overview(job_id="a1" + "0" * 30), make_overview(job_id="a2" + "0" * 30, name="other"))
+    assert "stands for 2 jobs" in fails("cancel", "a", *flags, code=2)
+    assert coordinator.calls == []
+
+
+def test_an_unknown_job_is_an_error(flags: list[str]) -> None:
+    assert fails("checkpoints", "nothing", *flags) == "holdfast: no job 'nothing': `holdfast jobs` lists them [NotFoundError]"
+
+
+# ------------------------------------------------------------------------------------------------------------- acting
+
+
+def test_savepoint_waits_and_prints_the_location(flags: list[str], coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.SAVEPOINT, False, checkpoint_id=7, location="/sp/savepoint-7")
+    assert run("savepoint", NAME, "--target", "s3://bucket/sp", *flags) == "/sp/savepoint-7\n"
+    assert coordinator.calls[0][:5] == ("request_savepoint", JOB, "s3://bucket/sp", "CANONICAL", False)
+    assert json.loads(run("savepoint", NAME, "--json", *flags)) == {"job": JOB, "location": "/sp/savepoint-7"}
+
+
+def test_a_relative_target_means_the_callers_directory(
+    flags: list[str], coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.STOP_SAVEPOINT, False, location="/x")
+    run("stop", NAME, "--drain", "--target", "sp", *flags)
+    assert coordinator.calls[0][:4] == ("stop", JOB, str(tmp_path / "sp"), True)
+
+
+def test_a_failed_savepoint_is_an_error(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.trigger = TriggerView(
+        TRIGGER,
+        CheckpointKind.SAVEPOINT,
+        False,
+        failure="no savepoint directory:\nname one",
+        failure_reason="no_savepoint_directory",
+    )
+    assert fails("savepoint", NAME, *flags) == "holdfast: no savepoint directory: name one [CheckpointFailedError]"
+
+
+def test_a_savepoint_that_takes_too_long_is_an_error(flags: list[str]) -> None:
+    assert "no outcome within 0.0 s" in fails("savepoint", NAME, "--timeout", "0", *flags)
+
+
+def test_cancel_waits_for_the_end(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.state = "CANCELED"
+    assert run("cancel", NAME, *flags) == "CANCELED\n"
+    coordinator.state = "CANCELLING"
+    assert "still CANCELLING" in fails("cancel", NAME, "--timeout", "0.01", *flags)
+    assert json.loads(run("cancel", NAME, "--no-wait", "--json", *flags)) == {"job": JOB, "state": "CANCELLING"}
+
+
+# ------------------------------------------------------------------------------------------------------------- failing
+
+
+def test_a_typed_error_is_one_line(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.error = FencedError("a newer leader\nexists")
+    assert fails("checkpoints", JOB, *flags) == "holdfast: a newer leader exists [FencedError]"
+
+
+def test_a_wrong_token_is_one_line(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "not-the-token-at-all")
+    assert fails("jobs", *flags) == "holdfast: missing or wrong bearer token [AuthenticationError]"
+
+
+def test_nobody_there_is_one_line(flags: list[str]) -> None:
+    assert "can't reach the coordinator at http://127.0.0.1:9" in fails("jobs", "--url", "http://127.0.0.1:9")
+
+
+def test_which_coordinator_must_be_said(flags: list[str], tmp_path: Path) -> None:
+    assert "--url or --state-dir" in fails("jobs", code=2)
+    assert "holdfast serve" in fails("jobs", "--state-dir", str(tmp_path), code=2)
+
+
+@pytest.mark.parametrize("arguments", [["jobs", "--nonsense"], ["nonsense"], ["cancel"], ["serve", "--port", "x"]])
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "jobs", "checkpoints", "savepoint", "stop", "cancel", "inspect"])
+def test_every_command_has_help_and_json(command: str) -> None:
+    output = run(command, "--help")
+    assert "--json" in output
+
+
+def test_version() -> None:
+    assert run("--version").startswith("holdfast ")
+
+
+# --------------------------------------------------------------------------------------------------------------- bench
+
+
+def test_bench_runs_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "benchmarks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "run.py").write_text("import sys; sys.exit(3 if sys.argv[1:] == ['--only', 'W0'] else 4)")
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "api" / "cli.py"))
+    run("bench", "--only", "W0", code=3)
+
+
+def test_bench_without_a_checkout_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "api" / "cli.py"))
+    assert "source checkout" in fails("bench", code=2)
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(-1, "-"), (0, "0 B"), (1_023, "1023 B"), (1_536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 50, "5120.0 TiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert console.size_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [(-1, "-"), (0, "0 ms"), (999, "999 ms"), (1_000, "1.0 s"), (67_000, "1m 07s"), (7_380_000, "2h 03m"), (273_600_000, "3d 04h")],
+)
+def test_durations(duration_ms: int, text: str) -> None:
+    assert console.duration_text(duration_ms) == text
+
+
+def test_times() -> None:
+    assert console.time_text(0) == "1970-01-01 00:00:00Z"
+    assert console.time_text(-1) == "-"
+
+
+def test_json_of_what_columns_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    value: dict[str, Any] = {"bytes": b"\x01\xff", "path": Path("/x")}
+    console.show_json(value)
+    assert json.loads(capsys.readouterr().out) == {"bytes": "01ff", "path": "/x"}
