@@ -163,6 +163,10 @@ class Operator:
         """Further asynchronous work whose end the acknowledgement waits for (a sink making staged bytes durable)."""
         return None
 
+    def snapshot_storage(self) -> Storage | None:
+        """The storage that the flow of `snapshot_work` is about; None: the state directory."""
+        return None
+
     def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
         """Files outside the snapshot that the snapshot needs; listed in `_metadata`."""
         return ()

@@ -134,21 +134,26 @@ class SubtaskSnapshots:
         self._store(running, barrier)
 
     def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
-        """Operators' own work first (it is in the state directory), then state, which a savepoint keeps elsewhere."""
+        """Operators' own work first, storage by storage, then state, which a savepoint keeps in a storage of its own."""
         storage, folder = resolve_folder(barrier.folder, self._storage)
+        flows: list[tuple[Storage, Flow[Any]]] = []
+        for part in running.parts:
+            if part.work is not None:
+                flows.append((part.node.operator.snapshot_storage() or self._storage, part.work))
+        flows.append((storage, self._state_flow(running, barrier, folder)))
+        self._run_in_turn(running, flows)
 
-        def store_state(_: Any, error: BaseException | None) -> None:
-            if error is not None or running.token.cancelled:
-                self._ended(running, None, error)
-                return
-            flow = self._state_flow(running, barrier, folder)
-            self._pool.submit_flow(flow, storage, lambda result, failure: self._ended(running, result, failure), running.token)
+    def _run_in_turn(self, running: _RunningSnapshot, flows: list[tuple[Storage, Flow[Any]]]) -> None:
+        """One flow after the other; the last one's result is the states."""
+        (storage, flow), rest = flows[0], flows[1:]
 
-        works = [part.work for part in running.parts if part.work is not None]
-        if works:
-            self._pool.submit_flow(_in_turn(works), self._storage, store_state, running.token)
-        else:
-            store_state(None, None)
+        def done(result: Any, error: BaseException | None) -> None:
+            if rest and error is None and not running.token.cancelled:
+                self._run_in_turn(running, rest)
+            else:
+                self._ended(running, None if rest else result, error)
+
+        self._pool.submit_flow(flow, storage, done, running.token)
 
     def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
         context = node.context
@@ -240,11 +245,6 @@ class SubtaskSnapshots:
 
     def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
         self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, message))
-
-
-def _in_turn(flows: list[Flow[Any]]) -> Flow[None]:
-    for flow in flows:
-        yield from flow
 
 
 def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:

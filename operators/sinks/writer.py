@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from barriers.elements import Batch
 from operators.base import Operator, OperatorContext, Output
 from operators.sinks.manifest import LOG_VERSION, Committable, FileName, SinkPaths, SinkSettings, StagedFile, job_tag, nonce_tag
-from statebackends.storage.operations import Flow, WriteFile
+from statebackends.storage.operations import Flow, Storage, WriteFile
 
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])
 
@@ -103,6 +103,9 @@ class ParquetSinkWriter(Operator):
         # A write that failed or still runs for an earlier checkpoint is part of this one: its rows are in front of the cut.
         self._writes = [write for write in self._writes if not write.durable]
         return self._write_all(list(self._writes)) if self._writes else None
+
+    def snapshot_storage(self) -> Storage:
+        return self._storage
 
     @staticmethod
     def _write_all(writes: list[_StagedWrite]) -> Flow[None]:
