@@ -22,6 +22,7 @@ from coordinator.records import (
     SubmissionRecord,
 )
 from statebackends.errors import CorruptStateError
+from statebackends.metadata import decode_metadata
 
 
 class CheckpointFact(StrEnum):
@@ -39,8 +40,9 @@ class Completed(msgspec.Struct, frozen=True):
     """A `_metadata` that is a snapshot itself."""
 
     checkpoint_id: int
-    kind: CheckpointKind
     timestamp_ms: int
+    size: int = 0
+    """Bytes of state, full."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -52,33 +54,31 @@ class Unreadable(msgspec.Struct, frozen=True):
 Decision: TypeAlias = Completed | SavepointRecord | AbortRecord | Unreadable
 
 
-class _SnapshotHeader(msgspec.Struct):
-    """The few fields of a snapshot's `_metadata` that the register needs."""
-
-    checkpoint_id: int
-    timestamp_ms: int = 0
-    kind: CheckpointKind = CheckpointKind.CHECKPOINT
-
-
 class _Tag(msgspec.Struct):
     decision: str | None = None
 
 
-def decode_decision(content: bytes) -> Decision:
-    """Which way an id was decided; never raises."""
+_SNAPSHOT_START = b'{"format":'
+
+
+def decode_decision(content: bytes, path: str = "_metadata") -> Decision:
+    """Which way an id was decided; never raises. What is no record of ours is taken for a damaged snapshot."""
+    if content.startswith(_SNAPSHOT_START):
+        try:
+            metadata = decode_metadata(content, path)
+        except CorruptStateError as error:
+            return Unreadable(error.message)
+        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size)
     try:
         match msgspec.json.decode(content, type=_Tag).decision:
             case "aborted":
                 return msgspec.json.decode(content, type=AbortRecord)
             case "savepoint":
                 return msgspec.json.decode(content, type=SavepointRecord)
-            case None:
-                header = msgspec.json.decode(content, type=_SnapshotHeader)
-                return Completed(header.checkpoint_id, header.kind, header.timestamp_ms)
             case other:
-                return Unreadable(f"unknown decision {other!r}")
+                return Unreadable(f"{path} is neither a snapshot nor a decision: {other!r}")
     except msgspec.MsgspecError as error:
-        return Unreadable(str(error))
+        return Unreadable(f"{path}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ class RecordedJob:
 
 def derive_checkpoint(checkpoint_id: int, claim: ClaimRecord | None, metadata: bytes | None) -> RecordedCheckpoint:
     """The register of one id from its two objects."""
-    return RecordedCheckpoint(checkpoint_id, claim, None if metadata is None else decode_decision(metadata))
+    path = f"chk-{checkpoint_id}/_metadata"
+    return RecordedCheckpoint(checkpoint_id, claim, None if metadata is None else decode_decision(metadata, path))
 
 
 def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> RestorePoint | None:

@@ -1,0 +1,149 @@
+"""The tasks of one attempt: states, timestamps, metrics. It applies reports and answers questions; it decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from barriers.jobgraph import JobGraph
+from barriers.messages import SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
+from coordinator.views import SubtaskView, VertexView
+
+_RANK = {
+    TaskState.CREATED: 0,
+    TaskState.SCHEDULED: 1,
+    TaskState.DEPLOYING: 2,
+    TaskState.INITIALIZING: 3,
+    TaskState.RUNNING: 4,
+    TaskState.CANCELING: 5,
+    TaskState.FINISHED: 6,
+    TaskState.CANCELED: 6,
+    TaskState.FAILED: 6,
+}
+"""A task's states only ever rise: a report that was overtaken by a later one changes nothing."""
+
+_TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
+
+
+class _Task:
+    __slots__ = ("drained", "metrics", "state", "timestamps")
+
+    def __init__(self, key: SubtaskKey) -> None:
+        self.state = TaskState.CREATED
+        self.drained = False
+        self.timestamps: dict[TaskState, int] = {}
+        self.metrics = SubtaskMetrics(key.vertex, key.subtask)
+
+
+class Execution:
+    """Subtask i of every vertex runs in slot i."""
+
+    def __init__(self, attempt: int, graph: JobGraph) -> None:
+        self.attempt = attempt
+        self._graph = graph
+        self._tasks = {
+            SubtaskKey(vertex.vertex_id, subtask): _Task(SubtaskKey(vertex.vertex_id, subtask))
+            for vertex in graph.vertices
+            for subtask in range(vertex.parallelism)
+        }
+
+    @property
+    def tasks(self) -> frozenset[SubtaskKey]:
+        return frozenset(self._tasks)
+
+    def states(self) -> tuple[tuple[SubtaskKey, TaskState], ...]:
+        return tuple((key, task.state) for key, task in sorted(self._tasks.items()))
+
+    def enter_all(self, state: TaskState, wall_ms: int) -> None:
+        for task in self._tasks.values():
+            self._enter(task, state, wall_ms)
+
+    def apply(self, status: SubtaskStatus, wall_ms: int) -> bool:
+        """Take a report; False if it changes nothing (another attempt, unknown, repeated, or overtaken)."""
+        task = self._tasks.get(SubtaskKey(status.vertex, status.subtask))
+        if task is None or status.attempt != self.attempt:
+            return False
+        drained = status.drained and not task.drained
+        task.drained = task.drained or status.drained
+        return self._enter(task, status.state, wall_ms) or drained
+
+    def lose(self, slot: int, wall_ms: int) -> None:
+        """The process of a slot is gone: its tasks will not report again."""
+        for key, task in self._tasks.items():
+            if key.subtask == slot:
+                self._enter(task, TaskState.CANCELED, wall_ms)
+
+    def measure(self, metrics: Iterable[SubtaskMetrics]) -> None:
+        for entry in metrics:
+            task = self._tasks.get(SubtaskKey(entry.vertex, entry.subtask))
+            if task is not None:
+                task.metrics = entry
+
+    @property
+    def all_running(self) -> bool:
+        return all(task.state is TaskState.RUNNING for task in self._tasks.values())
+
+    @property
+    def all_finished(self) -> bool:
+        return all(task.state is TaskState.FINISHED for task in self._tasks.values())
+
+    @property
+    def all_drained(self) -> bool:
+        return all(task.drained and task.state is TaskState.RUNNING for task in self._tasks.values())
+
+    @property
+    def all_terminal(self) -> bool:
+        return all(task.state in _TERMINAL for task in self._tasks.values())
+
+    def has_reported(self, slot: int) -> bool:
+        """Every task of the slot is at least initializing."""
+        return all(_RANK[task.state] >= 3 for key, task in self._tasks.items() if key.subtask == slot)
+
+    def counts(self) -> Mapping[TaskState, int]:
+        return Counter(task.state for task in self._tasks.values())
+
+    def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:
+        return tuple(self._vertex_view(vertex.vertex_id, hosts) for vertex in self._graph.vertices)
+
+    def _vertex_view(self, vertex_id: str, hosts: Mapping[int, str]) -> VertexView:
+        vertex = self._graph.vertex(vertex_id)
+        keys = [SubtaskKey(vertex_id, subtask) for subtask in range(vertex.parallelism)]
+        subtasks = tuple(self._subtask_view(key, hosts.get(key.subtask, "")) for key in keys)
+        states = [subtask.state for subtask in subtasks]
+        state = TaskState.FAILED if TaskState.FAILED in states else min(states, key=lambda entry: _RANK[entry])
+        starts = [subtask.start_ms for subtask in subtasks if subtask.start_ms >= 0]
+        ended = all(entry in _TERMINAL for entry in states)
+        return VertexView(
+            vertex_id=vertex_id,
+            name=vertex.name,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            state=state,
+            start_ms=min(starts, default=-1),
+            end_ms=max((subtask.end_ms for subtask in subtasks), default=-1) if ended else -1,
+            task_counts=Counter(states),
+            subtasks=subtasks,
+        )
+
+    def _subtask_view(self, key: SubtaskKey, host: str) -> SubtaskView:
+        task = self._tasks[key]
+        return SubtaskView(
+            vertex=key.vertex,
+            subtask=key.subtask,
+            state=task.state,
+            attempt=self.attempt,
+            host=host,
+            start_ms=task.timestamps.get(TaskState.DEPLOYING, -1),
+            end_ms=max((at for state, at in task.timestamps.items() if state in _TERMINAL), default=-1),
+            timestamps=dict(task.timestamps),
+            drained=task.drained,
+            metrics=task.metrics,
+        )
+
+    @staticmethod
+    def _enter(task: _Task, state: TaskState, wall_ms: int) -> bool:
+        if _RANK[state] <= _RANK[task.state]:
+            return False
+        task.state = state
+        task.timestamps[state] = wall_ms
+        return True

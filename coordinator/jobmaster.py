@@ -1,0 +1,334 @@
+"""CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
+
+It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
+job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import assert_never
+
+from barriers.messages import (
+    AckAnswers,
+    AckStatus,
+    Answerable,
+    CancelTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    Registered,
+    TriggerCheckpoint,
+)
+from coordinator import events as on
+from coordinator import jobevents as job
+from coordinator.events import CheckpointRequest
+from coordinator.incidents import Incident
+from coordinator.jobevents import Action, Event, JobSetup, JobState
+from coordinator.lifecycle import Lifecycle
+from coordinator.machine import CheckpointCoordinator
+from coordinator.slots import Slot, Verdict
+from coordinator.triggers import TriggerRegister
+from coordinator.workforce import JobTurn, Workforce
+from statebackends.errors import FencedError, HoldfastError, StorageUnavailableError
+
+
+class JobMaster:
+    """`now_ms` is monotonic, `wall_ms` is what users are shown; both only ever come in with an event."""
+
+    def __init__(self, setup: JobSetup, *, rng: random.Random) -> None:
+        self.setup = setup
+        self._rng = rng
+        self._turn = JobTurn()
+        self.coordinator = CheckpointCoordinator(
+            setup.job_id,
+            setup.graph.config,
+            rng=rng,
+            next_checkpoint_id=setup.next_checkpoint_id,
+            completed=setup.completed,
+            aborted=setup.aborted,
+            pinned=setup.base.checkpoint_id if setup.base is not None else 0,
+        )
+        self.workforce = Workforce(setup, rng, self._turn)
+        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn)
+        self.triggers = TriggerRegister(setup.triggers)
+        self._source_slots = max(vertex.parallelism for vertex in setup.graph.vertices if vertex.is_source)
+
+    @property
+    def state(self) -> JobState:
+        return self.lifecycle.state
+
+    def next_deadline_ms(self) -> int | None:
+        """When DeadlineReached is due; None once nothing is led from here."""
+        if self.state is JobState.SUSPENDED:
+            return None
+        times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms()]
+        if not self.state.is_terminal:
+            times.append(self.workforce.next_deadline_ms())
+        return min((time for time in times if time is not None), default=None)
+
+    def handle(self, event: Event, *, now_ms: int, wall_ms: int) -> list[Action]:
+        """Take one event; returns what is to be done, in order."""
+        out: list[Action] = []
+        self._turn.now_ms, self._turn.wall_ms, self._turn.out = now_ms, wall_ms, out
+        if self.state is JobState.SUSPENDED:
+            self._refuse_suspended(event)
+            return out
+        self._dispatch(event)
+        self._settle()
+        return out
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case job.AckBatchReceived():
+                self._call(event.ticket, lambda: self._acks(event))
+            case job.RegistrationReceived():
+                self._call(event.ticket, lambda: self._register(event))
+            case job.StatesReceived():
+                self._call(event.ticket, lambda: self._states(event))
+            case job.HeartbeatReceived():
+                self._call(event.ticket, lambda: self._heartbeat(event))
+            case job.StreamOpened():
+                self._call(event.ticket, lambda: self._open_stream(event))
+            case job.StreamClosed():
+                self.workforce.close_stream(event.slot, event.session)
+            case job.SnapshotRequested():
+                self._call(event.ticket, lambda: self._request(event))
+            case job.CancelRequested():
+                self._call(event.ticket, self._cancel)
+            case job.SuspendRequested():
+                self.lifecycle.suspend(event.ticket, event.reason)
+            case on.DeadlineReached():
+                self._pass_on(event)
+                for slot in self.workforce.expire():
+                    self.lifecycle.lose(slot, f"WorkerLost: nothing was heard from the worker in slot {slot.index}")
+            case (
+                job.JobStarted()
+                | job.LeadershipEnded()
+                | job.AttemptPrepared()
+                | job.AttemptTaken()
+                | job.AttemptDelayed()
+                | job.AttemptImpossible()
+                | job.ResultWritten()
+                | job.ResultFailed()
+            ):
+                self._lifecycle_event(event)
+            case _:
+                self._pass_on(event)
+
+    def _lifecycle_event(
+        self,
+        event: job.JobStarted
+        | job.LeadershipEnded
+        | job.AttemptPrepared
+        | job.AttemptTaken
+        | job.AttemptDelayed
+        | job.AttemptImpossible
+        | job.ResultWritten
+        | job.ResultFailed,
+    ) -> None:
+        match event:
+            case job.JobStarted():
+                self.lifecycle.start()
+            case job.LeadershipEnded():
+                self.lifecycle.stop_leading(event.reason)
+            case job.AttemptPrepared():
+                self.lifecycle.next.prepared(event)
+            case job.AttemptTaken():
+                self.lifecycle.next.taken(event)
+            case job.AttemptDelayed():
+                if not self.lifecycle.next.delayed(event):
+                    self.lifecycle.impossible(HoldfastError(event.message))
+            case job.AttemptImpossible():
+                self.lifecycle.impossible(event.error)
+            case job.ResultWritten():
+                self.lifecycle.result_written(event)
+            case job.ResultFailed():
+                self.lifecycle.result_failed()
+            case _:
+                assert_never(event)
+
+    def _settle(self) -> None:
+        """Let both parts react to each other until nothing changes."""
+        while True:
+            self.lifecycle.advance()
+            events = self.lifecycle.take_events()
+            if not events:
+                return
+            for event in events:
+                self._pass_on(event)
+
+    # --------------------------------------------------------------------------------------------- calls from outside
+
+    def _call(self, ticket: int, handler: job.Handler) -> None:
+        """Answer a call exactly once. An error is data here: the caller gets it, the machine goes on."""
+        try:
+            value = handler()
+        except HoldfastError as error:
+            self._turn.out.append(job.Refuse(ticket, error))
+        else:
+            if value is not job.LATER:
+                self._turn.out.append(job.Answer(ticket, value))
+
+    def _refuse_suspended(self, event: Event) -> None:
+        ticket = getattr(event, "ticket", None)
+        if isinstance(ticket, int):
+            message = f"job {self.setup.job_id} is not led from here any more: {self.lifecycle.failure}"
+            self._turn.out.append(job.Refuse(ticket, StorageUnavailableError(message, job=self.setup.job_id)))
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.setup.epoch:
+            message = f"epoch {self.setup.epoch} leads job {self.setup.job_id}, the message is for {epoch}"
+            raise FencedError(message, held=epoch, newer=self.setup.epoch)
+
+    def _acks(self, event: job.AckBatchReceived) -> AckAnswers:
+        batch = event.batch
+        self._check_epoch(batch.epoch)
+        self.workforce.current(batch.slot, batch.session)
+        answers = self._feed(batch.items)
+        attempt = self.lifecycle.attempt
+        if batch.items and all(item.attempt < attempt for item in batch.items):
+            raise FencedError(f"attempt {attempt} runs: acknowledgements of older ones are discarded", attempt=attempt)
+        return AckAnswers(self.setup.epoch, answers)
+
+    def _feed(self, items: Sequence[Answerable]) -> tuple[AckStatus, ...]:
+        """Give acknowledgements to the checkpoint coordinator; one answer each."""
+        answers: tuple[AckStatus, ...] = ()
+        actions = self.coordinator.handle(on.AcksReceived(tuple(items)), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        for action in actions:
+            if isinstance(action, on.AnswerAcks):
+                answers = action.answers
+            else:
+                self._perform(action)
+        return answers if answers else (AckStatus.UNKNOWN,) * len(items)
+
+    def _states(self, event: job.StatesReceived) -> None:
+        self._check_epoch(event.batch.epoch)
+        slot = self.workforce.current(event.batch.slot, event.batch.session)
+        self.lifecycle.report(slot, event.batch.subtasks)
+
+    def _heartbeat(self, event: job.HeartbeatReceived) -> int:
+        self.workforce.current(event.message.slot, event.message.session)
+        execution = self.lifecycle.execution
+        if execution is not None and event.message.attempt == execution.attempt:
+            execution.measure(event.message.metrics)
+        return self.setup.epoch
+
+    def _open_stream(self, event: job.StreamOpened) -> object:
+        """Answered before any command is delivered: the caller must have its stream first."""
+        commands = self.workforce.open_stream(event.slot, event.session, event.after)
+        self._turn.out.append(job.Answer(event.ticket, commands))
+        return job.LATER
+
+    def _cancel(self) -> None:
+        if not self.state.is_terminal:
+            self.lifecycle.end(JobState.CANCELED, "")
+
+    def _request(self, event: job.SnapshotRequested) -> str:
+        """Idempotent by trigger id."""
+        if not self.triggers.begin(event.trigger_id, event.kind, cancel=event.cancel):
+            return event.trigger_id
+        folder = None
+        if event.target is not None:
+            nonce = f"{self._rng.getrandbits(48):012x}"
+            folder = f"{event.target.rstrip('/')}/savepoint-{self.setup.job_id[:6]}-{nonce}"
+        request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain)
+        self._pass_on(on.CheckpointRequested(request))
+        return event.trigger_id
+
+    # --------------------------------------------------------------------------------------------------- registration
+
+    def _register(self, event: job.RegistrationReceived) -> Registered:
+        """A full snapshot of a worker in, the full desired state out."""
+        message = event.message
+        if self.state.is_terminal:
+            raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
+        verdict = self.workforce.judge(message)
+        if message.attempt > self.lifecycle.attempt:
+            raise FencedError(f"attempt {message.attempt} is newer than any known here", attempt=self.lifecycle.attempt)
+        slot = self.workforce.slots[message.slot]
+        if verdict is Verdict.SUCCESSOR:
+            self.lifecycle.lose(slot, f"WorkerSuperseded: a new process holds slot {slot.index}")
+        slot = self.workforce.take(message)
+        self._check_attempt(slot, message.attempt, verdict)
+        self.lifecycle.report(slot, message.subtasks)
+        answers = self._feed(message.unanswered) if message.unanswered else ()
+        self._settle()
+        return self._desired_state(slot, message.attempt, answers)
+
+    def _check_attempt(self, slot: Slot, attempt: int, verdict: Verdict) -> None:
+        """A process that can't be running the attempt, and was not given it here, makes the job fail over."""
+        if not self.lifecycle.is_deployed or attempt == self.lifecycle.attempt:
+            return
+        if verdict is Verdict.RECONNECT and slot.index in self.lifecycle.next.deployments:
+            return  # its deployment was lost on the way: the answer repeats it
+        self.lifecycle.lose(slot, f"WorkerRestarted: the process in slot {slot.index} does not run attempt {self.lifecycle.attempt}")
+
+    def _desired_state(self, slot: Slot, running: int, answers: tuple[AckStatus, ...]) -> Registered:
+        lifecycle, config = self.lifecycle, self.setup.graph.config
+        deployed = lifecycle.is_deployed
+        runs_it = deployed and running == lifecycle.attempt
+        restored = lifecycle.restore_point
+        if runs_it:
+            for trigger in self.coordinator.triggers_to_repeat():
+                self._trigger(slot, trigger)
+        elif self.state in (JobState.CANCELLING, JobState.FAILING):
+            self.workforce.send(slot, CancelTasks(lifecycle.attempt))
+        return Registered(
+            epoch=self.setup.epoch,
+            session=slot.session,
+            attempt=lifecycle.attempt,
+            deployment=lifecycle.next.deployments.get(slot.index) if deployed and not runs_it else None,
+            newest_completed=restored.checkpoint_id if restored is not None else 0,
+            live_checkpoints=self.coordinator.live_ids,
+            heartbeat_interval_ms=config.heartbeat_interval_ms,
+            heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+            answers=answers,
+            finish=lifecycle.finishing if runs_it and lifecycle.finish_sent else 0,
+        )
+
+    # --------------------------------------------------------------------------- what the checkpoint coordinator wants
+
+    def _pass_on(self, event: on.Event) -> None:
+        for action in self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms):
+            self._perform(action)
+
+    def _perform(self, action: on.Action) -> None:
+        match action:
+            case on.SendTriggers():
+                for slot in self.workforce.slots:
+                    self._trigger(slot, action)
+            case on.NotifyComplete():
+                self.workforce.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
+            case on.NotifyAborted():
+                self.workforce.broadcast(
+                    NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed)
+                )
+            case on.FailJob():
+                error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
+                self.lifecycle.fail_over(Incident(error))
+            case on.CompleteRequest():
+                self.lifecycle.request_ended(action)
+                if self.triggers.end(action):
+                    self.lifecycle.end(JobState.CANCELED, "")
+            case on.LoseLeadership():
+                self.lifecycle.stop_leading(action.message)
+            case on.AnswerAcks():
+                pass  # acknowledgements go through _feed, which answers its caller
+            case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | on.DiscardState() | on.DropCheckpoint():
+                self._turn.out.append(action)
+            case _:
+                assert_never(action)
+
+    def _trigger(self, slot: Slot, trigger: on.SendTriggers) -> None:
+        """Only processes with a source are told; everybody else hears by barriers."""
+        if slot.index >= self._source_slots:
+            return
+        command = TriggerCheckpoint(
+            attempt=trigger.attempt,
+            checkpoint_id=trigger.checkpoint_id,
+            timestamp_ms=trigger.timestamp_ms,
+            kind=trigger.request.kind,
+            folder=trigger.folder,
+            drain=trigger.request.drain,
+        )
+        self.workforce.send(slot, command)

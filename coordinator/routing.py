@@ -1,0 +1,67 @@
+"""One storage port over the state directory and the places of savepoints: operations on absolute paths go where they point.
+
+Lets one flow decide an id in the job's directory and write into a savepoint's folder anywhere. It performs nothing itself."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from statebackends.storage import is_absolute_folder, resolve_folder
+from statebackends.storage.operations import (
+    DeleteFolder,
+    LinkFile,
+    ListFiles,
+    ListFolder,
+    Operation,
+    Storage,
+)
+
+STORAGES_MAX = 64
+"""Foreign roots kept open; the oldest is forgotten."""
+
+
+class RoutedStorage:
+    """Implements `operations.Storage`. A relative path is in the default storage, an absolute one in a storage of its own."""
+
+    def __init__(self, default: Storage) -> None:
+        self._default = default
+        self._storages: dict[str, Storage] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def root(self) -> str:
+        return self._default.root
+
+    def resolve(self, folder: str) -> tuple[Storage, str]:
+        """Storage and relative folder of a snapshot; the same storage object for the same root."""
+        storage, relative = resolve_folder(folder, self._default)
+        if storage is self._default:
+            return storage, relative
+        with self._lock:
+            known = self._storages.setdefault(storage.root, storage)
+            while len(self._storages) > STORAGES_MAX:
+                del self._storages[next(iter(self._storages))]
+        return known, relative
+
+    def execute(self, operation: Operation) -> Any:
+        """Perform one operation where its path points; listed paths come back in the form that was asked for."""
+        if isinstance(operation, LinkFile):
+            return self._default.execute(operation)
+        if isinstance(operation, ListFiles | ListFolder | DeleteFolder):
+            return self._on_folder(operation)
+        if not is_absolute_folder(operation.path):
+            return self._default.execute(operation)
+        folder, _, name = operation.path.rpartition("/")
+        storage, relative = self.resolve(folder)
+        return storage.execute(replace(operation, path=f"{relative}/{name}"))
+
+    def _on_folder(self, operation: ListFiles | ListFolder | DeleteFolder) -> Any:
+        if not is_absolute_folder(operation.prefix):
+            return self._default.execute(operation)
+        storage, relative = self.resolve(operation.prefix)
+        result = storage.execute(replace(operation, prefix=relative))
+        if isinstance(operation, ListFiles):
+            return [operation.prefix + path.removeprefix(relative) for path in result]
+        return result

@@ -1,0 +1,207 @@
+"""CORE, part of the job master: the slots of a job, their leases, and the commands on their way.
+
+It says which processes may serve, which are gone, and numbers what is sent to them; what they are told, it does not decide."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from barriers.messages import NumberedCommand, RegisterWorker, ShutdownWorker, WorkerCommand
+from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
+from coordinator.slots import Slot, Verdict, judge_registration
+from coordinator.views import WorkerView
+from statebackends.errors import FencedError, NotFoundError, StateDirectoryNotSharedError
+
+STREAM_GRACE_MS = 1_000
+"""How long a worker whose stream closed may take to come back before it counts as lost."""
+
+LIVENESS_GRACE_MS = 1_000
+"""How long a failover waits for a sign of life from a process that holds a slot: its stream may still seem open."""
+
+
+@dataclass(slots=True)
+class JobTurn:
+    """The event being handled: its time, and the actions so far. Shared by the parts of one job master."""
+
+    now_ms: int = 0
+    wall_ms: int = 0
+    out: list[Action] = field(default_factory=list)
+
+
+class Workforce:
+    """Slots 0 .. count-1."""
+
+    def __init__(self, setup: JobSetup, rng: random.Random, turn: JobTurn) -> None:
+        self._job_id = setup.job_id
+        self._epoch = setup.epoch
+        self._submission = setup.submission
+        self._directory_nonce = setup.directory_nonce
+        self._config = setup.graph.config
+        self._rng = rng
+        self._turn = turn
+        self.slots = tuple(Slot(index) for index in range(setup.graph.slots_required))
+        self._liveness_until_ms: int | None = None
+
+    # --------------------------------------------------------------------------------------------------- registration
+
+    def judge(self, message: RegisterWorker) -> Verdict:
+        """Whether a process may hold its slot. Raises NotFoundError, FencedError or StateDirectoryNotSharedError."""
+        if not 0 <= message.slot < len(self.slots):
+            raise NotFoundError(f"job {self._job_id} has slots 0..{len(self.slots) - 1}, not {message.slot}", slot=message.slot)
+        slot = self.slots[message.slot]
+        if message.submission != self._submission:
+            raise FencedError(
+                f"slot {message.slot}: submission {self._submission} of job {self._job_id} runs, not {message.submission}",
+                held=message.submission,
+                newer=self._submission,
+            )
+        if message.directory_nonce.strip() != self._directory_nonce:
+            raise StateDirectoryNotSharedError(
+                f"the worker in slot {message.slot} on {message.host} does not see the coordinator's state directory",
+                slot=message.slot,
+                host=message.host,
+            )
+        verdict = judge_registration(slot.holder or slot.last_holder, message, connected=slot.connected)
+        if verdict is Verdict.STALE:
+            raise FencedError(
+                f"slot {message.slot}: a newer process than task attempt {message.task_attempt} holds it",
+                held=message.task_attempt,
+                slot=message.slot,
+            )
+        return Verdict.FIRST if slot.holder is None else verdict
+
+    def take(self, message: RegisterWorker) -> Slot:
+        """Give the slot to a process; its older session ends, and an older process is told to leave."""
+        slot = self.slots[message.slot]
+        if slot.outbox is not None:
+            if slot.holder is not None and slot.holder.nonce != message.nonce:
+                self.send(slot, ShutdownWorker("superseded by a newer process in the same slot"))
+            self._turn.out.append(CloseStream(slot.index, slot.session))
+        slot.take(message, f"{self._rng.getrandbits(64):016x}", self._epoch)
+        slot.touch(self._turn.now_ms, self._turn.wall_ms)
+        return slot
+
+    def current(self, index: int, session: str) -> Slot:
+        """The slot of a session, noted as alive. Raises FencedError unless the session is the slot's current one."""
+        if not 0 <= index < len(self.slots):
+            raise NotFoundError(f"job {self._job_id} has no slot {index}", slot=index)
+        slot = self.slots[index]
+        if not session or slot.session != session:
+            raise FencedError(f"session {session!r} of slot {index} is over: register again", slot=index, session=session)
+        slot.touch(self._turn.now_ms, self._turn.wall_ms)
+        if slot.lost_at_ms is not None:
+            slot.lost_at_ms = self._turn.now_ms + STREAM_GRACE_MS
+        return slot
+
+    # -------------------------------------------------------------------------------------------------------- streams
+
+    def open_stream(self, index: int, session: str, after: int) -> tuple[NumberedCommand, ...]:
+        """Commands behind number `after`. Raises FencedError when the session is over or lost commands."""
+        slot = self.current(index, session)
+        assert slot.outbox is not None
+        commands = slot.outbox.resume(after)
+        if commands is None:
+            raise FencedError(f"commands behind {after} of slot {index} are gone: register again", slot=index, session=session)
+        slot.connected = True
+        slot.lost_at_ms = None
+        return commands
+
+    def close_stream(self, index: int, session: str) -> None:
+        """The stream of a session ended: the worker has a short time to come back."""
+        slot = self.slots[index]
+        if slot.session == session and slot.holder is not None:
+            slot.connected = False
+            slot.lost_at_ms = self._turn.now_ms + STREAM_GRACE_MS
+
+    def send(self, slot: Slot, command: WorkerCommand) -> None:
+        """Number a command and put it on the open stream; without a session it is not needed: registration tells all."""
+        numbered = slot.send(command)
+        if numbered is not None and slot.connected:
+            self._turn.out.append(Deliver(slot.index, slot.session, (numbered,)))
+
+    def broadcast(self, command: WorkerCommand) -> None:
+        for slot in self.slots:
+            self.send(slot, command)
+
+    def close_all(self) -> None:
+        """End every session."""
+        for slot in self.slots:
+            if slot.outbox is not None:
+                self._turn.out.append(CloseStream(slot.index, slot.session))
+
+    # --------------------------------------------------------------------------------------------------------- leases
+
+    def expire(self) -> list[Slot]:
+        """Slots whose process counts as lost from now on."""
+        lost = [slot for slot in self.slots if slot.holder is not None and self._deadline_of(slot) <= self._turn.now_ms]
+        for slot in lost:
+            if slot.outbox is not None:
+                self._turn.out.append(CloseStream(slot.index, slot.session))
+            slot.release()
+        return lost
+
+    def forget_signs_of_life(self) -> None:
+        """A failover began: a slot serves the next attempt once something comes from it, or the grace is over."""
+        for slot in self.slots:
+            slot.heard = False
+        self._liveness_until_ms = self._turn.now_ms + LIVENESS_GRACE_MS
+
+    def all_ready(self) -> bool:
+        """Every slot is held by a process that may be given an attempt."""
+        waited = self._liveness_until_ms is None or self._turn.now_ms >= self._liveness_until_ms
+        return all(slot.is_ready and (slot.heard or waited) for slot in self.slots)
+
+    def missing(self) -> list[int]:
+        return [slot.index for slot in self.slots if slot.holder is None]
+
+    def next_deadline_ms(self) -> int | None:
+        times = list(self._deadlines())
+        return min(times, default=None)
+
+    def _deadlines(self) -> Iterator[int]:
+        for slot in self.slots:
+            if slot.holder is not None:
+                yield self._deadline_of(slot)
+        if self._liveness_until_ms is not None:
+            if self._turn.now_ms < self._liveness_until_ms:
+                yield self._liveness_until_ms
+            else:
+                self._liveness_until_ms = None
+
+    def _deadline_of(self, slot: Slot) -> int:
+        lease = slot.last_seen_ms + self._config.heartbeat_timeout_ms
+        return lease if slot.lost_at_ms is None else min(lease, slot.lost_at_ms)
+
+    # ---------------------------------------------------------------------------------------------------------- views
+
+    @property
+    def registered(self) -> int:
+        return sum(slot.holder is not None for slot in self.slots)
+
+    def addresses(self) -> dict[int, str]:
+        """Slot -> data address of the process that holds it."""
+        return {slot.index: slot.holder.data_address for slot in self.slots if slot.holder is not None}
+
+    def hosts(self) -> dict[int, str]:
+        return {slot.index: slot.last_holder.host for slot in self.slots if slot.last_holder is not None}
+
+    def views(self) -> tuple[WorkerView, ...]:
+        return tuple(_view(slot) for slot in self.slots)
+
+
+def _view(slot: Slot) -> WorkerView:
+    known = slot.holder or slot.last_holder
+    return WorkerView(
+        slot=slot.index,
+        registered=slot.holder is not None,
+        connected=slot.connected,
+        pid=known.pid if known is not None else -1,
+        host=known.host if known is not None else "",
+        data_address=known.data_address if known is not None else "",
+        nonce=known.nonce if known is not None else "",
+        task_attempt=known.task_attempt if known is not None else -1,
+        session=slot.session,
+        last_seen_ms=slot.last_seen_wall_ms if known is not None else -1,
+    )
