@@ -6,7 +6,7 @@ DataFrame. What a failed or repeated task left is named by no manifest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -80,13 +80,24 @@ def materialise(
             return sealed
     writer = uuid4().hex
     folder = path.rsplit("/", 1)[0]
-    rows = dataframe.mapInArrow(_chunk_writer(storage_root, f"{folder}/{writer}", schema), _REPORT).collect()
+    rows = _map_in_arrow(dataframe, _chunk_writer(storage_root, f"{folder}/{writer}", schema), _REPORT).collect()
     files = sorted(((row.partition, row.sequence), row) for row in rows)
     if len({key for key, _ in files}) != len(files):
         raise InvariantError(f"source {uid}: Spark reported a chunk of its input twice")
     chunks = [ChunkFile(f"{writer}/{row.name}", 0, row.rows, row.length, row.checksum) for _, row in files]
     run_flow(seal_flow(path, make_manifest(schema, chunks, writer)), storage)
     return path
+
+
+def _map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: str) -> DataFrame:
+    """DataFrame.mapInArrow without its needless check for pandas, and for column names with dots in them."""
+    from pyspark.sql import DataFrame as ClassicDataFrame
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    udf = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    columns = [dataframe["`" + name.replace("`", "``") + "`"] for name in dataframe.columns]
+    return ClassicDataFrame(dataframe._jdf.mapInArrow(udf(*columns)._jc, False, None), dataframe.sparkSession)
 
 
 def _chunk_writer(

@@ -1,0 +1,108 @@
+"""What travels to the executors: our packages as a zip of compiled modules, and the user's modules by value.
+
+A worker imports only statebackends, barriers and operators. Thirty `.py` files in a zip cost every fresh worker 275 ms of
+compilation; as `.pyc` 12 ms."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import marshal
+import os
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import ModuleType
+
+import cloudpickle
+import xxhash
+
+from statebackends.errors import PackageShadowedError
+
+WORKER_PACKAGES = ("statebackends", "barriers", "operators")
+_OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", "holdfast")
+_TIMESTAMP = (2020, 1, 1, 0, 0, 0)
+"""Of every entry, so that the same code gives the same bytes."""
+
+
+def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
+    """A zip of the packages' modules, compiled for this interpreter; works from a checkout, a wheel or a zip."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in packages:
+            for name, code in sorted(_modules(files(package), package)):
+                archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), code)
+    return buffer.getvalue()
+
+
+def write_package(folder: Path) -> Path:
+    """The zip as `holdfast-<hash>.zip` in a folder; the name says the content."""
+    data = build_package()
+    path = folder / f"holdfast-{xxhash.xxh3_64_hexdigest(data)}.zip"
+    if not path.exists():
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    return path
+
+
+def _modules(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """(name in the zip, compiled bytes) of every module below a package."""
+    for item in folder.iterdir():
+        if item.is_dir():
+            if item.name.isidentifier() and item.name != "__pycache__":
+                yield from _modules(item, f"{prefix}/{item.name}")
+        elif item.name.endswith(".py"):
+            name = f"{prefix}/{item.name}"
+            yield f"{name}c", _compile(item.read_bytes(), name)
+        elif item.name.endswith(".pyc"):
+            yield f"{prefix}/{item.name}", item.read_bytes()
+
+
+def _compile(source: bytes, name: str) -> bytes:
+    """A `.pyc` that is never compared with a source: unchecked hash (flags 1), then a hash of no consequence."""
+    code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
+
+
+def user_modules() -> list[ModuleType]:
+    """Imported modules that executors can't be expected to have: not installed, not ours, not Python's own."""
+    installed = {os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path}
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name == "__main__" or name.split(".")[0] in _OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
+            continue
+        real = os.path.realpath(path)
+        if not any(real.startswith(f"{folder}{os.sep}") for folder in installed) and "site-packages" not in real:
+            found.append(module)
+    return found
+
+
+@contextmanager
+def modules_by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Pickle what these modules define by value, for as long as the block runs. The user's own registrations stay."""
+    already = cloudpickle.list_registry_pickle_by_value()
+    added = [module for module in modules if module.__name__ not in already]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def check_own_packages() -> None:
+    """Runs first in every worker. Raises PackageShadowedError when a package of ours is somebody else's there."""
+    for package in WORKER_PACKAGES:
+        module = importlib.import_module(package)
+        if getattr(module, "DISTRIBUTION", None) != "holdfast":
+            path = str(getattr(module, "__file__", None) or "a namespace package")
+            raise PackageShadowedError(f"the package {package} is not Holdfast's but {path}", package=package, path=path)

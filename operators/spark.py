@@ -1,0 +1,149 @@
+"""SHELL: runs plans on Spark: checks the session, submits, materialises DataFrames, ships code, starts one job per worker.
+
+It decides nothing about checkpoints or failover; supervisor.py decides about workers. It reaches the coordinator through a
+client that holdfast.py makes, since operators may not import api."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from barriers.jobgraph import Submission, SubmissionAccepted
+from operators.base import JobPlan
+from operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
+from operators.packaging import modules_by_value, user_modules, write_package
+from operators.sinks.committer import FileCommitter
+from operators.sources.dataframe import DataFrameSource
+from operators.spark_handle import SparkJobHandle
+from operators.spark_settings import apply_settings, await_slots
+from operators.spark_slots import RddBackend, SlotRunner
+from operators.spark_task import WorkerTemplate
+from operators.supervisor import SlotSupervisor
+from operators.worker_main import pickle_plan
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("holdfast.spark")
+
+WORKERS_START_S = 120.0
+"""How long `launch` waits until every slot's worker is registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A coordinator, and how to let go of it (the embedded one ends; a remote one is left alone)."""
+
+    client: CoordinatorClient
+    close: Callable[[], None]
+
+
+Connect = Callable[[LaunchOptions], Connection]
+
+
+class SparkLauncher:
+    """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, if the route's
+    address is not the right one."""
+
+    def __init__(self, spark: SparkSession, connect: Connect, *, advertised_host: str | None = None) -> None:
+        self._spark = spark
+        self._connect = connect
+        self._advertised_host = advertised_host
+        self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
+
+    def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
+        """Submit and start; returns when every worker is registered.
+
+        Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
+        context = self._spark.sparkContext
+        for warning in apply_settings(context):
+            log.warning("%s", warning)
+        slots = plan.graph.slots_required
+        await_slots(context, slots, sum(handle.slots_held for handle in self._handles))
+        connection = self._connect(options)
+        try:
+            accepted = connection.client.submit(_submission(plan, options))
+        except BaseException:
+            connection.close()
+            raise
+        handle = SparkJobHandle(
+            accepted.job_id, connection.client, plan.graph, accepted.slots, progress=options.progress, release=connection.close
+        )
+        try:
+            self._start(plan, options, accepted, handle)
+            handle.wait_for_workers(WORKERS_START_S)
+        except BaseException:
+            # The job is not cancelled, which could delete its checkpoints: it waits for a driver that brings workers.
+            handle.close()
+            raise
+        return handle
+
+    def _start(self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle) -> None:
+        context = self._spark.sparkContext
+        ship_package(context)
+        for uid, source in plan.sources.items():
+            if isinstance(source, DataFrameSource):
+                source.materialise(
+                    self._spark, accepted.directory, accepted.job_id, uid, submission=accepted.submission, fresh=options.fresh
+                )
+        for operator in plan.operators.values():
+            if isinstance(operator, FileCommitter):
+                operator.allow_output_repeat = options.allow_output_repeat
+        with modules_by_value(user_modules()):
+            pickled = pickle_plan(plan)
+        template = WorkerTemplate(
+            job_id=accepted.job_id,
+            submission=accepted.submission,
+            coordinator_url=handle.client.url,
+            token=handle.client.token,
+            state_directory=accepted.directory,
+            plan=pickled,
+            cancellation_timeout_ms=plan.graph.config.cancellation_timeout_ms,
+            advertised_host=self._advertised_host,
+        )
+        backend = RddBackend(context, template, plan.graph.name)
+        self._handles.add(handle)
+        handle.start(SlotRunner(SlotSupervisor(accepted.slots), backend, handle.give_up))
+        atexit.register(_close_at_exit, weakref.ref(handle))
+
+
+def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
+    return Submission(
+        graph=plan.graph,
+        job_id=options.job_id,
+        restore=options.restore,
+        allow_non_restored_state=options.allow_non_restored_state,
+        allow_output_repeat=options.allow_output_repeat,
+        fresh=options.fresh,
+        driver_nonce=uuid4().hex,
+    )
+
+
+def _close_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
+    """A driver that ends without closing its job still asks the workers to leave; one that is killed takes them with it."""
+    alive = handle()
+    if alive is not None:
+        alive.close()
+
+
+def ship_package(context: SparkContext) -> None:
+    """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = write_package(folder)
+    if path.name in context._python_includes:
+        return
+    before = list(sys.path)
+    context.addPyFile(str(path))
+    # Spark puts the zip on the driver's path too, where it would shadow the modules that are not imported yet.
+    sys.path[:] = [entry for entry in sys.path if entry in before]

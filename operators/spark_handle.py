@@ -1,0 +1,195 @@
+"""A job submitted from this driver: watches it, keeps its workers going, shows its progress, and lets go of all at the end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from barriers.jobgraph import JobGraph
+from operators.launcher import CoordinatorClient, Progress
+from operators.progress import TERMINAL_STATES, Look, ProgressLine, derive_progress, format_progress, registered_slots
+from operators.spark_slots import SlotRunner
+from operators.supervisor import JobEnded, StopRequested, WorkersRegistered
+from statebackends.errors import HoldfastError, JobFailedError
+
+log = logging.getLogger("holdfast.spark")
+
+POLL_S = 0.25
+WORKERS_LEAVE_S = 17.0
+"""A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
+
+
+class SparkJobHandle:
+    """Implements JobHandle. A thread polls the coordinator; a coordinator that is away for a while is waited for."""
+
+    def __init__(
+        self,
+        job_id: str,
+        client: CoordinatorClient,
+        graph: JobGraph,
+        slots: int,
+        *,
+        progress: bool,
+        release: Callable[[], None],
+    ) -> None:
+        self.job_id = job_id
+        self.client = client
+        self._graph = graph
+        self._slots = slots
+        self._release = release
+        """Called once, when the handle lets go: an embedded coordinator ends here."""
+        self._line = ProgressLine(enabled=progress)
+        self._runner: SlotRunner | None = None
+        self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
+        self._registered: frozenset[int] = frozenset()
+        self._failure: str | None = None
+        self._look: Look | None = None
+        self._terminal = threading.Event()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-job", daemon=True)
+
+    def start(self, runner: SlotRunner) -> None:
+        self._runner = runner
+        runner.start()
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------------------- JobHandle
+
+    def state(self) -> str:
+        return self._progress.state if self._terminal.is_set() else self.client.job_state(self.job_id)
+
+    def progress(self) -> Progress:
+        return self._progress
+
+    @property
+    def slots_held(self) -> int:
+        """Spark slots that this job's workers occupy."""
+        return 0 if self._runner is None or self._runner.ended.is_set() else self._slots
+
+    @property
+    def respawns(self) -> int:
+        """Workers that were started again."""
+        return self._runner.respawns if self._runner is not None else 0
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError."""
+        if not self._terminal.wait(timeout_s):
+            raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
+        state = self._progress.state
+        self.close()
+        if state == "FAILED":
+            raise self._failed()
+        return state
+
+    def wait_for_workers(self, timeout_s: float) -> None:
+        """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError."""
+        deadline = time.monotonic() + timeout_s
+        said: frozenset[int] = frozenset()
+        with self._changed:
+            while len(self._registered) < self._slots and not self._terminal.is_set():
+                if self._registered != said:
+                    said = self._registered
+                    self._line.say(self._started(said))
+                if not self._changed.wait(max(0.0, min(1.0, deadline - time.monotonic()))) and time.monotonic() >= deadline:
+                    started = self._started(self._registered)
+                    raise TimeoutError(f"job {self.job_id}: {started} within {timeout_s:.0f} s{self._errors()}")
+        if self._terminal.is_set() and self._progress.state == "FAILED":
+            raise self._failed()
+
+    def _failed(self) -> JobFailedError:
+        cause = self._failure or "see its exceptions"
+        return JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+
+    def _started(self, slots: frozenset[int]) -> str:
+        indices = ", ".join(str(slot) for slot in sorted(slots)) or "none"
+        return f"{len(slots)} of {self._slots} workers started, indices {indices}"
+
+    def _errors(self) -> str:
+        errors = self._runner.last_errors if self._runner is not None else {}
+        return "".join(f"; worker {slot}: {error}" for slot, error in sorted(errors.items()))
+
+    def savepoint(self, target: str | None = None) -> str:
+        return self.client.savepoint(self.job_id, target)
+
+    def stop(self, target: str | None = None, *, drain: bool = False) -> str:
+        location = self.client.stop(self.job_id, target, drain=drain)
+        self._terminal.wait()
+        self.close()
+        return location
+
+    def cancel(self) -> None:
+        self.client.cancel(self.job_id)
+        self._terminal.wait()
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._runner is not None:
+            self._runner.post(JobEnded() if self._terminal.is_set() else StopRequested())
+            self._runner.ended.wait(WORKERS_LEAVE_S)
+            if self._runner.abandoned:
+                log.warning("workers %s did not leave; they end with Spark", self._runner.abandoned)
+        self._closing.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+        self._line.close()
+        self._release()
+
+    # ---------------------------------------------------------------------------------------------------------- thread
+
+    def give_up(self, slot: int, error: str) -> None:
+        """The workers can't start: its waiters learn why. The coordinator keeps the job, and all of its state, for a driver
+        whose workers do."""
+        self._failure = f"worker {slot} can't start: {error}"
+        self._end("FAILED")
+
+    def _watch(self) -> None:
+        while not self._closing.is_set() and not self._terminal.is_set():
+            try:
+                self._poll()
+            except HoldfastError as error:
+                # The coordinator may be restarting: the workers go on without it, and so do we.
+                log.debug("job %s: %s", self.job_id, error)
+            self._closing.wait(POLL_S)
+
+    def _poll(self) -> None:
+        job, workers = self.client.job(self.job_id), self.client.workers(self.job_id)
+        look = Look(time.monotonic_ns() // 1_000_000, job, self.client.checkpoints(self.job_id), workers)
+        progress = derive_progress(self._graph, look, self._look)
+        self._look = look
+        registered = registered_slots(workers)
+        self._failure = workers.get("failure") or self._failure
+        with self._changed:
+            self._registered = registered
+            self._progress = progress
+            self._changed.notify_all()
+        assert self._runner is not None
+        self._runner.post(WorkersRegistered(registered))
+        name = str(job.get("name", self.job_id))
+        self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
+        if progress.state in TERMINAL_STATES:
+            self._runner.post(JobEnded())
+            self._end(progress.state)
+
+    def _end(self, state: str) -> None:
+        with self._changed:
+            self._progress = Progress(
+                state,
+                self._progress.records_in,
+                self._progress.records_out,
+                0.0,
+                0.0,
+                self._progress.last_checkpoint_id,
+                self._progress.last_checkpoint_duration_ms,
+                self._progress.restarts,
+            )
+            self._terminal.set()
+            self._changed.notify_all()

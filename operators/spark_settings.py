@@ -1,0 +1,89 @@
+"""Which Spark settings a job of long-lived workers can live with: forced, refused, warned about; and how many slots there are.
+
+Each rule names the failure that it prevents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statebackends.errors import InvalidConfigError, NotEnoughSlotsError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+FORCED = {"spark.python.task.killTimeout": "100ms"}
+"""A cancelled worker's process must go at once; by default it would live on for 2 s beside its successor."""
+
+_REFUSED = (
+    ("spark.speculation", "it would start a second copy of every worker"),
+    ("spark.excludeOnFailure.enabled", "a job hangs when the slots that are left are full"),
+    ("spark.excludeOnFailure.application.enabled", "a job hangs when the slots that are left are full"),
+    ("spark.excludeOnFailure.taskAndStage.enabled", "a job hangs when the slots that are left are full"),
+    ("spark.python.worker.killOnIdleTimeout", "a worker that has nothing to report would be killed as idle"),
+    ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "a worker that has nothing to report would be killed as idle"),
+)
+
+SLOTS_WAIT_S = 30.0
+"""How long executors may take to register when there are too few slots."""
+
+
+def check_settings(get: Callable[[str, str], str]) -> list[str]:
+    """Warnings about Spark's settings; `get(name, default)` reads one. Raises InvalidConfigError on one that can't work."""
+    for name, why in _REFUSED:
+        if get(name, "false").strip().lower() == "true":
+            raise InvalidConfigError(f"{name}=true can't be used with Holdfast: {why}. Set it to false", setting=name)
+    reaper = get("spark.task.reaper.killTimeout", "-1").strip()
+    if get("spark.task.reaper.enabled", "false").strip().lower() == "true" and not reaper.startswith("-"):
+        raise InvalidConfigError(
+            "spark.task.reaper.killTimeout would kill the executor of a worker that takes long to leave: set it to -1",
+            setting="spark.task.reaper.killTimeout",
+        )
+    warnings = []
+    dynamic = get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true"
+    if dynamic and get("spark.dynamicAllocation.minExecutors", "0").strip() == "0":
+        warnings.append(
+            "spark.dynamicAllocation.enabled without minExecutors: executors that are idle before the workers start may be released"
+        )
+    if get("spark.executor.pyspark.memory", ""):
+        warnings.append(
+            "spark.executor.pyspark.memory limits the address space of a worker: RocksDB and Arrow may fail to allocate below it"
+        )
+    return warnings
+
+
+def apply_settings(context: SparkContext) -> list[str]:
+    """Check a running context's settings and force what must be; returns the warnings."""
+    configuration = context.getConf()
+    warnings = check_settings(lambda name, default: configuration.get(name, default) or default)
+    live = context._jsc.sc().conf()  # what tasks read; getConf() is a copy
+    for name, value in FORCED.items():
+        live.set(name, value)
+    return warnings
+
+
+def concurrent_tasks(context: SparkContext) -> int:
+    """Tasks that the executors registered now can run at once."""
+    scala = context._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def await_slots(context: SparkContext, workers: int, occupied: int = 0, timeout_s: float = SLOTS_WAIT_S) -> None:
+    """Wait until there is a slot for each worker and one for Spark SQL. Raises NotEnoughSlotsError.
+
+    occupied: slots that other jobs' workers of this driver hold. On local[N] the number never changes: no wait."""
+    required = workers + occupied + 1
+    local = context.master.startswith("local") and not context.master.startswith("local-cluster")
+    deadline = time.monotonic() + (0.0 if local else timeout_s)
+    while (available := concurrent_tasks(context)) < required:
+        if time.monotonic() >= deadline:
+            raise NotEnoughSlotsError(
+                f"the job needs {required} slots ({workers} workers"
+                + (f", {occupied} of other jobs" if occupied else "")
+                + f", 1 for Spark SQL beside them), {context.master} has {available}: "
+                + "lower the parallelism or give Spark more cores",
+                required=required,
+                available=available,
+            )
+        time.sleep(0.25)

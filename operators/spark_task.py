@@ -1,0 +1,65 @@
+"""What runs inside a Spark task: one worker, for as long as its job lives. Imported by Spark's Python workers from the zip."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from operators.packaging import check_own_packages
+from operators.worker_main import WorkerSpec, run_worker
+
+
+@dataclass(frozen=True)
+class WorkerTemplate:
+    """A WorkerSpec without what only the task knows."""
+
+    job_id: str
+    submission: int
+    coordinator_url: str
+    token: str | None
+    state_directory: str
+    plan: bytes
+    cancellation_timeout_ms: int
+    advertised_host: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a task returns when its worker left by itself."""
+
+    reason: str
+    respawn: bool
+
+
+def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]], Iterator[WorkerReport]]:
+    """The function of a one-partition Spark job. The slot travels in the closure: the partition's number is always 0."""
+
+    def run(_: Iterator[int]) -> Iterator[WorkerReport]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        spec = WorkerSpec(
+            job_id=template.job_id,
+            slot=slot,
+            submission=template.submission,
+            task_attempt=0 if context is None else int(context.taskAttemptId()),
+            coordinator_url=template.coordinator_url,
+            token=template.token,
+            state_directory=template.state_directory,
+            plan=template.plan,
+            local_directory=local_directory(),
+            cancellation_timeout_ms=template.cancellation_timeout_ms,
+            advertised_host=template.advertised_host,
+        )
+        left = run_worker(spec, guard=check_own_packages)
+        yield WorkerReport(left.reason, left.respawn)
+
+    return run
+
+
+def local_directory() -> str:
+    """Local disk of this executor: Spark's own, which it deletes when the executor ends, else the system's."""
+    folders = [folder for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if folder]
+    return os.path.join(folders[0] if folders else tempfile.gettempdir(), "holdfast-workers")

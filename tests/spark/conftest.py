@@ -1,0 +1,39 @@
+"""One small Spark session for all Spark tests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Spark's own, while it starts
+        from pyspark.sql import SparkSession
+
+        session = (
+            SparkSession.builder.master("local[4]")
+            .appName("holdfast-tests")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.memory", "1g")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "America/New_York")
+            .config("spark.local.dir", str(tmp_path_factory.mktemp("spark-local")))
+            .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+            .getOrCreate()
+        )
+        session.sparkContext.setLogLevel("OFF")
+    from operators.spark import ship_package
+
+    ship_package(session.sparkContext)
+    yield session
+    session.stop()
