@@ -1,0 +1,163 @@
+"""Whole jobs over real workers in one process: drained ends, exact cuts under random schedules, crashes at every store step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from barriers.messages import CheckpointKind, TaskState
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.functions.process import ProcessFunction
+from operators.sinks.parquet import ParquetSink, read_committed
+from operators.sources.generator import GeneratorSource
+from statebackends.state import ValueStateDescriptor
+from statebackends.storage.operations import Operation, Storage
+from tests.harness.mini import KilledError, MiniCluster
+from tests.operators.ports import DictStorage
+
+KEYS = 7
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("key", pa.int64(), nullable=False)])
+COUNTS = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
+
+OUTPUTS: dict[str, DictStorage] = {}
+"""Sinks' storages by path: the plan is pickled, so it can only name them."""
+
+
+def open_output(path: str) -> Storage:
+    return OUTPUTS.setdefault(path, DictStorage(root=path))
+
+
+def make_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(indices), pa.array(indices % KEYS)], schema=SCHEMA)
+
+
+class CountPerKey(ProcessFunction):
+    """Emits the running count of each key: any loss or repetition shows in the output."""
+
+    count = ValueStateDescriptor("count", int)
+    states = (count,)
+    returns = COUNTS
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        state = ctx.state(self.count)
+        count = state.value(0) + 1
+        state.update(count)
+        out({"key": value["key"], "count": count})
+
+
+def count_job(rows: int, path: str, *, parallelism: int = 2, batch_rows: int = 50, **options: Any) -> JobPlan:
+    OUTPUTS.pop(path, None)
+    env = Environment("count", parallelism=parallelism, channel_credit_batches=2, step_budget_ms=1, **options)
+    source = GeneratorSource(make_batch, rows, SCHEMA, batch_rows=batch_rows)
+    counts = env.from_source(source).uid("source").key_by("key").process(CountPerKey()).uid("count")
+    counts.sink_to(ParquetSink(path, "out", open_storage=open_output), uid="sink")
+    return env.build()
+
+
+def committed(path: str) -> Counter[tuple[int, int]]:
+    table = read_committed(path, "out", open_storage=open_output)
+    return Counter(zip(table["key"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+
+def expected(rows: int) -> Counter[tuple[int, int]]:
+    counts: Counter[int] = Counter()
+    result: Counter[tuple[int, int]] = Counter()
+    for index in range(rows):
+        counts[index % KEYS] += 1
+        result[(index % KEYS, counts[index % KEYS])] += 1
+    return result
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem"])
+def test_bounded_job_drains_commits_and_finishes(tmp_path: Path, backend: str) -> None:
+    path = f"mem://drain-{backend}"
+    cluster = MiniCluster(count_job(1_000, path, state_backend=backend), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    cluster.run_to_end()
+    assert committed(path) == expected(1_000)
+    assert {status.state for status in cluster.coordinator.statuses.values()} == {TaskState.FINISHED}
+
+
+def crash_and_recover(
+    cluster: MiniCluster, crash_after: list[int], path: str, rows: int, checkpoint_every: int = 40
+) -> None:
+    """Run with checkpoints; after so many steps each, kill everything and go on from the newest checkpoint."""
+    coordinator = cluster.coordinator
+    for steps in [*crash_after, None]:
+        cluster.deploy()
+        cluster.run_until(lambda: coordinator.all_running)
+        for step in range(10**6 if steps is None else steps):
+            if coordinator.failure:
+                raise AssertionError(coordinator.failure)
+            if coordinator.all_drained:
+                break
+            if step % checkpoint_every == 0 and coordinator.pending is None:
+                coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
+            if not cluster.step() and not cluster.settle_once():
+                cluster._pass_time()
+        if steps is None:
+            cluster.run_to_end()
+        else:
+            cluster.crash()
+    assert committed(path) == expected(rows)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), crashes=st.lists(st.integers(20, 900), min_size=1, max_size=3), tick=st.sampled_from([0.0, 0.0003]))
+def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int, crashes: list[int], tick: float) -> None:
+    path = "mem://crashes"
+    plan = count_job(400, path, batch_rows=9)
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=seed, tick_s=tick)
+    crash_and_recover(cluster, crashes, path, 400)
+
+
+def test_killed_at_every_operation_of_the_stores(tmp_path: Path) -> None:
+    """The worker side of the issue's first step: whatever operation was the last one, the output is exact."""
+    rows, kills = 120, 0
+    operation_count = 1
+    while kills < operation_count:
+        path = "mem://every"
+        plan = count_job(rows, path, parallelism=1, batch_rows=30, state_backend="filesystem", inline_threshold=0)
+        done = 0
+        limit: int | None = kills
+
+        def before(operation: Operation) -> None:
+            nonlocal done
+            if limit is not None and done == limit:
+                raise KilledError
+            done += 1
+
+        cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=kills, before_operation=before)
+        try:
+            run_with_checkpoints(cluster)
+        except KilledError:
+            limit = None
+            cluster.crash()
+            if cluster.coordinator.all_finished:
+                raise AssertionError("killed behind the end") from None
+            run_with_checkpoints(cluster)
+            operation_count = kills + 2
+        assert committed(path) == expected(rows), f"killed before operation {kills}"
+        kills += 1
+    assert kills > 10, "the store was hardly used"
+
+
+def run_with_checkpoints(cluster: MiniCluster) -> None:
+    coordinator = cluster.coordinator
+    cluster.deploy()
+    cluster.run_until(lambda: coordinator.all_running)
+    for _ in range(2):
+        cluster.settle_once()
+        if not coordinator.all_drained and coordinator.pending is None:
+            coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
+            cluster.run_until(lambda: coordinator.pending is None)
+    cluster.run_to_end()
