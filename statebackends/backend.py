@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
 
@@ -42,6 +42,32 @@ class PendingSnapshot(Protocol):
         """Loop thread: the flow ended (well or not) or was cancelled; frozen generations may be merged again."""
 
 
+TimerRow: TypeAlias = tuple[int, bytes, bytes, int]
+"""(time in ms, canonical key, namespace, key group)."""
+
+
+class FrozenTimerRows(Protocol):
+    """Timers as they were at one barrier."""
+
+    def rows(self) -> Iterator[TimerRow]:
+        """Pool thread, once: all rows, in any order."""
+
+    def release(self) -> None:
+        """Loop thread: the rows are not needed any more."""
+
+
+class TimerRowProvider(Protocol):
+    """Keeps timers of its own order, and lets the backend snapshot and restore them as keyed state of kind `timers`.
+
+    generations.GenerationRows is one over a Generations whose keys are rows."""
+
+    def freeze(self) -> FrozenTimerRows:
+        """Loop thread, at the barrier: O(1) or O(changed)."""
+
+    def load(self, rows: Sequence[TimerRow]) -> None:
+        """Add restored rows of our key groups; may be called several times."""
+
+
 class KeyedStateBackend(Protocol):
     """Keyed state of one subtask of one operator."""
 
@@ -69,6 +95,11 @@ class KeyedStateBackend(Protocol):
 
     def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> ColumnarState:
         """The accumulators of a declared columnar descriptor. `key_names` names the key fields in its batches."""
+
+    def register_timers(self, name: str, provider: TimerRowProvider) -> None:
+        """Let `provider`'s rows be part of every snapshot from now on, under `name`; gives it the rows that were restored.
+
+        Raises InvalidConfigError if `name` is that of a declared state or is taken."""
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         """Encoded keys that have the state, in no particular order; a view for tests, timers and tools."""

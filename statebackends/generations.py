@@ -7,9 +7,13 @@ What a key's value means is decided in keyedstates.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, islice
 from typing import Any, Final
+
+from statebackends.backend import TimerRow
+
+_ROWS_PER_CHUNK = 1 << 14
 
 
 class _Mark:
@@ -202,6 +206,35 @@ def _apply(found: Layer, entries: MapLayer) -> None:
             found[entry] = value
 
 
+class GenerationRows:
+    """`backend.TimerRowProvider` over generations whose keys are the rows themselves."""
+
+    def __init__(self, generations: Generations, load: Callable[[Sequence[TimerRow]], None]) -> None:
+        self._generations = generations
+        self._load = load
+
+    def freeze(self) -> FrozenGenerationRows:
+        return FrozenGenerationRows(self._generations)
+
+    def load(self, rows: Sequence[TimerRow]) -> None:
+        self._load(rows)
+
+
+class FrozenGenerationRows:
+    """`backend.FrozenTimerRows`."""
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+        self._layers = generations.freeze()
+
+    def rows(self) -> Iterator[TimerRow]:
+        for keys, _ in visible_chunks(self._layers, _ROWS_PER_CHUNK, maps=False):
+            yield from keys
+
+    def release(self) -> None:
+        self._generations.thaw(len(self._layers))
+
+
 def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterator[tuple[list[Any], list[Any]]]:
     """(keys, values) of some layers, newest first, as one state, about `rows` keys at a time; a map's value is a dict.
 
@@ -212,10 +245,9 @@ def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterato
         keys_left, values_left = iter(layer), iter(layer.values())
         while keys := list(islice(keys_left, rows)):
             values = list(islice(values_left, rows))
-            if newer:
-                hidden = [any([key in other for other in newer]) for key in keys]
-                keys = [key for key, hide in zip(keys, hidden, strict=True) if not hide]
-                values = [value for value, hide in zip(values, hidden, strict=True) if not hide]
+            for other in newer:
+                shown = [key not in other for key in keys]
+                keys, values = list(compress(keys, shown)), list(compress(values, shown))
             if maps and (newer or older):
                 values = [_visible_entries(key, layers) for key in keys]
                 keys = [key for key, entries in zip(keys, values, strict=True) if entries]

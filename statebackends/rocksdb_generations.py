@@ -92,6 +92,12 @@ class RocksGenerations(Generations):
         self.live = {}
         return sealed
 
+    def unseal(self, sealed: Layer) -> None:
+        """The newest sealed layer becomes live again, under what was changed since: O(changed since)."""
+        self._fold(sealed, self.live, lowest=False)
+        self.live = sealed
+        self.older = self.older[1:]
+
     def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
         """The oldest layer is in the database: keep it as cache, if it fits."""
         self.older = self.older[:-1]
@@ -128,6 +134,15 @@ class RocksMapGenerations(RocksGenerations, MapGenerations):
         prefix = self._prefix(key)
         decode_entry, decode = self.codec.decode_entry, self.codec.decode
         return {decode_entry(stored[len(prefix) :]): decode(value) for stored, value in self._store.rows(prefix)}
+
+    def entries_of(self, key: bytes, key_group: int) -> tuple[Layer, set[Any]]:
+        """`entries` of a key that isn't the current one."""
+        own, self._context = self._context, KeyContext()
+        self._context.key, self._context.key_group = key, key_group
+        try:
+            return self.entries(key)
+        finally:
+            self._context = own
 
     def remove(self, key: Any) -> None:
         self.live[key] = MapLayer(cleared=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from statebackends.errors import StateValueError
 from statebackends.generations import Layer
 from statebackends.rocksdb_generations import GroupsOf, RocksGenerations, weight
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row
@@ -22,9 +23,7 @@ from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row
 class SealedGeneration:
     """Sealed layers on their way to the database."""
 
-    def __init__(
-        self, layers: list[tuple[RocksGenerations, Layer]], groups_of: GroupsOf, copy_folder: str | None
-    ) -> None:
+    def __init__(self, layers: list[tuple[RocksGenerations, Layer]], groups_of: GroupsOf, copy_folder: str | None) -> None:
         self.layers = layers
         self.copy_folder = copy_folder
         """Where to hard-link the database once this generation is in it; None when no snapshot waits for it."""
@@ -41,7 +40,7 @@ class SealedGeneration:
         After an error it starts again from its first row."""
         try:
             if self._left is None:
-                self._left = (row for table, layer in self.layers for row in table.rows(layer, self._groups_of))
+                self._left = self._rows()
             while piece := list(islice(self._left, WRITE_ROWS)):
                 store.write(piece)
                 if not wholly:
@@ -55,6 +54,14 @@ class SealedGeneration:
             raise
         self.done = True
 
+    def _rows(self) -> Iterator[Row]:
+        for table, layer in self.layers:
+            try:
+                yield from table.rows(layer, self._groups_of)
+            except StateValueError as error:
+                error.fields["state"] = table.codec.name
+                raise
+
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
@@ -63,9 +70,7 @@ class TierLimits:
     dirty_bytes_max: int
     """Live state above this is sealed and written, when no snapshot is in the way."""
     cache_bytes_max: int
-    """Of one (state, namespace)."""
-    check_every: int
-    """Key switches between two looks at the sizes."""
+    """Read cache of all states and namespaces together, shared out evenly."""
 
 
 class FrontTier:
@@ -77,7 +82,7 @@ class FrontTier:
         """Times that an eviction was due and had to wait for a snapshot."""
         self.evictions = 0
         """Generations sealed because memory was short."""
-        self._store = store
+        self.store = store
         self._groups_of = groups_of
         self._limits = limits
         self._sealed: deque[SealedGeneration] = deque()  # oldest first
@@ -91,18 +96,36 @@ class FrontTier:
         self._sealed.append(generation)
         return generation
 
+    def abandon(self, generation: SealedGeneration) -> None:
+        """The snapshot of a generation is over. What didn't reach the database becomes live again, if nothing newer is sealed.
+
+        So a value that can't be encoded spoils only the snapshots that hold it."""
+        if generation.done:
+            return
+        generation.copy_folder = None
+        if self._sealed[-1] is generation and self._lock.acquire(blocking=False):
+            try:
+                if not generation.done:
+                    self._sealed.pop()
+                    for table, layer in generation.layers:
+                        table.unseal(layer)
+            finally:
+                self._lock.release()
+
     def materialise(self, generation: SealedGeneration) -> None:
         """Pool thread: write this generation and all before it, with their copies."""
         with self._lock:
             for older in list(self._sealed):
                 if not older.done:
-                    older.advance(self._store, wholly=True)
+                    older.advance(self.store, wholly=True)
                 if older is generation:
                     return
 
     def tick(self) -> None:
-        """Keep within the limits; called every `check_every` key switches, does a few milliseconds of work at most."""
+        """Keep within the limits; called every few hundred key switches, does a few milliseconds of work at most."""
         self.retire()
+        for table in self.tables:
+            table.cache.shrink(self._limits.cache_bytes_max // len(self.tables))
         dirty = sum(weight(table.live) for table in self.tables)
         if dirty > self._limits.dirty_bytes_max and not self._sealed:
             self.evictions += 1
@@ -117,15 +140,16 @@ class FrontTier:
             return
         try:
             if not oldest.done:
-                oldest.advance(self._store, wholly=False)
+                oldest.advance(self.store, wholly=False)
         finally:
             self._lock.release()
 
     def retire(self) -> None:
         """Drop the layers that have reached the database."""
         while self._sealed and self._sealed[0].done:
+            share = self._limits.cache_bytes_max // max(len(self.tables), 1)
             for table, layer in self._sealed.popleft().layers:
-                table.drop_oldest(layer, self._limits.cache_bytes_max)
+                table.drop_oldest(layer, share)
 
     def size(self) -> int:
         """Bytes in memory, estimated."""
@@ -136,4 +160,4 @@ class FrontTier:
         """Waits for a piece that is being written; nothing is written afterwards."""
         with self._lock:
             self._sealed.clear()
-            self._store.close()
+            self.store.close()

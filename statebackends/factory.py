@@ -1,0 +1,60 @@
+"""Makes the state backends of one subtask of one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from statebackends.errors import InvalidConfigError
+from statebackends.filesystem import FilesystemKeyedBackend
+from statebackends.handles import KeyGroupRange
+from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
+from statebackends.keys import KeyType
+from statebackends.memory import MemoryKeyedBackend
+from statebackends.operator_state import ListOperatorStateBackend
+from statebackends.settings import StateBackendSettings
+from statebackends.state import StateDescriptor
+from statebackends.statecodec import state_metas
+
+BackendKind = Literal["memory", "filesystem", "rocksdb"]
+BACKEND_KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
+
+__all__ = ["BACKEND_KINDS", "BackendKind", "create_keyed_backend", "create_operator_backend", "state_metas"]
+
+
+def create_keyed_backend(
+    kind: BackendKind,
+    *,
+    descriptors: Sequence[StateDescriptor],
+    key_type: KeyType,
+    key_groups: KeyGroupRange,
+    max_parallelism: int,
+    operator: str,
+    subtask: int,
+    local_dir: str,
+    settings: StateBackendSettings | None = None,
+    allow_unclaimed_state: bool = False,
+) -> KeyedBackendBase:
+    """A `backend.KeyedStateBackend` without rows; call `restore` at most once, before anything else.
+
+    `local_dir` must be this deployment's own (its name contains attempt and nonce); rocksdb creates it, and deletes it when
+    disposed of. With `allow_unclaimed_state`, state of undeclared names is dropped at restore instead of refused.
+    Raises InvalidConfigError."""
+    settings = settings or StateBackendSettings()
+    config = KeyedBackendConfig(tuple(descriptors), key_type, key_groups, max_parallelism, operator, subtask, allow_unclaimed_state)
+    match kind:
+        case "memory":
+            return MemoryKeyedBackend(config, snapshot_bytes_max=settings.memory_snapshot_bytes_max)
+        case "filesystem":
+            return FilesystemKeyedBackend(config)
+        case "rocksdb":
+            # rocksdict is a large native library, and most processes of a job with another backend never need it
+            from statebackends.rocksdb import RocksKeyedBackend
+
+            return RocksKeyedBackend(config, local_dir=local_dir, settings=settings)
+    raise InvalidConfigError(f"unknown state backend {kind!r}: say {', '.join(BACKEND_KINDS)}", setting="state_backend")
+
+
+def create_operator_backend(descriptors: Sequence[StateDescriptor], *, operator: str) -> ListOperatorStateBackend:
+    """A `backend.OperatorStateBackend` for the operator list states among `descriptors`."""
+    return ListOperatorStateBackend(descriptors, operator=operator)

@@ -1,0 +1,9 @@
+"""The `filesystem` backend: state as Python objects in memory, snapshots as files in checkpoint storage."""
+
+from __future__ import annotations
+
+from statebackends.heap import HeapKeyedBackend
+
+
+class FilesystemKeyedBackend(HeapKeyedBackend):
+    """Parts below the target's inline threshold travel in the acknowledgement, all others are files."""

@@ -1,0 +1,81 @@
+"""Keyed state as Python objects in memory: the working state of the `memory` and `filesystem` backends.
+
+One Generations per (state, namespace); a namespace that holds nothing any more is forgotten once nobody uses its state
+object. What becomes of a snapshot's tables is the subclasses'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from statebackends.generations import Generations, MapGenerations, MapLayer, visible_chunks
+from statebackends.keyedbase import KeyedBackendBase
+from statebackends.statecodec import StateCodec
+from statebackends.tablesources import GenerationsSource, TableSource, TablesSnapshot
+
+_ENTRY_BYTES = 200
+"""Estimate for one entry of a dict: key bytes, value object, slot."""
+
+
+class HeapKeyedBackend(KeyedBackendBase):
+    """All rows in dicts; a snapshot encodes them as tables."""
+
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
+        self._codec(state_name)
+        generations = self._generations.get((state_name, namespace))
+        if generations is not None:
+            layers = (generations.live, *generations.older)
+            for keys, _ in visible_chunks(layers, max(map(len, layers), default=0) + 1, maps=generations.maps):
+                yield from keys
+
+    def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
+        self._forget_namespaces()
+        return self._pending(self._row_sources() + self._memory_sources())
+
+    def _pending(self, sources: list[TableSource]) -> TablesSnapshot:
+        return TablesSnapshot(sources, self._key_groups)
+
+    def _row_sources(self) -> list[TableSource]:
+        by_name: dict[str, list[tuple[bytes, Generations]]] = {name: [] for name in self._codecs}
+        for (name, namespace), generations in self._generations.items():
+            by_name[name].append((namespace, generations))
+        return [GenerationsSource(self._rows, self._codecs[name], tables) for name, tables in by_name.items()]
+
+    def _is_idle(self, generations: Generations) -> bool:
+        return not generations.live and not generations.layered
+
+    def state_size(self) -> int:
+        rows = sum(len(layer) for generations in self._generations.values() for layer in (generations.live, *generations.older))
+        return rows * _ENTRY_BYTES + sum(state.size() for state in self._columnar.values())
+
+    def dispose(self) -> None:
+        self._generations.clear()
+        self._states.clear()
+        self._restored_timers.clear()
+        for state in self._columnar.values():
+            for namespace in state.namespaces():
+                state.remove(namespace)
+
+    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
+        return MapGenerations() if codec.kind == "map" else Generations()
+
+    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+        for namespace, keys, _, values in self._rows.chunks(codec, table):
+            live = self._generations_of(codec, namespace).live
+            if codec.kind in ("list", "map"):
+                _merge(live, keys, values)
+            else:
+                live.update(zip(keys, values, strict=True))
+
+
+def _merge(live: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(value, list):
+            live.setdefault(key, []).extend(value)
+        else:
+            entries = live.get(key)
+            if entries is None:
+                entries = live[key] = MapLayer()
+            entries.update(value)

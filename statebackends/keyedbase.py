@@ -1,0 +1,309 @@
+"""What the three keyed backends have in common: the current key, declared states, columnar state, timers, snapshots of
+tables, and restoring tables. Where the rows of value, list, map, reducing and aggregating states live is the subclasses'.
+
+Columnar state and timers live in memory in every backend, and are snapshotted as tables of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from statebackends.backend import PendingSnapshot, TimerRowProvider
+from statebackends.columnar import NumpyColumnarState
+from statebackends.errors import (
+    CorruptStateError,
+    IncompatibleStateError,
+    InvalidConfigError,
+    UnclaimedStateError,
+    UndeclaredStateError,
+)
+from statebackends.generations import Generations
+from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from statebackends.keyedrows import KeyedRows
+from statebackends.keyedstates import KeyContext, create_state
+from statebackends.keyedtables import decode_keyed_table
+from statebackends.keys import KeyType
+from statebackends.snapshot import read_part
+from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, state_metas
+from statebackends.storage.operations import Storage, run_flow
+from statebackends.tablesources import (
+    ColumnarSource,
+    RestoredSource,
+    TableSource,
+    TimerSource,
+    columnar_rows,
+    timer_meta,
+    timer_rows,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBackendConfig:
+    """Whose state a backend keeps."""
+
+    descriptors: tuple[StateDescriptor, ...]
+    """All that the operator declares; operator list states are passed over."""
+    key_type: KeyType
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    operator: str
+    """Uid, for errors."""
+    subtask: int
+    allow_unclaimed_state: bool = False
+    """Drop stored state that isn't declared, instead of refusing it."""
+
+
+class KeyedBackendBase(ABC):
+    """`backend.KeyedStateBackend`, but for where rows live."""
+
+    native_format: str | None = None
+    """Format of handles that only this kind of backend reads."""
+
+    def __init__(self, config: KeyedBackendConfig) -> None:
+        """Raises InvalidConfigError for a repeated state name or an invalid type."""
+        key_type = config.key_type
+        keyed = [descriptor for descriptor in config.descriptors if not isinstance(descriptor, OperatorListStateDescriptor)]
+        self._rows = KeyedRows(key_type, config.max_parallelism, config.operator)
+        self._key_groups = config.key_groups
+        self._operator = config.operator
+        self._subtask = config.subtask
+        self._allow_unclaimed_state = config.allow_unclaimed_state
+        self._context = KeyContext()
+        self._metas = {meta.name: meta for meta in state_metas(keyed, key_type)}
+        self._descriptors = {descriptor.name: descriptor for descriptor in keyed}
+        self._codecs: dict[str, StateCodec] = {}
+        self._columnar: dict[str, NumpyColumnarState] = {}
+        for descriptor in keyed:
+            if isinstance(descriptor, ColumnarStateDescriptor):
+                self._columnar[descriptor.name] = NumpyColumnarState(descriptor, key_type.arrow_types, self._column_of, self._operator)
+            else:
+                self._codecs[descriptor.name] = StateCodec.of(descriptor, key_type)
+        self._states: dict[tuple[str, bytes], Any] = {}
+        self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
+        self._generations: dict[tuple[str, bytes], Generations] = {}
+        self._timers: dict[str, TimerRowProvider] = {}
+        self._restored_timers: dict[str, pa.Table] = {}
+
+    # ------------------------------------------------------------------------------------------------------ while running
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        return self._key_groups
+
+    @property
+    def max_parallelism(self) -> int:
+        return self._rows.max_parallelism
+
+    @property
+    def key_type(self) -> KeyType:
+        return self._rows.key_type
+
+    @property
+    def current_key(self) -> tuple[bytes, int]:
+        return self._context.key, self._context.key_group
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
+        context = self._context
+        context.key = encoded_key
+        context.key_group = key_group
+
+    def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
+        states = self._namespaced_states if namespace else self._states
+        state = states.get((descriptor.name, namespace))
+        if state is None:
+            codec = self._codec(descriptor.name)
+            declared = self._descriptors[descriptor.name]
+            if declared.kind != descriptor.kind:
+                self._undeclared(descriptor.name)
+            state = create_state(declared, self._context, self._generations_of(codec, namespace), codec.copy)
+            states[descriptor.name, namespace] = state
+        return state
+
+    def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> NumpyColumnarState:
+        state = self._columnar.get(descriptor.name)
+        if state is None:
+            self._undeclared(descriptor.name)
+        if len(key_names) != len(self.key_type.fields):
+            raise InvalidConfigError(
+                f"operator {self._operator!r}: a key of type {self.key_type.text} has {len(self.key_type.fields)} fields, "
+                f"not {len(key_names)}",
+                operator=self._operator,
+            )
+        state.key_names = tuple(key_names)
+        return state
+
+    def register_timers(self, name: str, provider: TimerRowProvider) -> None:
+        if name in self._metas or name in self._timers:
+            raise InvalidConfigError(
+                f"operator {self._operator!r}: {name!r} is the name of another state", operator=self._operator, state=name
+            )
+        self._timers[name] = provider
+        restored = self._restored_timers.pop(name, None)
+        if restored is not None:
+            provider.load(timer_rows(self._rows, restored))
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
+        """Nothing depends on it: what a snapshot pinned is released with its flow."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
+        """As for completion."""
+
+    @abstractmethod
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def snapshot(self, checkpoint_id: int) -> PendingSnapshot: ...
+
+    @abstractmethod
+    def state_size(self) -> int: ...
+
+    @abstractmethod
+    def dispose(self) -> None: ...
+
+    @abstractmethod
+    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations: ...
+
+    @abstractmethod
+    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+        """Add the rows of a table of one of `self._codecs`."""
+
+    @abstractmethod
+    def _is_idle(self, generations: Generations) -> bool:
+        """Whether forgetting these loses nothing."""
+
+    def _restore_native(  # noqa: B027 - most have no native format
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str
+    ) -> None:
+        """Load handles of `native_format`, which were checked against the declared states."""
+
+    def _generations_of(self, codec: StateCodec, namespace: bytes) -> Generations:
+        generations = self._generations.get((codec.name, namespace))
+        if generations is None:
+            generations = self._generations[codec.name, namespace] = self._new_generations(codec, namespace)
+        return generations
+
+    def _forget_namespaces(self) -> list[Generations]:
+        """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
+        idle = [
+            place
+            for place, generations in self._generations.items()
+            if place[1] and self._is_idle(generations) and place not in self._namespaced_states
+        ]
+        return [self._generations.pop(place) for place in idle]
+
+    def _codec(self, name: str) -> StateCodec:
+        codec = self._codecs.get(name)
+        if codec is None:
+            self._undeclared(name)
+        return codec
+
+    def _undeclared(self, name: str) -> NoReturn:
+        raise UndeclaredStateError(
+            f"operator {self._operator!r} has not declared such a state {name!r}", operator=self._operator, state=name
+        )
+
+    def _column_of(self, arrays: list[pa.Array]) -> Any:
+        return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self._operator)
+
+    # ---------------------------------------------------------------------------------------------------------- snapshots
+
+    def _memory_sources(self) -> list[TableSource]:
+        """What every backend holds in memory, frozen: columnar state and timers, registered or not yet."""
+        sources: list[TableSource] = [
+            ColumnarSource(self._rows, self._metas[name], state) for name, state in self._columnar.items()
+        ]
+        sources += [TimerSource(self._rows, name, provider) for name, provider in self._timers.items()]
+        sources += [RestoredSource(timer_meta(name, self.key_type), table) for name, table in self._restored_timers.items()]
+        return sources
+
+    # ----------------------------------------------------------------------------------------------------------- restoring
+
+    def restore(self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str) -> None:
+        """As the protocol has it; also IncompatibleStateError and UnclaimedStateError, before anything is loaded."""
+        ours = [handle for handle in handles if len(handle.key_groups.intersection(self._key_groups))]
+        self._check(ours)
+        self._restore_native([handle for handle in ours if handle.format == self.native_format], storage, folder)
+        for handle in ours:
+            if handle.format != self.native_format:
+                for meta, part in zip(handle.states, handle.parts, strict=True):
+                    if self._declared(meta) is not None:
+                        self._restore_part(meta, part, handle.format, storage, folder)
+
+    def _declared(self, stored: StateMeta) -> StateMeta | None:
+        if stored.kind == TIMERS_KIND and stored.name not in self._metas:
+            return timer_meta(stored.name, self.key_type)
+        return self._metas.get(stored.name)
+
+    def _check(self, handles: Sequence[KeyedStateHandle]) -> None:
+        unclaimed: dict[str, int] = {}
+        for handle in handles:
+            if handle.format not in ("arrow", "parquet", self.native_format):
+                self._refuse_format(handle.format)
+            for position, meta in enumerate(handle.states):
+                declared = self._declared(meta)
+                if declared is not None:
+                    check_compatible(meta, declared, operator=self._operator)
+                else:
+                    native = handle.format == self.native_format
+                    size = handle.size if native else handle.parts[position].length
+                    unclaimed[meta.name] = unclaimed.get(meta.name, 0) + size
+        if unclaimed and not self._allow_unclaimed_state:
+            raise UnclaimedStateError(
+                f"operator {self._operator!r} does not declare what the snapshot holds: {', '.join(sorted(unclaimed))}",
+                operators={self._operator: sum(unclaimed.values())},
+                operator=self._operator,
+                states=sorted(unclaimed),
+            )
+
+    def _refuse_format(self, stored: str) -> NoReturn:
+        raise IncompatibleStateError(
+            f"operator {self._operator!r}: native {stored} files can't be read by this backend; restore with the backend that "
+            "wrote them, or from a savepoint, which every backend reads",
+            operator=self._operator,
+            state="*",
+            stored=stored,
+            declared=self.native_format or "arrow",
+        )
+
+    def _restore_part(self, meta: StateMeta, part: StateHandle, table_format: str, storage: Storage, folder: str) -> None:
+        path = getattr(part, "path", f"inline part of state {meta.name!r}")
+        data: bytes = run_flow(read_part(part, folder, operator=self._operator), storage)
+        table = decode_keyed_table(
+            data,
+            table_format,
+            self._key_groups,
+            self.key_type,
+            path=path,
+            operator=self._operator,
+            max_parallelism=self.max_parallelism,
+        )
+        try:
+            self._load_table(meta, table)
+        except (CorruptStateError, KeyError, pa.ArrowException) as error:
+            raise CorruptStateError(
+                f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",
+                path=path,
+                operator=self._operator,
+                reason="table",
+            ) from error
+
+    def _load_table(self, meta: StateMeta, table: pa.Table) -> None:
+        if meta.kind == TIMERS_KIND:
+            provider = self._timers.get(meta.name)
+            if provider is not None:
+                provider.load(timer_rows(self._rows, table))
+            elif meta.name in self._restored_timers:
+                self._restored_timers[meta.name] = pa.concat_tables([self._restored_timers[meta.name], table])
+            else:
+                self._restored_timers[meta.name] = table
+        elif meta.name in self._columnar:
+            state = self._columnar[meta.name]
+            state.load(*columnar_rows(self._rows, state, table))
+        else:
+            self._load_rows(self._codecs[meta.name], table)

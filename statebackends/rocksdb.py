@@ -1,0 +1,290 @@
+"""The `rocksdb` backend: state larger than memory, in a RocksDB database behind a front tier in memory.
+
+Checkpoints are native files, savepoints tables. Columnar state and timers live in memory here too, and are a second,
+canonical handle beside the native one. Reading another range of key groups is a clone and range deletions, or a scan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from statebackends.backend import SnapshotTarget
+from statebackends.errors import InvariantError, StateValueError
+from statebackends.generations import TOMBSTONE, Generations
+from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, StateHandle
+from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
+from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
+from statebackends.rocksdb_restore import NativeRestore
+from statebackends.rocksdb_store import RocksStore, Row, row_key
+from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
+from statebackends.settings import StateBackendSettings
+from statebackends.snapshot import file_name, write_part
+from statebackends.statecodec import StateCodec
+from statebackends.storage.operations import Flow, Storage, UploadFile
+from statebackends.tablesources import TableSource, write_tables
+
+NATIVE_FORMAT = "rocksdb"
+_CHECK_EVERY = 512
+"""Key switches between two looks at the front tier's size."""
+
+
+class RocksKeyedBackend(KeyedBackendBase):
+    """`local_dir` is this attempt's own folder; the database and the hard-linked copies of snapshots are in it."""
+
+    native_format = NATIVE_FORMAT
+
+    def __init__(self, config: KeyedBackendConfig, *, local_dir: str, settings: StateBackendSettings) -> None:
+        super().__init__(config)
+        self._local_dir = local_dir
+        self._settings = settings
+        self._opened: FrontTier | None = None
+        self._disposed = False
+        self._snapshots = 0
+        self._until_check = _CHECK_EVERY
+
+    # ------------------------------------------------------------------------------------------------------ while running
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
+        context = self._context
+        context.key = encoded_key
+        context.key_group = key_group
+        self._until_check -= 1
+        if self._until_check < 0:
+            self._until_check = _CHECK_EVERY
+            self._keep_within_limits()
+
+    def _keep_within_limits(self) -> None:
+        if self._opened is not None:
+            try:
+                self._opened.tick()
+            except StateValueError as error:
+                raise self._rows.named(error, error.fields["state"]) from error
+
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
+        generations = self._generations_of(self._codec(state_name), namespace)
+        layers = (generations.live, *generations.older)
+        shown = dict.fromkeys(key for layer in layers for key in layer)
+        rows = self._tier.store.state_rows(self._tier.store.state_id(state_name), self._key_groups)
+        stored = dict.fromkeys(row.key for row, _ in rows if row.namespace == namespace and row.key not in shown)
+        groups = self._rows.groups_of(list(shown)).tolist() if shown else []
+        for key, group in zip(shown, groups, strict=True):
+            if self._has(generations, key, group):
+                yield key
+        yield from stored
+
+    def _has(self, generations: Generations, key: bytes, key_group: int) -> bool:
+        if not isinstance(generations, RocksMapGenerations):
+            newest = next(layer[key] for layer in (generations.live, *generations.older) if key in layer)
+            return newest is not TOMBSTONE
+        return bool(generations.entries_of(key, key_group)[0])
+
+    @property
+    def front_tier(self) -> FrontTier:
+        """For metrics and tests."""
+        return self._tier
+
+    def state_size(self) -> int:
+        stored = 0 if self._opened is None else self._opened.store.size() + self._opened.size()
+        return stored + sum(state.size() for state in self._columnar.values())
+
+    def dispose(self) -> None:
+        """Idempotent. Snapshots in flight fail from here on."""
+        self._disposed = True
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        shutil.rmtree(self._local_dir, ignore_errors=True)
+        self._generations.clear()
+        self._states.clear()
+
+    # ---------------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self, checkpoint_id: int) -> RocksSnapshot:
+        tier = self._tier
+        tier.retire()
+        forgotten = {id(generations) for generations in self._forget_namespaces()}
+        tier.tables = [table for table in tier.tables if id(table) not in forgotten]
+        self._snapshots += 1
+        copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
+        generation = tier.seal(copy)
+        return RocksSnapshot(self._rows, list(self._codecs.values()), self._key_groups, tier, generation, self._memory_sources())
+
+    def _is_idle(self, generations: Generations) -> bool:
+        return not generations.live and not generations.older
+
+    # ------------------------------------------------------------------------------------------------------------ storing
+
+    @property
+    def _tier(self) -> FrontTier:
+        if self._opened is None:
+            self._opened = self._front_tier(self._open_store(self._database_folder))
+        return self._opened
+
+    @property
+    def _database_folder(self) -> str:
+        return os.path.join(self._local_dir, "db")
+
+    def _open_store(self, folder: str, *, read_only: bool = False) -> RocksStore:
+        if self._disposed:
+            raise InvariantError(f"operator {self._operator!r}: the state backend was disposed of")
+        return RocksStore(
+            folder,
+            write_buffer_bytes=self._settings.rocksdb_write_buffer_bytes,
+            block_cache_bytes=self._settings.rocksdb_block_cache_bytes,
+            read_only=read_only,
+        )
+
+    def _front_tier(self, store: RocksStore) -> FrontTier:
+        settings = self._settings
+        limits = TierLimits(settings.rocksdb_front_tier_bytes_max, settings.rocksdb_cache_bytes_max)
+        return FrontTier(store, self._rows.groups_of, limits)
+
+    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
+        kind = RocksMapGenerations if codec.kind == "map" else RocksGenerations
+        generations = kind(self._context, self._tier.store, codec, namespace)
+        self._tier.tables.append(generations)
+        return generations
+
+    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+        store = self._tier.store
+        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.chunks(codec, table)))
+
+    def _restore_native(self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str) -> None:
+        if not handles:
+            return
+        if self._opened is not None:
+            raise InvariantError(f"operator {self._operator!r}: native files are restored before anything else")
+        restore = NativeRestore(self._rows, self._codecs, self._key_groups, storage, folder, self._open_store)
+        self._opened = self._front_tier(restore.run(handles, self._database_folder, os.path.join(self._local_dir, "restore")))
+
+
+class RocksSnapshot:
+    """`backend.PendingSnapshot`: a sealed generation and what lives in memory."""
+
+    def __init__(
+        self,
+        rows: KeyedRows,
+        codecs: list[StateCodec],
+        key_groups: KeyGroupRange,
+        tier: FrontTier,
+        generation: SealedGeneration,
+        memory_sources: list[TableSource],
+    ) -> None:
+        self._rows = rows
+        self._codecs = codecs
+        self._key_groups = key_groups
+        self._tier = tier
+        self._generation = generation
+        self._copy = str(generation.copy_folder)
+        self._memory_sources = memory_sources
+        self._released = False
+
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        try:
+            self._materialise()
+            if target.canonical:
+                handles = yield from self._tables(target)
+            else:
+                handles = yield from self._files(target)
+        finally:
+            shutil.rmtree(self._copy, ignore_errors=True)
+        return handles
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        self._tier.abandon(self._generation)
+        shutil.rmtree(self._copy, ignore_errors=True)
+        for source in self._memory_sources:
+            source.release()
+        self._tier.retire()
+
+    def _materialise(self) -> None:
+        try:
+            self._tier.materialise(self._generation)
+        except StateValueError as error:
+            raise self._rows.named(error, error.fields["state"]) from error
+
+    def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        parts: list[StateHandle] = []
+        for name in self._generation.names:
+            part = yield from self._store_file(os.path.join(self._copy, name), name, target)
+            parts.append(part)
+        metas = tuple(codec.meta for codec in self._codecs)
+        native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, tuple(parts), tuple(self._generation.names))
+        if not self._memory_sources:
+            return (native,)
+        tables: KeyedStateHandle = yield from write_tables(self._memory_sources, self._key_groups, target)
+        return native, tables
+
+    def _store_file(self, local_path: str, name: str, target: SnapshotTarget) -> Flow[StateHandle]:
+        if os.path.getsize(local_path) < target.inline_threshold:
+            with open(local_path, "rb") as file:
+                part: StateHandle = yield from write_part(file.read(), name, target)
+                return part
+        path = f"{target.file_prefix}-{file_name(name)}"
+        length, checksum = yield UploadFile(local_path, f"{target.folder}/{path}")
+        return FileHandle(path, length, checksum)
+
+    def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        copy = RocksStore(self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True)
+        try:
+            stored: list[TableSource] = [_StoredRows(self._rows, codec, copy, self._key_groups) for codec in self._codecs]
+            handle: KeyedStateHandle = yield from write_tables(stored + self._memory_sources, self._key_groups, target)
+        finally:
+            copy.close()
+        return (handle,)
+
+
+class _StoredRows:
+    """One state's rows in a hard-linked copy."""
+
+    def __init__(self, rows: KeyedRows, codec: StateCodec, copy: RocksStore, key_groups: KeyGroupRange) -> None:
+        self.meta = codec.meta
+        self._rows = rows
+        self._codec = codec
+        self._copy = copy
+        self._key_groups = key_groups
+
+    def table(self) -> pa.Table:
+        return self._rows.table(self._codec, self._chunks())
+
+    def release(self) -> None:
+        """The copy is deleted with the flow."""
+
+    def _chunks(self) -> Iterator[Chunk]:
+        state_id = self._copy.state_ids.get(self._codec.name)
+        if state_id is None:
+            return
+        namespace, keys, values = b"", list[bytes](), list[Any]()
+        for row, value in self._copy.state_rows(state_id, self._key_groups):
+            if row.namespace != namespace or len(keys) == ROWS_PER_BATCH:
+                yield namespace, keys, values
+                namespace, keys, values = row.namespace, [], []
+            keys.append(row.key)
+            decoded = self._codec.decode(value)
+            values.append({self._codec.decode_entry(row.map_key): decoded} if self._codec.kind == "map" else decoded)
+        yield namespace, keys, values
+
+
+def _rows_of_chunks(codec: StateCodec, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
+    """Rows to write for restored chunks; lists, which may come in several pieces, are put together first."""
+    lists: dict[tuple[int, bytes, bytes], list[Any]] = {}
+    for namespace, keys, groups, values in chunks:
+        for key, group, value in zip(keys, groups.tolist(), values, strict=True):
+            if codec.kind == "list":
+                lists.setdefault((group, key, namespace), []).extend(value)
+            elif codec.kind == "map":
+                prefix = row_key(group, state_id, key, namespace)
+                yield from [(prefix + codec.encode_entry(entry), codec.encode(member)) for entry, member in value.items()]
+            else:
+                yield row_key(group, state_id, key, namespace), codec.encode(value)
+    for (group, key, namespace), elements in lists.items():
+        yield row_key(group, state_id, key, namespace), codec.encode(elements)

@@ -1,0 +1,136 @@
+"""Restoring native RocksDB files: clone the handle that fits best, cut it to our key groups, scan the others.
+
+Runs on the loop thread before anything is processed. Files are checked against length and checksum as they are copied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import msgspec
+
+from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from statebackends.keyedrows import KeyedRows
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, RowKey, row_key
+from statebackends.serializers import migrate, split_map_text
+from statebackends.snapshot import part_path
+from statebackends.statecodec import StateCodec
+from statebackends.storage.operations import DownloadFile, Storage
+
+_LIST = msgspec.msgpack.Decoder(list[bytes])
+
+
+class NativeRestore:
+    """One restore; `open_store(folder, read_only=...)` opens a database."""
+
+    def __init__(
+        self,
+        rows: KeyedRows,
+        codecs: Mapping[str, StateCodec],
+        key_groups: KeyGroupRange,
+        storage: Storage,
+        folder: str,
+        open_store: Callable[..., RocksStore],
+    ) -> None:
+        self._operator = rows.operator
+        self._codecs = codecs
+        self._key_groups = key_groups
+        self._storage = storage
+        self._folder = folder
+        self._open_store = open_store
+
+    def run(self, handles: Sequence[KeyedStateHandle], database: str, scratch: str) -> RocksStore:
+        """The open database in the folder `database`; `scratch` is a folder for what is scanned, and is deleted."""
+        base = max(handles, key=lambda handle: len(handle.key_groups.intersection(self._key_groups)))
+        self._download(base, database)
+        store = self._open_store(database)
+        try:
+            self._adopt(store, base)
+            for handle in handles:
+                if handle is not base:
+                    self._download(handle, scratch)
+                    self._scan(handle, scratch, store)
+                    shutil.rmtree(scratch)
+        except BaseException:
+            store.close()
+            raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return store
+
+    def _adopt(self, store: RocksStore, base: KeyedStateHandle) -> None:
+        """Make a clone ours: other key groups and undeclared states out, older types rewritten."""
+        if base.key_groups.intersection(self._key_groups) != base.key_groups:
+            store.keep_only(self._key_groups)
+        for meta in base.states:
+            codec = self._codecs.get(meta.name)
+            if meta.name not in store.state_ids:
+                continue
+            if codec is None:
+                store.delete_state(meta.name, self._key_groups)
+            elif codec.meta.value_type != meta.value_type:
+                store.write(self._rows_of(store, store.state_ids[meta.name], meta, codec))
+
+    def _scan(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
+        old = self._open_store(scratch, read_only=True)
+        try:
+            for meta in handle.states:
+                codec = self._codecs.get(meta.name)
+                if codec is not None and meta.name in old.state_ids:
+                    store.write(self._rows_of(old, store.state_id(meta.name), meta, codec))
+        finally:
+            old.close()
+
+    def _rows_of(self, source: RocksStore, state_id: int, meta: StateMeta, codec: StateCodec) -> Iterator[Row]:
+        """Rows of one state of `source` in our key groups, under another state id and the declared type."""
+        rows = source.state_rows(source.state_ids[meta.name], self._key_groups)
+        while piece := list(islice(rows, WRITE_ROWS)):
+            values = self._values(meta, codec, [value for _, value in piece])
+            yield from ((_row_key(row, state_id), value) for (row, _), value in zip(piece, values, strict=True))
+
+    def _values(self, meta: StateMeta, codec: StateCodec, values: list[bytes]) -> list[bytes]:
+        if meta.value_type == codec.meta.value_type:
+            return values
+        if codec.kind != "list":
+            stored = split_map_text(meta.value_type)[1] if codec.kind == "map" else meta.value_type
+            return migrate(stored, codec.value, values)
+        return [msgspec.msgpack.encode(migrate(meta.value_type, codec.value, _LIST.decode(value))) for value in values]
+
+    def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
+        try:
+            os.makedirs(local_folder)
+            for name, part in zip(handle.names, handle.parts, strict=True):
+                self._download_file(name, part, local_folder)
+        except OSError as error:
+            raise StorageUnavailableError(f"{local_folder}: {error}", path=local_folder) from error
+        except ValueError as error:
+            raise self._corrupt("", f"{len(handle.parts)} files have {len(handle.names)} names") from error
+
+    def _download_file(self, name: str, part: StateHandle, local_folder: str) -> None:
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise self._corrupt(name, "it is not the name of a file")
+        local_path = os.path.join(local_folder, name)
+        if isinstance(part, InlineHandle):
+            with open(local_path, "xb") as file:
+                file.write(part.data)
+            return
+        path = part_path(self._folder, part.path, operator=self._operator)
+        try:
+            length, checksum = self._storage.execute(DownloadFile(path, local_path))
+        except ObjectMissingError as error:
+            raise self._corrupt(path, "the file is missing") from error
+        if (length, checksum) != (part.length, part.checksum):
+            reason = "the checksum does not match" if length == part.length else f"{length} bytes instead of {part.length}"
+            raise self._corrupt(path, reason)
+
+    def _corrupt(self, path: str, reason: str) -> CorruptStateError:
+        return CorruptStateError(
+            f"operator {self._operator!r}: {path}: {reason}", path=path, operator=self._operator, reason=reason
+        )
+
+
+def _row_key(row: RowKey, state_id: int) -> bytes:
+    return row_key(row.key_group, state_id, row.key, row.namespace, row.map_key)

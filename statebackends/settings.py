@@ -1,0 +1,42 @@
+"""Settings of the keyed state backends, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from statebackends.errors import InvalidConfigError
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+_BOUNDS: dict[str, tuple[int, int]] = {
+    "memory_snapshot_bytes_max": (_KIB, 2 * _GIB),
+    "rocksdb_front_tier_bytes_max": (_MIB, 64 * _GIB),
+    "rocksdb_cache_bytes_max": (0, 64 * _GIB),
+    "rocksdb_write_buffer_bytes": (_MIB, 4 * _GIB),
+    "rocksdb_block_cache_bytes": (_MIB, 64 * _GIB),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateBackendSettings:
+    """All in bytes. A setting of a backend that isn't used is ignored. Raises InvalidConfigError when out of bounds."""
+
+    memory_snapshot_bytes_max: int = 5 * _MIB
+    """`memory`: encoded keyed state of one subtask of one operator; a larger checkpoint fails."""
+    rocksdb_front_tier_bytes_max: int = 64 * _MIB
+    """`rocksdb`, per subtask and operator: live state in memory above this is written to RocksDB between barriers."""
+    rocksdb_cache_bytes_max: int = 32 * _MIB
+    """`rocksdb`, per subtask and operator: values read or written lately, as Python objects."""
+    rocksdb_write_buffer_bytes: int = 32 * _MIB
+    """`rocksdb`: one memtable; there are at most two."""
+    rocksdb_block_cache_bytes: int = 32 * _MIB
+    """`rocksdb`: uncompressed blocks, indexes and filters."""
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            lowest, highest = _BOUNDS[setting.name]
+            value = getattr(self, setting.name)
+            if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+                raise InvalidConfigError(
+                    f"{setting.name} must be a number of bytes, {lowest}..{highest}, not {value!r}", setting=setting.name
+                )
