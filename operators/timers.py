@@ -3,7 +3,8 @@
 A timer is (key, namespace, time): registering it twice gives one. Timers are kept in a heap, for the order, and in
 generations, which say which of them exist: deleting is lazy in the heap, and a barrier freezes in O(1). Firing is a
 generator, a bounded number of callbacks between two yields, so that mail and barriers get in; what has not fired when a
-barrier comes is in the snapshot. Timers of one time fire in the order of their canonical keys, on every attempt."""
+barrier comes is in the snapshot, which the backend takes of the generations (generations.GenerationRows). Timers of one
+time fire in the order of their canonical keys, on every attempt."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol, TypeAlias
 
 from barriers.elements import MIN_WATERMARK
+from statebackends.backend import TimerRow
 from statebackends.errors import InvalidConfigError
-from statebackends.generations import MISSING, Generations, Layer
+from statebackends.generations import MISSING, Generations
 from statebackends.handles import StateMeta
 from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE
 
-Timer: TypeAlias = tuple[int, bytes, bytes, int]
-"""(time in ms, canonical key, namespace, key group): in firing order."""
+Timer: TypeAlias = TimerRow
+"""(time in ms, canonical key, namespace, key group): in firing order, and as it is in a snapshot."""
 OnTimer: TypeAlias = Callable[[int, bytes], None]
 """Called with time and namespace; the timer's key is current."""
 
@@ -118,23 +120,6 @@ class TimerQueue:
         """Add restored timers."""
         for timer in timers:
             self.add(timer)
-
-
-class FrozenTimers:
-    """The timers of both kinds at one barrier; read on a pool thread, released on the loop thread."""
-
-    def __init__(self, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        self._queues = queues
-        self._layers: tuple[tuple[Layer, ...], ...] = tuple(queue.generations.freeze() for queue in queues)
-
-    @property
-    def layers(self) -> tuple[tuple[Layer, ...], ...]:
-        """Event-time and processing-time timers: layers of generations, newest first."""
-        return self._layers
-
-    def release(self) -> None:
-        for queue, layers in zip(self._queues, self._layers, strict=True):
-            queue.generations.thaw(len(layers))
 
 
 class InternalTimerService:
@@ -240,9 +225,3 @@ class InternalTimerService:
             if fired == budget:
                 fired = 0
                 yield
-
-    # ------------------------------------------------------------------------------------------------------- snapshots
-
-    def freeze(self) -> FrozenTimers:
-        """O(1): the timers as they are now."""
-        return FrozenTimers((self.event, self.processing))
