@@ -26,7 +26,8 @@ import xxhash
 from statebackends.errors import PackageShadowedError
 
 WORKER_PACKAGES = ("statebackends", "barriers", "operators")
-_OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", "holdfast")
+FACADE = "holdfast"
+_OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 """Of every entry, so that the same code gives the same bytes."""
 
@@ -38,6 +39,11 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
         for package in packages:
             for name, code in sorted(_modules(files(package), package)):
                 archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), code)
+        facade = importlib.util.find_spec(FACADE)
+        if facade is not None and facade.origin is not None and facade.origin.endswith(".py"):
+            # User code says `import holdfast as hf`; the module is lazy, so it costs a worker nothing.
+            code = _compile(Path(facade.origin).read_bytes(), f"{FACADE}.py")
+            archive.writestr(zipfile.ZipInfo(f"{FACADE}.pyc", _TIMESTAMP), code)
     return buffer.getvalue()
 
 

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from barriers.elements import Batch
+from operators.sinks.parquet import ParquetSink, committed_files, read_committed, sink_ids
+from operators.sinks.simple import Blackhole, CollectSink
+from operators.sinks.writer import ParquetSinkWriter
+from statebackends.errors import GraphError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from statebackends.storage import operations as ops
+from statebackends.storage.local import LocalStorage
+from tests.operators.ports import Collected, DictStorage, ManualContext
+
+SCHEMA = pa.schema([("i", pa.int64())])
+
+
+def batch(*values: int) -> Batch:
+    return Batch(columns=pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=SCHEMA))
+
+
+def run_once(path: Path, sink_id: str, *values: int) -> ParquetSink:
+    """Write and commit one checkpoint in a real folder, through pickled operators."""
+    sink = ParquetSink(path, sink_id)
+    writer, committer = pickle.loads(pickle.dumps((sink.create_writer(SCHEMA), sink.create_committer())))
+    out, context = Collected(), ManualContext()
+    writer.setup(context, out)
+    committer.setup(context, Collected())
+    committer.initialize_state()
+    committer.open()
+    writer.process_batch(batch(*values), 0)
+    writer.prepare_snapshot(1)
+    for each in out.batches:
+        committer.process_batch(each, 0)
+    ops.run_flow(writer.snapshot_work(1), LocalStorage(path))
+    context.run_pool()
+    committer.notify_checkpoint_complete(1)
+    context.run_pool()
+    assert context.failures == []
+    return sink
+
+
+def test_rows_without_columns_and_nanoseconds_are_refused_when_the_graph_is_built(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="returns="):
+        ParquetSink(tmp_path).create_writer(None)
+    with pytest.raises(GraphError, match="nanoseconds"):
+        ParquetSink(tmp_path).create_writer(pa.schema([("t", pa.timestamp("ns"))]))
+    with pytest.raises(InvalidConfigError):
+        ParquetSink("")
+
+
+def test_nothing_written_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        read_committed(tmp_path)
+    assert committed_files(LocalStorage(tmp_path), "out") == []
+
+
+def test_a_real_folder_shows_committed_rows_to_every_reader(tmp_path: Path) -> None:
+    sink = run_once(tmp_path, "out", 1, 2, 3)
+    assert read_committed(tmp_path).column("i").to_pylist() == [1, 2, 3]
+    assert ds.dataset(tmp_path, format="parquet").to_table().column("i").to_pylist() == [1, 2, 3]
+    (data,) = sink.committed_files()
+    (plain,) = tmp_path.glob("part-*.parquet")
+    assert os.path.samefile(data, plain)
+
+
+def test_two_sinks_share_a_path(tmp_path: Path) -> None:
+    run_once(tmp_path, "a/b", 1)
+    run_once(tmp_path, "c", 2)
+    assert sink_ids(LocalStorage(tmp_path)) == ["a/b", "c"]
+    assert read_committed(tmp_path, "a/b").column("i").to_pylist() == [1]
+    with pytest.raises(InvalidConfigError, match="say which"):
+        read_committed(tmp_path)
+
+
+class FullDisk(DictStorage):
+    full = True
+
+    def execute(self, operation: ops.Operation) -> object:
+        if self.full and isinstance(operation, ops.WriteFile):
+            raise StorageUnavailableError("no space", path=operation.path)
+        return super().execute(operation)
+
+
+def test_a_write_that_failed_is_part_of_the_next_snapshot() -> None:
+    disk = FullDisk()
+    sink = ParquetSink("/sink", "out", open_storage=lambda url: disk)
+    writer, out, context = sink.create_writer(SCHEMA), Collected(), ManualContext()
+    assert isinstance(writer, ParquetSinkWriter)
+    writer.setup(context, out)
+    writer.process_batch(batch(1), 0)
+    writer.prepare_snapshot(1)
+    with pytest.raises(StorageUnavailableError):
+        ops.run_flow(writer.snapshot_work(1), disk)  # type: ignore[arg-type]
+    disk.full = False
+    writer.prepare_snapshot(2)
+    ops.run_flow(writer.snapshot_work(2), disk)  # type: ignore[arg-type]
+    assert len(disk.files) == 1
+    assert writer.snapshot_work(3) is None
+    assert len(out.batches) == 1
+
+
+def test_files_are_rolled_by_size_and_written_before_the_barrier() -> None:
+    disk = DictStorage()
+    sink = ParquetSink("/sink", "out", file_size_max=16, open_storage=lambda url: disk)
+    writer, context = sink.create_writer(SCHEMA), ManualContext()
+    writer.setup(context, Collected())
+    for value in range(4):
+        writer.process_batch(batch(value), 0)
+    context.run_pool()
+    assert len(disk.files) == 2
+
+
+def test_blackhole_counts_and_collect_keeps() -> None:
+    context = ManualContext()
+    writer = Blackhole().create_writer(None)
+    writer.setup(context, Collected())
+    writer.process_batch(batch(1, 2), 0)
+    assert context.counters.named["blackhole"] == 2
+    collect = CollectSink("rows")
+    kept = collect.create_writer(None)
+    kept.process_batch(batch(7), 0)
+    assert CollectSink.rows("rows") == [{"i": 7}]
+    CollectSink.clear("rows")
+    assert CollectSink.rows("rows") == []
