@@ -32,7 +32,7 @@ class ProcessContext:
         self._backend: KeyedStateBackend = operator.keyed_state
         self._timers: TimerService | None = operator.timers if uses_timers else None
         self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
-        self._states: dict[Any, Any] = {}
+        self._states: dict[str, tuple[StateDescriptor, Any]] = {}
         self.timestamp: int | None = None
         """Event time of the record, or of the timer, in ms; None when no timestamps were assigned."""
 
@@ -42,17 +42,20 @@ class ProcessContext:
         Raises UndeclaredStateError for one that is not in the function's `states`."""
         name = state if isinstance(state, str) else state.name
         found = self._states.get(name)
-        if found is None:
-            declared = self._descriptors.get(name)
-            if declared is None or not (isinstance(state, str) or state == declared):
-                raise UndeclaredStateError(
-                    f"operator {self._operator.uid!r}: state {name!r} is not among the declared states "
-                    f"({', '.join(self._descriptors) or 'none'}): add its descriptor to the function's `states`",
-                    operator=self._operator.uid,
-                    state=name,
-                )
-            found = self._states[name] = self._backend.get_state(declared)
-        return found
+        if found is None or not (state is found[0] or state == name or state == found[0]):
+            found = self._states[name] = self._declared(state, name)
+        return found[1]
+
+    def _declared(self, state: StateDescriptor | str, name: str) -> tuple[StateDescriptor, Any]:
+        declared = self._descriptors.get(name)
+        if declared is None or not (isinstance(state, str) or state == declared):
+            raise UndeclaredStateError(
+                f"operator {self._operator.uid!r}: state {name!r} is not among the declared states "
+                f"({', '.join(self._descriptors) or 'none'}): add its descriptor to the function's `states`",
+                operator=self._operator.uid,
+                state=name,
+            )
+        return declared, self._backend.get_state(declared)
 
     @property
     def timers(self) -> TimerService:
