@@ -1,0 +1,167 @@
+"""The Environment that users make: it finds its Spark session and its coordinator by itself.
+
+Without a coordinator's URL one is embedded in the driver's process; all jobs of a driver on one state directory share
+it. How workers are started is for operators.spark."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from api.client import RestClient
+from api.settings import client_settings, server_settings
+from operators.base import JobPlan
+from operators.environment import Environment as BaseEnvironment
+from operators.launcher import JobHandle, LaunchOptions
+from statebackends.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from api.main import EmbeddedCoordinator
+    from operators.spark import Connection, SparkLauncher
+
+
+class Environment(BaseEnvironment):
+    """One job: settings, sources, and `execute`. Runs on the active SparkSession unless a launcher is given."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        """See operators.environment.Environment for all settings."""
+        super().__init__(name, **{"launcher": SessionLauncher(), **settings})
+
+
+class SessionLauncher:
+    """Implements Launcher on whichever SparkSession is active when the job is launched."""
+
+    def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
+        """Raises InvalidConfigError without a session; else as SparkLauncher.launch."""
+        return _launcher_of(_active_session()).launch(plan, options)
+
+
+def _active_session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise InvalidConfigError(
+            "no SparkSession is active: make one first with SparkSession.builder.getOrCreate()", setting="spark"
+        )
+    return session
+
+
+_launchers: weakref.WeakKeyDictionary[Any, SparkLauncher] = weakref.WeakKeyDictionary()
+"""One for each SparkContext: a launcher knows how many slots its own jobs hold."""
+
+
+def _launcher_of(session: SparkSession) -> SparkLauncher:
+    from operators.spark import SparkLauncher
+
+    context = session.sparkContext
+    if context not in _launchers:
+        _launchers[context] = SparkLauncher(session, Connector(_exposure(context)))
+    return _launchers[context]
+
+
+# ------------------------------------------------------------------------------------------------------- coordinators
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Where an embedded coordinator listens, and the host that executors are told; None: the listening one."""
+
+    host: str
+    advertised_host: str | None
+
+
+def _exposure(context: Any) -> Exposure:
+    """Executors of a local master are on this machine; others reach the driver under the name that Spark gave them."""
+    if str(context.master).startswith("local"):
+        return Exposure("127.0.0.1", None)
+    return Exposure("0.0.0.0", context.getConf().get("spark.driver.host"))
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Gives a launcher its coordinator: the one at the URL, or an embedded one."""
+
+    exposure: Exposure
+
+    def __call__(self, options: LaunchOptions) -> Connection:
+        """Raises InvalidConfigError if neither a URL nor a state directory is given, or another process serves it."""
+        from operators.spark import Connection
+
+        if options.coordinator_url is not None:
+            settings = client_settings(
+                os.environ, url=options.coordinator_url, token=options.token, state_dir=_local(options.state_directory)
+            )
+            client = RestClient(settings.url, settings.token)
+            return Connection(client, client.close)
+        directory = _local(options.state_directory)
+        if directory is None:
+            raise InvalidConfigError(
+                "a job needs a coordinator: give the Environment coordinator='http://...' of a running `holdfast serve`, "
+                "or state_dir='...' to run one in this process",
+                setting="state_dir",
+            )
+        shared = _embed(directory, options.token, self.exposure)
+        client = RestClient(shared.coordinator.url, shared.coordinator.token)
+
+        def close() -> None:
+            client.close()
+            _release(shared)
+
+        return Connection(client, close)
+
+
+def _local(directory: str | None) -> Path | None:
+    """A path for a path or a file:/// URL."""
+    if directory is None or "://" not in directory:
+        return None if directory is None else Path(directory).expanduser().absolute()
+    parts = urlsplit(directory)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise InvalidConfigError(f"{directory!r} is no directory: use a path or file:///", setting="state_dir")
+    return Path(unquote(parts.path))
+
+
+@dataclass(slots=True)
+class _Shared:
+    """An embedded coordinator and how many jobs of this driver use it."""
+
+    directory: Path
+    coordinator: EmbeddedCoordinator
+    users: int = 0
+
+
+_embedded: dict[Path, _Shared] = {}
+_embedding = threading.Lock()
+
+
+def _embed(directory: Path, token: str | None, exposure: Exposure) -> _Shared:
+    from api.main import EmbeddedCoordinator
+
+    with _embedding:
+        shared = _embedded.get(directory)
+        if shared is None:
+            settings = server_settings(
+                os.environ, state_dir=directory, host=exposure.host, advertised_host=exposure.advertised_host, token=token
+            )
+            coordinator = EmbeddedCoordinator(settings)
+            coordinator.start()
+            shared = _embedded[directory] = _Shared(directory, coordinator)
+        shared.users += 1
+        return shared
+
+
+def _release(shared: _Shared) -> None:
+    """The last job of the driver that used it ends an embedded coordinator. Idempotence is the connection's."""
+    with _embedding:
+        shared.users -= 1
+        if shared.users > 0 or _embedded.get(shared.directory) is not shared:
+            return
+        del _embedded[shared.directory]
+    shared.coordinator.stop()

@@ -1,0 +1,151 @@
+"""A coordinator as a process (`holdfast serve`) or inside a driver: start, announce, serve, stop.
+
+It decides the order of start and stop, and what is left behind for the next start; it knows no route and no job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
+from api.runfile import RunRecord, write_run_record
+from api.server import RestServer, advertised_url, bind, describe_exposure
+from api.settings import ServerSettings
+from coordinator.interface import Coordinator
+from statebackends.errors import InvariantError, StorageUnavailableError
+
+log = logging.getLogger("holdfast.api")
+
+START_TIMEOUT_S = 30.0
+"""Seconds until an embedded coordinator must listen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """A coordinator that leads, and the bound socket that it is reached at."""
+
+    service: Coordinator
+    listener: socket.socket
+    url: str
+
+    def announce(self, settings: ServerSettings) -> None:
+        """Tell the next start, workers and the CLI where it is."""
+        token_file = None if settings.token_file is None else str(settings.token_file)
+        port = int(self.listener.getsockname()[1])
+        write_run_record(settings.state_dir, RunRecord(self.url, os.getpid(), socket.gethostname(), port, token_file))
+
+
+@contextlib.contextmanager
+def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
+    """Guard the directory, bind, lead; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
+    settings.check()
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover))
+        listener = undo.enter_context(bind(settings))
+        url = advertised_url(settings, listener.getsockname()[1])
+        service = open_service(settings, url)
+        undo.callback(service.close)
+        yield _Led(service, listener, url)
+
+
+def serve(
+    settings: ServerSettings,
+    *,
+    announce: Callable[[str], None],
+    as_json: bool = False,
+    open_service: OpenCoordinator = open_coordinator,
+) -> None:
+    """Run a coordinator in this process until SIGINT or SIGTERM. `announce` gets one line once it listens."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with _leading(settings, open_service) as led:
+
+        def started() -> None:
+            led.announce(settings)
+            announce(_welcome(settings, led.url, as_json=as_json))
+
+        RestServer(led.service, settings, on_started=started).run(sockets=[led.listener])
+
+
+def _welcome(settings: ServerSettings, url: str, *, as_json: bool) -> str:
+    token_file = None if settings.token_file is None else str(settings.token_file)
+    if as_json:
+        facts = {"url": url, "pid": os.getpid(), "state_dir": str(settings.state_dir), "token_file": token_file}
+        return json.dumps(facts)
+    token = f", token in {token_file}" if token_file else ""
+    return f"coordinator of {settings.state_dir} at {url} (open to {describe_exposure(settings)}{token})"
+
+
+class EmbeddedCoordinator:
+    """A coordinator in a thread of this process; as durable as `holdfast serve`, and as replaceable."""
+
+    def __init__(self, settings: ServerSettings, *, open_service: OpenCoordinator = open_coordinator) -> None:
+        self._settings = settings
+        self._open_service = open_service
+        self._undo = contextlib.ExitStack()
+        self._server: RestServer | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """Raises InvariantError before `start`."""
+        if not self._url:
+            raise InvariantError("the embedded coordinator was not started")
+        return self._url
+
+    @property
+    def token(self) -> str | None:
+        return self._settings.token
+
+    def start(self) -> None:
+        """Lead and listen; returns when requests are answered. Raises like `serve`."""
+        if self._thread is not None:
+            raise InvariantError("the embedded coordinator was started before")
+        led = self._undo.enter_context(_leading(self._settings, self._open_service))
+        self._url = led.url
+        listening = threading.Event()
+        self._server = RestServer(led.service, self._settings, on_started=listening.set)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._server, led.listener, listening), name="holdfast-rest", daemon=True
+        )
+        self._thread.start()
+        try:
+            if not listening.wait(START_TIMEOUT_S) or self._failure is not None:
+                raise StorageUnavailableError(f"the embedded coordinator did not start: {self._failure or 'timeout'}")
+            led.announce(self._settings)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _run(self, server: RestServer, listener: socket.socket, listening: threading.Event) -> None:
+        try:
+            server.run(sockets=[listener])
+        except BaseException as error:
+            self._failure = error
+            log.exception("the embedded coordinator ended")
+        finally:
+            listening.set()
+
+    def stop(self) -> None:
+        """Stop leading and listening without ending any job. Idempotent."""
+        server, self._server = self._server, None
+        if server is None or self._thread is None:
+            return
+        server.should_exit = True
+        self._thread.join()
+        self._undo.close()
+
+    def __enter__(self) -> EmbeddedCoordinator:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()

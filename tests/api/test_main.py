@@ -1,0 +1,133 @@
+"""Start and stop of a coordinator, embedded and as a process: guard, run record, token file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from api.auth import TOKEN_FILE
+from api.client import RestClient
+from api.leading import CoordinatorRunningError, DirectoryGuard
+from api.main import EmbeddedCoordinator
+from api.runfile import read_run_record
+from api.settings import ServerSettings, client_settings, server_settings
+from statebackends.errors import InvalidConfigError, InvariantError, StorageUnavailableError
+from tests.api.fakes import JOB, FakeCoordinator
+
+
+def embedded(state_dir: Path, service: FakeCoordinator | None = None, **flags: object) -> EmbeddedCoordinator:
+    settings = server_settings({}, state_dir=state_dir, **flags)  # type: ignore[arg-type]
+    return EmbeddedCoordinator(settings, open_service=lambda _settings, _url: service or FakeCoordinator())
+
+
+def test_embedded_serves_and_leaves_its_address(tmp_path: Path) -> None:
+    service = FakeCoordinator()
+    with embedded(tmp_path, service) as coordinator:
+        record = read_run_record(tmp_path)
+        assert record is not None
+        assert (record.url, record.pid) == (coordinator.url, os.getpid())
+        found = client_settings({}, state_dir=tmp_path)
+        assert (found.url, found.token) == (coordinator.url, coordinator.token)
+        client = RestClient(found.url, found.token)
+        assert client.job_state(JOB) == "RUNNING"
+        client.close()
+    assert service.ready is False
+    assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
+
+
+def test_port_and_token_survive_a_restart(tmp_path: Path) -> None:
+    with embedded(tmp_path) as first:
+        url, token = first.url, first.token
+    with embedded(tmp_path) as second:
+        assert (second.url, second.token) == (url, token)
+
+
+def test_a_second_coordinator_is_refused_and_named(tmp_path: Path) -> None:
+    with embedded(tmp_path) as first:
+        with pytest.raises(CoordinatorRunningError) as caught:
+            embedded(tmp_path).start()
+        assert (caught.value.pid, caught.value.url) == (os.getpid(), first.url)
+        assert "--takeover" in str(caught.value)
+        with embedded(tmp_path, takeover=True) as second:
+            assert second.url != first.url
+            record = read_run_record(tmp_path)
+            assert record is not None
+            assert record.url == second.url
+    with embedded(tmp_path):
+        pass
+
+
+def test_stop_is_idempotent_and_a_coordinator_starts_once(tmp_path: Path) -> None:
+    coordinator = embedded(tmp_path)
+    coordinator.stop()
+    with pytest.raises(InvariantError):
+        _ = coordinator.url
+    coordinator.start()
+    with pytest.raises(InvariantError):
+        coordinator.start()
+    coordinator.stop()
+    coordinator.stop()
+
+
+def test_a_service_that_does_not_start_leaves_nothing_locked(tmp_path: Path) -> None:
+    def broken(_settings: ServerSettings, _url: str) -> FakeCoordinator:
+        raise StorageUnavailableError("the disk is gone", path="x")
+
+    settings = server_settings({}, state_dir=tmp_path, port=0)
+    with pytest.raises(StorageUnavailableError, match="the disk is gone"):
+        EmbeddedCoordinator(settings, open_service=broken).start()
+    with embedded(tmp_path):
+        pass
+
+
+def test_guard_names_an_unwritable_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageUnavailableError), DirectoryGuard(tmp_path / "missing", takeover=False):
+        pass
+
+
+def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    coordinator = EmbeddedCoordinator(ServerSettings(tmp_path, host="0.0.0.0"), open_service=lambda _s, _u: FakeCoordinator())
+    with pytest.raises(InvalidConfigError, match="without a token"):
+        coordinator.start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ready_only_when_recovered(tmp_path: Path) -> None:
+    service = FakeCoordinator(ready=False)
+    with embedded(tmp_path, service) as coordinator:
+        http = urllib3.PoolManager(retries=False)
+        assert http.request("GET", f"{coordinator.url}/healthz").status == 200
+        answer = http.request("GET", f"{coordinator.url}/readyz")
+        assert (answer.status, set(answer.json())) == (503, {"errors"})
+        service.ready = True
+        assert http.request("GET", f"{coordinator.url}/readyz").status == 200
+        http.clear()
+
+
+def test_openapi_and_metrics(tmp_path: Path) -> None:
+    with embedded(tmp_path) as coordinator:
+        http = urllib3.PoolManager(retries=False, headers={"Authorization": f"Bearer {coordinator.token}"})
+        document = json.loads(http.request("GET", f"{coordinator.url}/openapi.json").data)
+        assert {"/v1/jobs", "/v1/overview", "/v1/jobs/{jobid}/workers/register", "/healthz", "/metrics"} <= set(document["paths"])
+        schemas = document["components"]["schemas"]
+        assert {"AckBatch", "Submission", "NumberedCommand", "JobDetails"} <= set(schemas)
+        references = set(_references(document))
+        assert references <= {f"#/components/schemas/{name}" for name in schemas}
+        http.request("GET", f"{coordinator.url}/v1/jobs/{JOB}")
+        metrics = http.request("GET", f"{coordinator.url}/metrics").data.decode()
+        assert f'holdfast_job_state{{job_id="{JOB}",job_name="flights",state="RUNNING"}} 1.0' in metrics
+        assert 'holdfast_checkpoints_total{job_id="' in metrics
+        assert 'holdfast_http_requests_total{method="GET",route="/jobs/{jobid}",status="200"} 1.0' in metrics
+        http.clear()
+
+
+def _references(value: object) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for inner in value.values() for found in _references(inner)]
+    return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
