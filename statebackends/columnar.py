@@ -69,7 +69,8 @@ class NumpyColumnarState:
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
         rows = self._rows(namespace)
         known = rows.index.count
-        slots = np.unique(rows.index.slots(keys))
+        slots = np.sort(rows.index.slots(keys))  # np.unique hashes, which is far slower on slots spread over a large table
+        slots = slots[np.diff(slots, prepend=-1) != 0]
         if rows.index.count > known:
             raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
         return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
