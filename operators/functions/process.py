@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from barriers.elements import Batch
 from operators.base import Operator, OperatorContext, Output, TimerService
@@ -162,9 +163,10 @@ class ProcessOperator(Operator):
         encoded, groups = keys.encoded(), keys.key_groups.tolist()
         if batch.timestamps is None:
             self._process(rows, encoded, groups)
+            self._emit(None)
         else:
-            self._process_stamped(rows, encoded, groups, batch.timestamps.tolist())
-        self._flush()
+            counts = self._process_stamped(rows, encoded, groups, batch.timestamps.tolist())
+            self._emit(np.repeat(batch.timestamps, np.diff(counts, prepend=0)))
 
     def _process(self, rows: Any, encoded: list[bytes], groups: list[int]) -> None:
         context, process, set_current_key = self._context, self.function.process_element, self._backend.set_current_key
@@ -180,23 +182,24 @@ class ProcessOperator(Operator):
         except Exception as error:
             raise self._failed(error, process, row) from error
 
-    def _process_stamped(self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int]) -> None:
+    def _process_stamped(self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int]) -> list[int]:
+        """How many rows had been emitted after each record."""
         context, process, set_current_key = self._context, self.function.process_element, self._backend.set_current_key
-        emitted, emitted_stamps = self._rows, self._stamps
+        emitted = self._rows
         collect = emitted.append
-        row, count = None, 0
+        counts: list[int] = []
+        row = None
         try:
             for row, key, group, stamp in zip(rows, encoded, groups, stamps, strict=True):
                 set_current_key(key, group)
                 context.timestamp = stamp
                 process(row, context, collect)
-                if len(emitted) != count:
-                    emitted_stamps.extend(repeat(stamp, len(emitted) - count))
-                    count = len(emitted)
+                counts.append(len(emitted))
         except HoldfastError:
             raise
         except Exception as error:
             raise self._failed(error, process, row) from error
+        return counts
 
     # ------------------------------------------------------------------------------------------------------- timers
 
@@ -211,9 +214,13 @@ class ProcessOperator(Operator):
 
     def _fire(self, slices: Iterator[None]) -> Iterator[None]:
         for _ in slices:
-            self._flush()
+            self._emit_fired()
             yield
-        self._flush()
+        self._emit_fired()
+
+    def _emit_fired(self) -> None:
+        stamps, self._stamps = self._stamps, []
+        self._emit(np.array(stamps, np.int64))
 
     def _on_timer(self, timestamp_ms: int, namespace: bytes) -> None:
         self._context.timestamp = timestamp_ms
@@ -236,17 +243,16 @@ class ProcessOperator(Operator):
 
     # ------------------------------------------------------------------------------------------------------- output
 
-    def _flush(self) -> None:
-        """Emit what was collected; the lists are new, since the batch keeps the old ones."""
+    def _emit(self, stamps: npt.NDArray[np.int64] | None) -> None:
+        """Emit what was collected; the list is a new one, since the batch keeps the old."""
         if not self._rows:
             return
-        rows, stamps = self._rows, self._stamps
-        self._rows, self._stamps = [], []
+        rows, self._rows = self._rows, []
         self.output.collect(
             Batch(
                 rows=rows,
                 schema=self.output_type.schema,
-                timestamps=np.array(stamps, np.int64) if stamps else None,
+                timestamps=stamps,
                 row_factory=self.output_type.record,
                 producer=self.context.uid,
             )
