@@ -16,13 +16,15 @@ MERGE_FRACTION = 4
 class Coalescer:
     """Collects small batches of one shape until they are worth a message. Order is kept; the channel flushes before any event."""
 
-    __slots__ = ("_merge_rows_max", "_parts", "_rows", "_rows_max", "since_ms")
+    __slots__ = ("_merge_rows_max", "_parts", "_rows", "_rows_max", "since_ms", "size")
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
         self._merge_rows_max = max(1, rows_max // MERGE_FRACTION)
         self._parts: list[Batch] = []
         self._rows = 0
+        self.size = 0
+        """Bytes collected. Kept, not computed: back-pressure asks for it before every slice."""
         self.since_ms: int | None = None
         """When the first of the collected batches came; None when there is none."""
 
@@ -35,6 +37,7 @@ class Coalescer:
         if rows < self._merge_rows_max:
             self._parts.append(batch)
             self._rows += rows
+            self.size += batch.size
             if self.since_ms is None:
                 self.since_ms = now_ms
             return ready
@@ -49,14 +52,9 @@ class Coalescer:
             return []
         merged = self._parts[0] if len(self._parts) == 1 else merge(self._parts)
         self._parts = []
-        self._rows = 0
+        self._rows = self.size = 0
         self.since_ms = None
         return [merged]
-
-    @property
-    def size(self) -> int:
-        """Bytes collected."""
-        return sum(part.size for part in self._parts)
 
 
 def _alike(left: Batch, right: Batch) -> bool:
