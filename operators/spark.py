@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -38,6 +39,9 @@ log = logging.getLogger("holdfast.spark")
 
 WORKERS_START_S = 120.0
 """How long `launch` waits until every slot's worker is registered."""
+
+
+DAEMON_SETTING = "spark.python.daemon.module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +151,17 @@ def ship_package(context: SparkContext) -> None:
     context.addPyFile(str(path))
     # Spark puts the zip on the driver's path too, where it would shadow the modules that are not imported yet.
     sys.path[:] = [entry for entry in sys.path if entry in before]
+    if preload_workers(context, path):
+        log.debug("Spark's Python daemon imports Holdfast once, for all workers")
+
+
+def preload_workers(context: SparkContext, package: Path) -> bool:
+    """On local[N], where the daemon can find the zip, let it import our packages before it forks workers.
+
+    Elsewhere the user may set spark.python.daemon.module, if Holdfast is installed on the nodes; a choice is respected."""
+    live = context._jsc.sc().conf()
+    if not context.master.startswith("local") or context.master.startswith("local-cluster") or live.contains(DAEMON_SETTING):
+        return False
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), context.environment.get("PYTHONPATH"))))
+    live.set(DAEMON_SETTING, "operators.spark_daemon")
+    return True

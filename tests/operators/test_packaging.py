@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from operators.packaging import build_package, check_own_packages, modules_by_value, user_modules, write_package
+from statebackends.errors import PackageShadowedError
+
+
+def test_the_package_is_compiled_complete_and_reproducible(tmp_path: Path) -> None:
+    path = write_package(tmp_path)
+    assert write_package(tmp_path) == path
+    assert path.read_bytes() == build_package()
+    names = zipfile.ZipFile(path).namelist()
+    assert {"operators/spark_task.pyc", "barriers/elements.pyc", "statebackends/storage/local.pyc", "holdfast.pyc"} <= set(names)
+    assert all(name.endswith(".pyc") for name in names)
+    assert not any(name.startswith(("api", "coordinator", "chaos", "tests")) for name in names)
+
+
+def test_a_bare_interpreter_runs_from_the_zip(tmp_path: Path) -> None:
+    path = write_package(tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(path)!r}); import operators.spark_task as t; print(t.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{path}/operators/spark_task.pyc"
+
+
+def test_a_foreign_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_own_packages()
+    foreign = types.ModuleType("barriers")
+    foreign.__file__ = "/elsewhere/barriers.py"
+    monkeypatch.setitem(sys.modules, "barriers", foreign)
+    with pytest.raises(PackageShadowedError) as caught:
+        check_own_packages()
+    assert (caught.value.package, caught.value.path) == ("barriers", "/elsewhere/barriers.py")
+
+
+def test_modules_of_the_user_travel_by_value_and_ours_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rules.py").write_text("FACTOR = 3\ndef triple(x):\n    return FACTOR * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_rules  # type: ignore[import-not-found]
+
+    found = {module.__name__ for module in user_modules()}
+    assert "my_rules" in found
+    assert not {"operators.packaging", "numpy", "json", "pyarrow"} & found
+    with modules_by_value(user_modules()):
+        data = cloudpickle.dumps(my_rules.triple)
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+    code = "import sys, pickle; print(pickle.loads(sys.stdin.buffer.read())(14))"
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", input=data, capture_output=True, check=True)
+    assert done.stdout.strip() == b"42"

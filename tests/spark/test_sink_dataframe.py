@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from barriers.elements import Batch
+from operators.sinks.parquet import ParquetSink, read_committed
+from statebackends.errors import NotFoundError
+from statebackends.storage import operations as ops
+from statebackends.storage.local import LocalStorage
+from tests.operators.ports import Collected, ManualContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema(
+    [("t", pa.timestamp("us", "UTC")), ("d", pa.date32()), ("x", pa.decimal128(10, 2)), ("s", pa.string()), ("n", pa.int32())]
+)
+
+
+def rows(*numbers: int) -> Batch:
+    values: list[dict[str, Any]] = [
+        {"t": dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC), "d": dt.date(2013, 1, 1), "x": Decimal("1.25"), "s": "é", "n": number}
+        for number in numbers
+    ]
+    return Batch(rows=values, schema=SCHEMA)
+
+
+def test_only_committed_rows_are_seen_also_while_the_job_runs(spark: SparkSession, tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path, "out")
+    with pytest.raises(NotFoundError):
+        sink.dataframe(spark)
+    writer, committer = sink.create_writer(SCHEMA), sink.create_committer()
+    assert sink.dataframe(spark).collect() == []
+    out, context = Collected(), ManualContext()
+    writer.setup(context, out)
+    committer.setup(context, Collected())
+    committer.initialize_state()
+    committer.open()
+    for number in (1, 2):
+        writer.process_batch(rows(number, number + 10), 0)
+        writer.prepare_snapshot(number)
+        committer.process_batch(out.batches.pop(), 0)
+        work = writer.snapshot_work(number)
+        assert work is not None
+        ops.run_flow(work, LocalStorage(tmp_path))
+    context.run_pool()
+    committer.notify_checkpoint_complete(1)
+    context.run_pool()
+    frame = ParquetSink(tmp_path, "out").dataframe(spark)
+    assert [row.n for row in frame.orderBy("n").collect()] == [1, 11]
+    row = frame.selectExpr("*", "unix_micros(t) micros").first()
+    assert row is not None
+    assert (row.micros, row.d, row.x, row.s) == (1357016400000000, dt.date(2013, 1, 1), Decimal("1.25"), "é")
+    assert spark.read.parquet(str(tmp_path)).count() == 2, "plain readers see the same"
+    committer.notify_checkpoint_complete(2)
+    context.run_pool()
+    assert sink.dataframe(spark).count() == 4
+    assert read_committed(tmp_path).num_rows == 4
