@@ -190,7 +190,7 @@ class OutputGate:
         """Deal out a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
         for index, part in self._partitioner.split(batch):
             self._channels[index].add(part, now_ms=now_ms)
-            self.records_out += part.num_rows
+        self.records_out += batch.num_rows
 
     def broadcast_event(self, event: ElementEvent) -> None:
         """An event to every channel, behind all that was emitted before."""

@@ -15,7 +15,7 @@ from statebackends.errors import ProtocolError
 
 T = TypeVar("T")
 
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder()
 
 
 @cache
@@ -24,7 +24,7 @@ def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
 
 
 def encode(message: Any) -> bytes:
-    """JSON of a record of messages.py or jobgraph.py, one line, the same bytes for equal records. Raises ProtocolError."""
+    """JSON of a record of messages.py or jobgraph.py, one line. Raises ProtocolError."""
     try:
         return _encoder.encode(message)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:

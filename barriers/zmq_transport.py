@@ -6,15 +6,16 @@ A socket that disconnects is never reconnected: its monitor reports the peer as 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import os
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq
-import zmq.utils.z85
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
@@ -24,6 +25,9 @@ from statebackends.errors import InvalidConfigError, InvariantError
 
 MESSAGES_PER_POLL_MAX = 256
 """Frames taken in one poll, so that mails get their turn."""
+
+UNKNOWN_KEY_WAIT_MS = 10_000
+"""How long a peer with an unknown key is kept waiting before it is turned away; below ZeroMQ's 30 s for a handshake."""
 
 HEARTBEAT_INTERVAL_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 30_000
@@ -57,9 +61,18 @@ class _PeerKeys:
 
     def __init__(self) -> None:
         self.allowed: frozenset[str] = frozenset()
+        self.closed = False
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        return zmq.utils.z85.encode(key).decode("ascii") in self.allowed
+    async def callback(self, domain: str, key: bytes) -> bool:
+        """True for a known key, Z85. An unknown one waits: its worker may have been deployed before this one was.
+
+        Others wait behind it, but only who knows our own public key comes as far as this."""
+        deadline = time.monotonic() + UNKNOWN_KEY_WAIT_MS / 1000
+        while key.decode("ascii") not in self.allowed:
+            if self.closed or time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
 
 
 class ZmqTransport:
@@ -69,7 +82,7 @@ class ZmqTransport:
 
     def __init__(self, slot: int, *, bind: str = "127.0.0.1", curve: CurveKeys | None = None) -> None:
         if curve is None and not is_loopback(bind):
-            raise InvalidConfigError(f"a data port on {bind} is open to others: beyond loopback it needs CURVE keys", setting="bind")
+            raise InvalidConfigError(f"a data port on {bind} is open to all: beyond loopback it needs CURVE keys", setting="bind")
         self._slot = slot
         self._curve = curve
         self._fence = AttemptFence()
@@ -104,7 +117,7 @@ class ZmqTransport:
     def _start_authenticator(self) -> ThreadAuthenticator:
         authenticator = ThreadAuthenticator(self._context)
         authenticator.start()
-        authenticator.configure_curve_callback(credentials_provider=self._peer_keys)
+        authenticator.configure_curve_callback(domain="*", credentials_provider=self._peer_keys)
         return authenticator
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
@@ -210,7 +223,9 @@ class ZmqTransport:
         for monitor in [socket for socket, owner in self._monitors.items() if owner == slot]:
             self._poller.unregister(monitor)
             del self._monitors[monitor]
-        push.disable_monitor()
+            push.disable_monitor()
+            # Not closed by that; the context's end would wait for it.
+            monitor.close(linger=0)
         push.close(linger=0)
 
     def wake(self) -> None:
@@ -232,6 +247,7 @@ class ZmqTransport:
             return
         self._closed = True
         self.stop()
+        self._peer_keys.closed = True
         self._pull.close(linger=0)
         if self._authenticator is not None:
             self._authenticator.stop()

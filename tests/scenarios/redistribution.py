@@ -80,7 +80,7 @@ def parse_entries(text: str) -> list[str]:
 
 
 def parse_state(text: str) -> OldState:
-    """`x: x1,x2 / x3; y: ∅ / y1` -> entries of each old subtask by state name. A remark in parentheses may say how many subtasks."""
+    """`x: x1,x2 / x3; y: ∅ / y1` -> entries of each old subtask by state name. A remark may say how many subtasks."""
     remark = " ".join(re.findall(r"\(([^)]*)\)", text))
     state: OldState = {}
     for part in re.sub(r"\([^)]*\)", "", text).split(";"):
@@ -202,7 +202,7 @@ def check_random(mode: str, expected: str) -> Outcome:
 
 
 def check_finished(expected: str) -> Outcome:
-    """Finished subtasks have no entries: the rest is dealt out as if they had not been. No union state, no partial union to refuse."""
+    """Finished subtasks have no entries: the rest is dealt out as if they had not been. There is no union state to refuse yet."""
     with_finished: dict[str, list[list[str]]] = {"x": [["x1", "x2"], [], ["x3"], []]}
     without: dict[str, list[list[str]]] = {"x": [["x1", "x2"], ["x3"]]}
     if split_redistribute(with_finished, 3) != split_redistribute(without, 3):

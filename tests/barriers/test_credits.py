@@ -1,0 +1,166 @@
+"""Credit of one channel: bounded in flight, never stuck, whatever the sizes and the delays."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
+from statebackends.errors import InvalidConfigError, ProtocolError
+
+
+@pytest.mark.parametrize(("size", "batches"), [(0, 1), (1, 0), (-1, 1)])
+def test_an_empty_allocation_is_refused(size: int, batches: int) -> None:
+    with pytest.raises(InvalidConfigError):
+        ReceiverCredit(allocated_bytes=size, allocated_batches=batches)
+
+
+def test_more_consumed_than_sent_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="consumed 5 bytes in 1 batches"):
+        SenderCredit().announced(CreditAnnouncement(100, 4, 5, 1))
+
+
+def test_more_than_granted_is_a_protocol_error() -> None:
+    receiver = ReceiverCredit(allocated_bytes=100, allocated_batches=2)
+    receiver.received(60)
+    receiver.received(40)
+    with pytest.raises(ProtocolError, match="3 of 2 batches"):
+        receiver.received(0)
+
+
+def test_nothing_may_be_sent_before_the_receiver_speaks() -> None:
+    sender = SenderCredit()
+    assert not sender.is_open
+    assert not sender.can_send(0)
+    sender.announced(CreditAnnouncement(10, 1, 0, 0))
+    assert sender.is_open
+    assert sender.can_send(1_000_000)
+
+
+def test_bytes_and_batches_both_bound() -> None:
+    sender = SenderCredit()
+    sender.announced(CreditAnnouncement(100, 3, 0, 0))
+    sender.sent(60)
+    assert sender.can_send(40)
+    assert not sender.can_send(41)
+    sender.sent(1)
+    sender.sent(1)
+    assert not sender.can_send(1)
+
+
+def test_an_old_announcement_takes_nothing_back() -> None:
+    sender = SenderCredit()
+    sender.announced(CreditAnnouncement(100, 3, 0, 0))
+    sender.sent(100)
+    sender.announced(CreditAnnouncement(100, 3, 100, 1))
+    sender.announced(CreditAnnouncement(100, 3, 0, 0))
+    assert (sender.bytes_in_flight, sender.batches_in_flight) == (0, 0)
+
+
+def test_announcements_are_coalesced() -> None:
+    receiver = ReceiverCredit(allocated_bytes=1000, allocated_batches=100)
+    assert receiver.take_announcement() == CreditAnnouncement(1000, 100, 0, 0)
+    for _ in range(10):
+        receiver.received(50)
+    spoken = []
+    for _ in range(10):
+        receiver.consumed(50)
+        if (announcement := receiver.take_announcement()) is not None:
+            spoken.append(announcement.consumed_bytes)
+    assert spoken == [250, 500]
+    receiver.received(1)
+    receiver.consumed(1)
+    assert receiver.take_announcement() == CreditAnnouncement(1000, 100, 501, 11)
+    assert receiver.take_announcement() is None
+
+
+class CreditMachine(RuleBasedStateMachine):
+    """A sender and a receiver over two ordered, lossless lines of any delay; announcements may also be lost or repeated
+    as long as a later one arrives."""
+
+    @initialize(allocated=st.integers(1, 100), batches=st.integers(1, 5))
+    def deploy(self, allocated: int, batches: int) -> None:
+        self.receiver = ReceiverCredit(allocated_bytes=allocated, allocated_batches=batches)
+        self.sender = SenderCredit()
+        self.waiting: deque[int] = deque()
+        self.data: deque[int] = deque()
+        self.credit: deque[CreditAnnouncement] = deque()
+        self.queue: deque[int] = deque()
+        self.largest = 0
+        self.sent: list[int] = []
+        self.taken: list[int] = []
+        self.speak()
+
+    def speak(self) -> None:
+        if (announcement := self.receiver.take_announcement()) is not None:
+            self.credit.append(announcement)
+
+    @rule(size=st.integers(0, 150))
+    def produce(self, size: int) -> None:
+        self.waiting.append(size)
+
+    @rule()
+    def send(self) -> None:
+        if self.waiting and self.sender.can_send(self.waiting[0]):
+            size = self.waiting.popleft()
+            self.sender.sent(size)
+            self.largest = max(self.largest, size)
+            self.data.append(size)
+            self.sent.append(size)
+
+    @rule()
+    def deliver(self) -> None:
+        if self.data:
+            size = self.data.popleft()
+            self.receiver.received(size)
+            self.queue.append(size)
+
+    @rule()
+    def consume(self) -> None:
+        if self.queue:
+            size = self.queue.popleft()
+            self.receiver.consumed(size)
+            self.taken.append(size)
+            self.speak()
+
+    @rule(repeat=st.booleans())
+    def announce(self, repeat: bool) -> None:
+        if self.credit:
+            announcement = self.credit[0] if repeat else self.credit.popleft()
+            self.sender.announced(announcement)
+
+    @precondition(lambda self: len(self.credit) > 1)
+    @rule()
+    def lose_an_announcement_that_a_later_one_covers(self) -> None:
+        self.credit.popleft()
+
+    @invariant()
+    def in_flight_is_bounded(self) -> None:
+        in_flight = sum(self.data) + sum(self.queue)
+        assert in_flight <= max(self.receiver.allocated_bytes, self.largest)
+        assert len(self.data) + len(self.queue) <= self.receiver.allocated_batches
+        assert self.sender.bytes_in_flight >= in_flight
+
+    @invariant()
+    def order_is_kept(self) -> None:
+        assert self.taken == self.sent[: len(self.taken)]
+
+    def teardown(self) -> None:
+        """No deadlock: with everyone running, all that was produced arrives."""
+        if not hasattr(self, "waiting"):
+            return
+        for _ in range(10 * (len(self.waiting) + len(self.sent)) + 20):
+            self.announce(repeat=False)
+            self.send()
+            self.deliver()
+            self.consume()
+        assert [*self.waiting, *self.data, *self.queue] == []
+        assert self.taken == self.sent
+
+
+TestCredit = CreditMachine.TestCase
+TestCredit.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -1,0 +1,206 @@
+"""Partitioning of batches: what goes where, in which order, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from barriers.elements import Batch
+from barriers.jobgraph import JobEdge, Partitioning
+from barriers.partition import (
+    BroadcastPartitioner,
+    ForwardPartitioner,
+    HashPartitioner,
+    Partitioner,
+    RebalancePartitioner,
+    partitioner_of,
+    split_by_subtask,
+)
+from statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UnknownColumnError
+from statebackends.keygroups import subtask_of_key_group
+from statebackends.keys import KeyType
+
+INT = KeyType.parse("int64")
+PAIR = KeyType.parse("tuple<utf8,int64>")
+
+
+def columns(**values: list[Any]) -> Batch:
+    return Batch(columns=pa.record_batch({name: pa.array(column) for name, column in values.items()}))
+
+
+def by_columns(*names: str, key_type: KeyType = INT, parallelism: int = 4) -> HashPartitioner:
+    return HashPartitioner(key_type=key_type, parallelism=parallelism, max_parallelism=128, operator="count", columns=names)
+
+
+def owner(key_type: KeyType, key: Any, parallelism: int = 4) -> int:
+    return subtask_of_key_group(key_type.key_group(key, 128), 128, parallelism)
+
+
+# -------------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_hash_needs_columns_or_a_function_and_not_both() -> None:
+    with pytest.raises(InvalidConfigError, match="'count'"):
+        HashPartitioner(key_type=INT, parallelism=2, max_parallelism=128, operator="count")
+    with pytest.raises(InvalidConfigError):
+        HashPartitioner(key_type=INT, parallelism=2, max_parallelism=128, operator="c", columns=["k"], key_function=list)
+
+
+def test_parallelism_above_max_parallelism_is_refused() -> None:
+    with pytest.raises(InvalidConfigError):
+        by_columns("k", parallelism=129)
+
+
+@pytest.mark.parametrize("batch", [columns(k=[1, None, 3]), Batch(rows=[{"k": 1}, {"k": None}])], ids=["columns", "rows"])
+def test_null_key_names_the_operator(batch: Batch) -> None:
+    with pytest.raises(InvalidKeyError, match="count"):
+        by_columns("k").split(batch)
+
+
+@pytest.mark.parametrize("batch", [columns(k=[1.5]), Batch(rows=[{"k": True}])], ids=["columns", "rows"])
+def test_key_of_another_type_names_the_operator(batch: Batch) -> None:
+    with pytest.raises(InvalidKeyError, match="count"):
+        by_columns("k").split(batch)
+
+
+@pytest.mark.parametrize("batch", [columns(x=[1]), Batch(rows=[{"x": 1}]), Batch(rows=[SimpleNamespace(x=1)])])
+def test_missing_column_names_operator_and_columns(batch: Batch) -> None:
+    with pytest.raises(UnknownColumnError, match=r"'count' is keyed by 'k'.*it has x") as caught:
+        by_columns("k").split(batch)
+    assert (caught.value.operator, caught.value.column, caught.value.available) == ("count", "k", ["x"])
+
+
+def test_key_function_must_give_one_key_a_row() -> None:
+    partitioner = HashPartitioner(key_type=INT, parallelism=2, max_parallelism=128, operator="count", key_function=lambda rows: [1])
+    with pytest.raises(InvariantError, match="1 keys for 2 rows"):
+        partitioner.split(Batch(rows=["a", "b"]))
+
+
+def test_hash_edge_without_key_type_is_refused() -> None:
+    edge = JobEdge(1, "v", "v", "w", 0, Partitioning.HASH, key=("k",))
+    with pytest.raises(InvalidConfigError, match="no key type"):
+        partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count")
+
+
+# ---------------------------------------------------------------------------------------------------------- routing
+
+
+@pytest.mark.parametrize("parallelism", [2, 3, 10])
+def test_rows_go_to_the_owner_of_their_key_group(parallelism: int) -> None:
+    keys = list(range(500))
+    parts = by_columns("k", parallelism=parallelism).split(columns(k=keys, v=keys))
+    for subtask, part in parts:
+        values = part.columns().column("k").to_pylist()
+        assert {owner(INT, key, parallelism) for key in values} == {subtask}
+        assert values == sorted(values)
+    assert sum(part.num_rows for _, part in parts) == 500
+
+
+def test_rows_and_columns_agree() -> None:
+    keys, names = [7, 8, 9, 7] * 20, ["a", "b", "c", "d"] * 20
+    partitioner = by_columns("n", "k", key_type=PAIR)
+    from_columns = partitioner.split(columns(n=names, k=keys))
+    rows = [{"n": name, "k": key} for name, key in zip(names, keys, strict=True)]
+    from_rows = partitioner.split(Batch(rows=rows))
+    from_records = partitioner.split(Batch(rows=[SimpleNamespace(**row) for row in rows]))
+    assert [(s, list(b.rows())) for s, b in from_columns] == [(s, list(b.rows())) for s, b in from_rows]
+    assert [(s, [vars(row) for row in b.rows()]) for s, b in from_records] == [(s, list(b.rows())) for s, b in from_rows]
+    assert {s for s, _ in from_rows} == {owner(PAIR, key) for key in zip(names, keys, strict=True)}
+
+
+def test_key_by_function() -> None:
+    def first_letter(rows: Sequence[str]) -> list[str]:
+        return [row[0] for row in rows]
+
+    text = KeyType.parse("utf8")
+    partitioner = HashPartitioner(key_type=text, parallelism=4, max_parallelism=128, operator="count", key_function=first_letter)
+    parts = partitioner.split(Batch(rows=["ax", "bx", "ay"]))
+    assert sorted(row for _, part in parts for row in part.rows()) == ["ax", "ay", "bx"]
+    assert {s for s, part in parts if "ax" in part.rows()} == {owner(KeyType.parse("utf8"), "a")}
+
+
+def test_timestamps_travel_with_their_rows() -> None:
+    keys = list(range(100))
+    batch = columns(k=keys).with_timestamps(np.array(keys, np.int64) * 10)
+    for _, part in by_columns("k").split(batch):
+        assert part.timestamps is not None
+        assert part.timestamps.tolist() == [key * 10 for key in part.columns().column("k").to_pylist()]
+
+
+def test_one_target_gets_the_batch_itself() -> None:
+    batch = columns(k=[5, 5, 5])
+    assert by_columns("k", parallelism=1).split(batch) == ((0, batch),)
+    assert by_columns("k").split(batch) == ((owner(INT, 5), batch),)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=50))
+def test_split_by_subtask_is_a_stable_partition(subtasks: list[int]) -> None:
+    batch = Batch(rows=list(enumerate(subtasks)))
+    parts = split_by_subtask(batch, np.array(subtasks, np.int32), 7) if subtasks else []
+    assert [(s, list(part.rows())) for s, part in parts] == [
+        (s, [(i, t) for i, t in enumerate(subtasks) if t == s]) for s in sorted(set(subtasks))
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- the other ways
+
+
+def test_empty_batches_go_nowhere() -> None:
+    for partitioner in (ForwardPartitioner(), BroadcastPartitioner(3), RebalancePartitioner(3), by_columns("k")):
+        assert list(partitioner.split(Batch(rows=[]))) == []
+
+
+def test_forward_and_broadcast() -> None:
+    batch = Batch(rows=[1, 2])
+    assert ForwardPartitioner().split(batch) == ((0, batch),)
+    assert BroadcastPartitioner(3).split(batch) == [(0, batch), (1, batch), (2, batch)]
+
+
+def test_rebalance_cuts_large_batches_evenly() -> None:
+    partitioner = RebalancePartitioner(3, slice_rows_min=10)
+    parts = partitioner.split(Batch(rows=list(range(100))))
+    assert [(channel, part.num_rows) for channel, part in parts] == [(0, 34), (1, 33), (2, 33)]
+    assert [row for _, part in parts for row in part.rows()] == list(range(100))
+    assert [part.num_rows for _, part in partitioner.split(Batch(rows=list(range(101))))] == [33, 34, 34]
+
+
+def test_rebalance_deals_small_batches_in_turn() -> None:
+    partitioner = RebalancePartitioner(3)
+    assert [partitioner.split(Batch(rows=[1]))[0][0] for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.lists(st.integers(0, 200), max_size=60))
+def test_rebalance_is_balanced_by_rows(channel_count: int, sizes: list[int]) -> None:
+    partitioner = RebalancePartitioner(channel_count, slice_rows_min=20)
+    rows: Counter[int] = Counter()
+    for size in sizes:
+        parts = partitioner.split(Batch(rows=[None] * size))
+        assert sum(part.num_rows for _, part in parts) == size
+        for channel, part in parts:
+            rows[channel] += part.num_rows
+    counts = [rows[channel] for channel in range(channel_count)]
+    assert max(counts) - min(counts) <= max([*(size for size in sizes if size < 20 * channel_count), 1])
+
+
+@pytest.mark.parametrize(
+    ("partitioning", "kind"),
+    [
+        (Partitioning.FORWARD, ForwardPartitioner),
+        (Partitioning.REBALANCE, RebalancePartitioner),
+        (Partitioning.BROADCAST, BroadcastPartitioner),
+        (Partitioning.HASH, HashPartitioner),
+    ],
+)
+def test_partitioner_of_an_edge(partitioning: Partitioning, kind: type[Partitioner]) -> None:
+    edge = JobEdge(1, "v", "v", "w", 0, partitioning, key=("k",), key_type="int64")
+    assert isinstance(partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count"), kind)
