@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from barriers.messages import CheckpointKind, TaskState
+from barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.functions.process import ProcessFunction
@@ -112,7 +112,11 @@ def crash_and_recover(
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), crashes=st.lists(st.integers(20, 900), min_size=1, max_size=3), tick=st.sampled_from([0.0, 0.0003]))
+@given(
+    seed=st.integers(0, 10**6),
+    crashes=st.lists(st.integers(20, 900), min_size=1, max_size=3),
+    tick=st.sampled_from([0.0, 0.0003]),
+)
 def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int, crashes: list[int], tick: float) -> None:
     path = "mem://crashes"
     plan = count_job(400, path, batch_rows=9)
@@ -122,33 +126,38 @@ def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int
 
 def test_killed_at_every_operation_of_the_stores(tmp_path: Path) -> None:
     """The worker side of the issue's first step: whatever operation was the last one, the output is exact."""
-    rows, kills = 120, 0
-    operation_count = 1
-    while kills < operation_count:
-        path = "mem://every"
-        plan = count_job(rows, path, parallelism=1, batch_rows=30, state_backend="filesystem", inline_threshold=0)
-        done = 0
-        limit: int | None = kills
-
-        def before(operation: Operation) -> None:
-            nonlocal done
-            if limit is not None and done == limit:
-                raise KilledError
-            done += 1
-
-        cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=kills, before_operation=before)
+    rows, kills = 1_500, 0
+    path = "mem://every"
+    while True:
+        plan = count_job(rows, path, parallelism=1, batch_rows=2, state_backend="filesystem", inline_threshold=0)
+        fuse = Fuse(kills)
+        cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=kills, before_operation=fuse)
         try:
             run_with_checkpoints(cluster)
         except KilledError:
-            limit = None
             cluster.crash()
-            if cluster.coordinator.all_finished:
-                raise AssertionError("killed behind the end") from None
             run_with_checkpoints(cluster)
-            operation_count = kills + 2
         assert committed(path) == expected(rows), f"killed before operation {kills}"
+        if not fuse.blown:
+            break
         kills += 1
     assert kills > 10, "the store was hardly used"
+
+
+class Fuse:
+    """Kills the process before one operation of the stores, once."""
+
+    def __init__(self, operations: int) -> None:
+        self._left = operations
+        self.blown = False
+
+    def __call__(self, operation: Operation) -> None:
+        if self.blown:
+            return
+        if self._left == 0:
+            self.blown = True
+            raise KilledError
+        self._left -= 1
 
 
 def run_with_checkpoints(cluster: MiniCluster) -> None:
@@ -161,3 +170,83 @@ def run_with_checkpoints(cluster: MiniCluster) -> None:
             coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
             cluster.run_until(lambda: coordinator.pending is None)
     cluster.run_to_end()
+
+
+def job_of_two(tmp_path: Path, path: str, rows: int = 5_000, **options: Any) -> MiniCluster:
+    cluster = MiniCluster(count_job(rows, path, **options), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    cluster.run_until(lambda: cluster.coordinator.all_running)
+    return cluster
+
+
+def test_lost_peer_fails_every_subtask_of_the_survivor_once(tmp_path: Path) -> None:
+    cluster = job_of_two(tmp_path, "mem://peer")
+    victim = cluster.workers.pop()
+    victim._transport.close()
+    survivor = cluster.workers[0]
+    cluster.reports.clear()
+    for _ in range(50):
+        survivor.run_once(0)
+    failed = [item for item in cluster.reports if isinstance(item, SubtaskStatus) and item.state is TaskState.FAILED]
+    assert len(failed) == len({(item.vertex, item.subtask) for item in failed}) == 3
+    assert all(item.error.startswith("PeerLostError: the worker in slot 1 is gone") for item in failed)
+
+
+def test_next_attempt_is_deployed_in_place_once_the_old_one_is_gone(tmp_path: Path) -> None:
+    cluster = job_of_two(tmp_path, "mem://redeploy")
+    coordinator = cluster.coordinator
+    coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
+    cluster.run_until(lambda: coordinator.pending is None)
+    cluster.deploy()
+    cluster.run_until(lambda: coordinator.all_running)
+    cluster.run_to_end()
+    assert committed("mem://redeploy") == expected(5_000)
+    assert all(worker.cancelling_since_ms is None for worker in cluster.workers)
+
+
+def test_cancelled_tasks_are_reported_canceled_and_hold_nothing(tmp_path: Path) -> None:
+    cluster = job_of_two(tmp_path, "mem://cancel")
+    coordinator = cluster.coordinator
+    coordinator.broadcast(CancelTasks(1))
+    cluster.run_until(
+        lambda: {status.state for status in coordinator.statuses.values()} == {TaskState.CANCELED}
+    )
+    assert cluster.pool.tasks == []
+    for worker in cluster.workers:
+        worker.run_once(0)
+        assert worker.cancelling_since_ms is None
+
+
+def test_shutdown_leaves_when_everything_is_gone(tmp_path: Path) -> None:
+    cluster = job_of_two(tmp_path, "mem://shutdown")
+    worker = cluster.workers[0]
+    worker.post(ShutdownWorker("the job is over"))
+    for _ in range(50):
+        worker.run_once(0)
+        while cluster.pool.tasks:
+            cluster.pool.step(0)
+    assert worker.has_left
+    assert worker.run() == ShutdownWorker("the job is over")
+
+
+def test_stop_without_drain_and_restore_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    cluster = job_of_two(tmp_path, "mem://stop", 20_000, batch_rows=5)
+    coordinator = cluster.coordinator
+    coordinator.trigger(CheckpointKind.STOP_SAVEPOINT, cluster.clock.now_ms)
+    cluster.run_until(lambda: coordinator.all_finished)
+    stopped = committed("mem://stop")
+    assert 0 < sum(stopped.values()) < 20_000
+    cluster.crash()
+    cluster.deploy()
+    cluster.run_until(lambda: coordinator.all_running)
+    cluster.run_to_end()
+    assert committed("mem://stop") == expected(20_000)
+
+
+def test_plan_without_an_operator_of_the_graph_fails_the_deployment(tmp_path: Path) -> None:
+    plan = count_job(10, "mem://plan")
+    del plan.operators["count"]
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    with pytest.raises(AssertionError, match="GraphError: the plan has no operator 'count'"):
+        cluster.run_until(lambda: cluster.coordinator.all_running)
