@@ -5,6 +5,7 @@ A Batch holds rows or columns and converts lazily, at most once, where the two m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import compress
 from typing import Any, TypeAlias
 
@@ -105,6 +106,14 @@ class Batch:
         columns = None if self._columns is None else self._columns.filter(pa.array(mask))
         rows = None if self._rows is None else list(compress(self._rows, mask.tolist()))
         return self._like(columns, rows, stamps)
+
+    def unshared(self) -> Batch:
+        """The same records with rows of its own, for one of several consumers: a function that changes its row in place
+        must not be seen by the others. Columns are immutable and stay shared."""
+        if self._columns is None and self.schema is None:
+            assert self._rows is not None
+            return self._like(None, [copy(row) for row in self._rows], self.timestamps)
+        return self._like(self.columns(), None, self.timestamps)
 
     def with_timestamps(self, timestamps: npt.NDArray[np.int64]) -> Batch:
         """The same records with these event times."""

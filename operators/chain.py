@@ -51,7 +51,7 @@ class ChainNode:
 class ChainOutput:
     """Output of one operator: direct calls to the operators behind it, and the partitions that it feeds."""
 
-    __slots__ = ("_chain", "_children", "_counters", "_node", "_partitions")
+    __slots__ = ("_chain", "_children", "_counters", "_is_shared", "_node", "_partitions")
 
     def __init__(self, chain: OperatorChain, node: ChainNode) -> None:
         self._chain = chain
@@ -59,6 +59,7 @@ class ChainOutput:
         self._counters = node.context.counters
         self._children = tuple((child.context.counters, child.operator.process_batch) for child in node.children)
         self._partitions = tuple(partition.emit for partition in node.partitions)
+        self._is_shared = len(self._children) + len(self._partitions) > 1
 
     def collect(self, batch: Batch) -> None:
         count = batch.num_rows
@@ -69,9 +70,9 @@ class ChainOutput:
         self._counters.records_out += count
         for counters, process in self._children:
             counters.records_in += count
-            process(batch, 0)
+            process(batch.unshared() if self._is_shared else batch, 0)
         for emit in self._partitions:
-            emit(batch)
+            emit(batch.unshared() if self._is_shared else batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         node = self._node

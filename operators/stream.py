@@ -121,7 +121,7 @@ class Stream(Stage):
     def assign_timestamps(
         self,
         source: str | Callable[[Any], Any],
-        max_out_of_orderness: timedelta | None = None,
+        max_out_of_orderness: timedelta | int | None = None,
         *,
         max_out_of_orderness_ms: int | None = None,
     ) -> Stream:
@@ -130,7 +130,7 @@ class Stream(Stage):
         `source`: a column (int64 ms, or a timestamp with a zone), or a function of the row (ms, or an aware datetime)."""
         what = "max_out_of_orderness"
         if (max_out_of_orderness is None) == (max_out_of_orderness_ms is None):
-            raise GraphError(f"assign_timestamps needs {what}= (a timedelta) or {what}_ms=, one of them", setting=what)
+            raise GraphError(f"assign_timestamps needs {what}= (a timedelta, or ms) or {what}_ms=, one of them", setting=what)
         bound_ms = duration_ms(max_out_of_orderness if max_out_of_orderness_ms is None else max_out_of_orderness_ms, what)  # type: ignore[arg-type]
         if bound_ms < 0:
             raise GraphError(f"{what} must not be negative, got {bound_ms} ms", setting=what)

@@ -92,6 +92,8 @@ class ProcessContext:
 class ProcessFunction:
     """Base of keyed functions. Everything that must survive a failure belongs into declared state.
 
+    A row that was emitted or put into state must not be changed afterwards: emit or store a copy.
+
         class Count(hf.ProcessFunction):
             count = hf.ValueStateDescriptor("count", int)
             states = (count,)

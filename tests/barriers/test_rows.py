@@ -150,3 +150,18 @@ def test_a_batch_names_the_producer_of_a_bad_row() -> None:
     batch = Batch(rows=[{"n": "x", "s": None}], schema=SCHEMA, producer="parse").slice(0, 1)
     with pytest.raises(SchemaMismatchError, match="'parse'"):
         batch.columns()
+
+
+@pytest.mark.parametrize(
+    "batch", [Batch(rows=[{"n": 1, "s": "a"}], schema=SCHEMA), Batch(rows=[{"n": 1}]), Batch(rows=[Point(1, "a")])]
+)
+def test_an_unshared_batch_has_rows_of_its_own(batch: Batch) -> None:
+    other = batch.unshared()
+    before = repr(batch.rows())
+    row = other.rows()[0]
+    if isinstance(row, dict):
+        row["n"] = 2
+    else:
+        row.n = 2
+    assert repr(batch.rows()) == before == repr(batch.unshared().rows())
+    assert repr(other.rows()) != before
