@@ -138,6 +138,7 @@ class Decisions:
                 on.WriteMetadata(
                     pending.checkpoint_id,
                     pending.request.kind,
+                    pending.attempt,
                     pending.folder,
                     pending.timestamp_ms,
                     pending.states(),

@@ -263,6 +263,7 @@ class WriteMetadata:
 
     checkpoint_id: int
     kind: CheckpointKind
+    attempt: int
     folder: str
     timestamp_ms: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]

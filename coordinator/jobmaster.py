@@ -1,6 +1,6 @@
 """CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
 
-It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
+    # ---------------------------------------------------------------------- what the checkpoint coordinator wants
 job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's."""
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class JobMaster:
             return
         if verdict is Verdict.RECONNECT and slot.index in self.lifecycle.next.deployments:
             return  # its deployment was lost on the way: the answer repeats it
-        self.lifecycle.lose(slot, f"WorkerRestarted: the process in slot {slot.index} does not run attempt {self.lifecycle.attempt}")
+        self.lifecycle.lose(slot, f"WorkerRestarted: the process in slot {slot.index} does not run the job's attempt")
 
     def _desired_state(self, slot: Slot, running: int, answers: tuple[AckStatus, ...]) -> Registered:
         lifecycle, config = self.lifecycle, self.setup.graph.config
@@ -286,7 +286,7 @@ class JobMaster:
             finish=lifecycle.finishing if runs_it and lifecycle.finish_sent else 0,
         )
 
-    # --------------------------------------------------------------------------- what the checkpoint coordinator wants
+    # ---------------------------------------------------------------------- what the checkpoint coordinator wants
 
     def _pass_on(self, event: on.Event) -> None:
         for action in self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms):

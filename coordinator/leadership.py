@@ -1,7 +1,7 @@
 """Who leads a job, and whether a state directory is one that others see too.
 
-The higher epoch always wins. Nothing here is a lease: safety rests on the write-once registers of `store.py`, which a
-stale leader loses; the lock in `lock.py` is a courtesy."""
+The higher epoch always wins. Nothing here is a lease or a lock: safety rests on the write-once registers of `store.py`,
+which a stale leader loses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,302 @@
+"""What storage actions mean: each becomes one flow that ends with the event that tells its outcome.
+
+Errors of storage become outcomes here and nowhere else. The flows run on a pool thread in the service and step by step in
+the simulator; they address a `RoutedStorage`, since a savepoint may lie anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+import msgspec
+
+from barriers.jobgraph import JobGraph
+from barriers.messages import CheckpointKind, FailureReason, SubtaskKey
+from coordinator import events as on
+from coordinator import jobevents as job
+from coordinator.leadership import check_leadership
+from coordinator.pending import assemble_operators
+from coordinator.records import (
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    JobPaths,
+    RestorePoint,
+    ResultRecord,
+    SavepointRecord,
+    hash_graph,
+)
+from coordinator.restore import assign_state, find_list_states
+from coordinator.snapshots import check_files, load_snapshot, read_lists
+from coordinator.store import (
+    abort_checkpoint,
+    claim_checkpoint,
+    complete_savepoint,
+    decide_checkpoint,
+    discard_files,
+    discard_folder,
+    drop_checkpoint,
+    probe_folder,
+    write_attempt,
+    write_result,
+)
+from statebackends.errors import (
+    AmbiguousWriteError,
+    FencedError,
+    HoldfastError,
+    StorageUnavailableError,
+)
+from statebackends.handles import OperatorSubtaskState
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.storage import is_absolute_folder
+from statebackends.storage.operations import DeleteFolder, Flow
+
+StorageAction: TypeAlias = (
+    on.WriteClaim
+    | on.WriteMetadata
+    | on.WriteAborted
+    | on.DiscardState
+    | on.DropCheckpoint
+    | job.PrepareAttempt
+    | job.WriteResult
+)
+
+AssignedState: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who writes: one leader of one submission."""
+
+    job_id: str
+    epoch: int
+    nonce: str
+    submission: int
+    graph: JobGraph
+    started_ms: int = 0
+
+
+class StorageEffects:
+    """Flows of one job. Holds nothing but the newest snapshot's metadata, which a failover would otherwise read again."""
+
+    def __init__(self, identity: Identity, wall_ms: Callable[[], int]) -> None:
+        self._identity = identity
+        self._paths = JobPaths(identity.job_id)
+        self._wall_ms = wall_ms
+        self._graph_hash = hash_graph(identity.graph)
+        self._newest: tuple[str, SnapshotMetadata] | None = None
+        self._attempt = 0
+
+    def flow(self, action: StorageAction) -> Flow[job.Event | None]:
+        """The flow of an action; its result is the event to feed back, None when nobody waits for it."""
+        match action:
+            case on.WriteClaim():
+                return self._claim(action)
+            case on.WriteMetadata():
+                return self._complete(action)
+            case on.WriteAborted():
+                return self._abort(action)
+            case on.DiscardState():
+                return self._discard(action)
+            case on.DropCheckpoint():
+                return self._drop(action)
+            case job.PrepareAttempt():
+                return self._prepare(action)
+            case job.WriteResult():
+                return self._end(action)
+            case _:
+                assert_never(action)
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def _claim(self, action: on.WriteClaim) -> Flow[job.Event | None]:
+        number, request = action.checkpoint_id, action.request
+        record = ClaimRecord(
+            checkpoint_id=number,
+            epoch=self._identity.epoch,
+            submission=self._identity.submission,
+            attempt=action.attempt,
+            kind=request.kind,
+            folder=action.folder,
+            nonce=self._identity.nonce,
+            drain=request.drain,
+            trigger_id=request.trigger_id,
+            created_ms=self._wall_ms(),
+        )
+        try:
+            if request.is_savepoint:
+                yield from probe_folder(action.folder, self._identity.nonce)
+            standing = yield from claim_checkpoint(self._paths, record)
+        except AmbiguousWriteError as error:
+            return on.ClaimFailed(number, str(error), ambiguous=True)
+        except HoldfastError as error:
+            return on.ClaimFailed(number, str(error), ambiguous=False)
+        if standing == record:
+            return on.ClaimWritten(number)
+        if standing.nonce == record.nonce:
+            return on.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
+        return on.ClaimTaken(number, standing)
+
+    def _complete(self, action: on.WriteMetadata) -> Flow[job.Event | None]:
+        number = action.checkpoint_id
+        try:
+            metadata = self._metadata(action)
+            content = encode_metadata(metadata)
+            if action.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+                record = SavepointRecord(
+                    checkpoint_id=number,
+                    folder=action.folder,
+                    kind=action.kind,
+                    timestamp_ms=action.timestamp_ms,
+                    epoch=self._identity.epoch,
+                    nonce=self._identity.nonce,
+                    created_ms=metadata.completion_timestamp_ms,
+                )
+                mine, standing = yield from complete_savepoint(self._paths, record, content)
+            else:
+                mine, standing = yield from decide_checkpoint(self._paths, number, content)
+        except AmbiguousWriteError as error:
+            return on.MetadataAmbiguous(number, str(error))
+        except StorageUnavailableError as error:
+            return on.MetadataFailed(number, FailureReason.IO_EXCEPTION, str(error))
+        except HoldfastError as error:
+            return on.MetadataFailed(number, FailureReason.FINALIZE_FAILURE, str(error))
+        if not mine:
+            return on.MetadataLost(number, standing)
+        if action.kind is not CheckpointKind.SAVEPOINT:
+            self._newest = (action.folder, metadata)
+        return on.MetadataWritten(number)
+
+    def _metadata(self, action: on.WriteMetadata) -> SnapshotMetadata:
+        identity = self._identity
+        external = {path for task in action.states.values() for state in task.values() for path in state.external}
+        kinds: dict[CheckpointKind, Literal["savepoint", "stop_savepoint"]] = {
+            CheckpointKind.SAVEPOINT: "savepoint",
+            CheckpointKind.STOP_SAVEPOINT: "stop_savepoint",
+        }
+        properties = {"finished_tasks": ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)}
+        return SnapshotMetadata(
+            job_id=identity.job_id,
+            job_name=identity.graph.name,
+            checkpoint_id=action.checkpoint_id,
+            kind=kinds.get(action.kind, "checkpoint"),
+            attempt=action.attempt,
+            epoch=identity.epoch,
+            trigger_timestamp_ms=action.timestamp_ms,
+            completion_timestamp_ms=self._wall_ms(),
+            operators=assemble_operators(identity.graph, action.states),
+            external=tuple(sorted(external)),
+            properties=properties if action.finished else {},
+            graph=msgspec.to_builtins(identity.graph),
+        )
+
+    def _abort(self, action: on.WriteAborted) -> Flow[job.Event | None]:
+        number = action.checkpoint_id
+        record = AbortRecord(
+            checkpoint_id=number,
+            reason=action.reason,
+            epoch=self._identity.epoch,
+            nonce=self._identity.nonce,
+            message=action.message,
+            created_ms=self._wall_ms(),
+        )
+        try:
+            mine, standing = yield from abort_checkpoint(self._paths, record)
+        except HoldfastError as error:
+            return on.AbortFailed(number, str(error))
+        if mine or (isinstance(standing, AbortRecord) and standing.nonce == record.nonce):
+            return on.AbortWritten(number)
+        return on.AbortLost(number, standing)
+
+    def _discard(self, action: on.DiscardState) -> Flow[job.Event | None]:
+        """Whatever could not be deleted is swept by the next recovery."""
+        try:
+            if action.files is not None:
+                yield from discard_files([f"{action.folder}/{path}" for path in action.files])
+            elif is_absolute_folder(action.folder):
+                yield DeleteFolder(action.folder)
+            else:
+                yield from discard_folder(action.folder)
+        except HoldfastError:
+            return None
+        return None
+
+    def _drop(self, action: on.DropCheckpoint) -> Flow[job.Event | None]:
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+            yield from drop_checkpoint(self._paths, action.checkpoint_id)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError as error:
+            return on.DropFailed(action.checkpoint_id, str(error))
+        return on.CheckpointDropped(action.checkpoint_id)
+
+    # -------------------------------------------------------------------------------------------------------- attempts
+
+    def _prepare(self, action: job.PrepareAttempt) -> Flow[job.Event | None]:
+        identity, restore = self._identity, action.restore
+        record = AttemptRecord(
+            attempt=action.attempt,
+            epoch=identity.epoch,
+            submission=identity.submission,
+            graph_hash=self._graph_hash,
+            slots=identity.graph.slots_required,
+            restored=restore,
+            restarts=action.restarts,
+            nonce=identity.nonce,
+            created_ms=self._wall_ms(),
+        )
+        try:
+            standing = yield from write_attempt(self._paths, record)
+            yield from check_leadership(self._paths, identity.epoch)
+            if standing.nonce != record.nonce:
+                return job.AttemptTaken(action.attempt)
+            states: AssignedState = {}
+            if restore is not None:
+                states = yield from self._restore(restore)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except StorageUnavailableError as error:
+            return job.AttemptDelayed(action.attempt, str(error))
+        except HoldfastError as error:
+            return job.AttemptImpossible(action.attempt, error)
+        return job.AttemptPrepared(action.attempt, states)
+
+    def _restore(self, restore: RestorePoint) -> Flow[AssignedState]:
+        """Verify the snapshot's files, then deal its state out."""
+        known = self._newest
+        if known is not None and known[0] == restore.folder:
+            metadata = known[1]
+        else:
+            metadata = yield from load_snapshot(restore.folder)
+        yield from check_files(metadata, restore.folder, checksums=False)
+        graph = self._identity.graph
+        lists: dict[tuple[str, str], list[list[bytes]]] = {}
+        for operator, name in find_list_states(metadata, graph):
+            lists[operator.uid, name] = yield from read_lists(operator, name, restore.folder)
+        self._newest = (restore.folder, metadata)
+        return assign_state(metadata, graph, lists)
+
+    def _end(self, action: job.WriteResult) -> Flow[job.Event | None]:
+        record = ResultRecord(
+            submission=self._identity.submission,
+            state=action.state.value,
+            epoch=self._identity.epoch,
+            nonce=self._identity.nonce,
+            last_checkpoint_id=action.last_checkpoint_id,
+            newest_completed=action.newest_completed,
+            cause=action.cause,
+            started_ms=self._identity.started_ms,
+            created_ms=self._wall_ms(),
+        )
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+            standing = yield from write_result(self._paths, record)
+            # A newer leader either sees this result or is seen here: nobody deletes what it may be restoring from.
+            yield from check_leadership(self._paths, self._identity.epoch)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError as error:
+            return job.ResultFailed(str(error))
+        return job.ResultWritten(standing)

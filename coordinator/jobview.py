@@ -1,0 +1,131 @@
+"""Read models from a job master, or from the records of a job that ended before this coordinator started. Pure."""
+
+from __future__ import annotations
+
+from barriers.messages import CheckpointKind
+from coordinator.execution import Execution
+from coordinator.jobmaster import JobMaster
+from coordinator.publication import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
+from coordinator.records import AbortRecord, SavepointRecord
+from coordinator.views import (
+    CheckpointCounts,
+    CheckpointStatsView,
+    CheckpointView,
+    JobOverviewView,
+    JobView,
+    Quantiles,
+)
+
+
+def view_overview(master: JobMaster) -> JobOverviewView:
+    setup, lifecycle = master.setup, master.lifecycle
+    execution = lifecycle.execution or Execution(0, setup.graph)
+    return JobOverviewView(
+        job_id=setup.job_id,
+        name=setup.graph.name,
+        state=master.state.value,
+        start_ms=lifecycle.timestamps.get("INITIALIZING", setup.started_ms),
+        end_ms=lifecycle.end_wall_ms,
+        last_modification_ms=max(lifecycle.timestamps.values(), default=setup.started_ms),
+        task_counts=execution.counts(),
+        slots_required=setup.graph.slots_required,
+        slots_registered=master.workforce.registered,
+    )
+
+
+def view_job(master: JobMaster, now_ms: int) -> JobView:
+    setup, lifecycle = master.setup, master.lifecycle
+    execution = lifecycle.execution or Execution(lifecycle.attempt, setup.graph)
+    return JobView(
+        overview=view_overview(master),
+        now_ms=now_ms,
+        timestamps=dict(lifecycle.timestamps),
+        graph=setup.graph,
+        vertices=execution.views(master.workforce.hosts()),
+        workers=master.workforce.views(),
+        exceptions=lifecycle.incidents.views(),
+        submission=setup.submission,
+        attempt=lifecycle.attempt,
+        restarts=lifecycle.incidents.restarts,
+        epoch=setup.epoch,
+        failure=lifecycle.failure,
+    )
+
+
+def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
+    """A job in a terminal state, as its directory remembers it: no tasks, no workers."""
+    record, result = job.newest_submission, job.result
+    assert record is not None
+    assert result is not None
+    execution = Execution(0, record.graph)
+    attempt = job.newest_attempt
+    overview = JobOverviewView(
+        job_id=job.job_id,
+        name=record.graph.name,
+        state=result.state,
+        start_ms=result.started_ms or record.created_ms,
+        end_ms=result.created_ms,
+        last_modification_ms=result.created_ms,
+        task_counts=execution.counts(),
+        slots_required=record.graph.slots_required,
+        slots_registered=0,
+    )
+    return JobView(
+        overview=overview,
+        now_ms=now_ms,
+        timestamps={"INITIALIZING": record.created_ms, result.state: result.created_ms},
+        graph=record.graph,
+        vertices=execution.views({}),
+        workers=(),
+        exceptions=(),
+        submission=record.number,
+        attempt=attempt.attempt if attempt is not None else 0,
+        restarts=attempt.restarts if attempt is not None else 0,
+        epoch=result.epoch,
+        failure=result.cause or None,
+    )
+
+
+def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
+    """What is still on record of a job's checkpoints."""
+    views = [_recorded(entry) for entry in job.checkpoints.values() if entry.fact is not CheckpointFact.ORPHANED]
+    completed = [view for view in views if view.status == "COMPLETED"]
+    failed = [view for view in views if view.status == "FAILED"]
+    return CheckpointStatsView(
+        counts=CheckpointCounts(restored=0, total=len(views), in_progress=0, completed=len(completed), failed=len(failed)),
+        summary=dict.fromkeys(
+            ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data"),
+            Quantiles(),
+        ),
+        history=tuple(sorted(views, key=lambda view: -view.checkpoint_id)),
+        latest_completed=next((view for view in reversed(completed) if not view.is_savepoint), None),
+        latest_savepoint=next((view for view in reversed(completed) if view.is_savepoint), None),
+        latest_failed=failed[-1] if failed else None,
+        latest_restored=None,
+    )
+
+
+def _recorded(entry: RecordedCheckpoint) -> CheckpointView:
+    claim, decision = entry.claim, entry.decision
+    completed = isinstance(decision, Completed | SavepointRecord)
+    aborted = decision if isinstance(decision, AbortRecord) else None
+    trigger_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else -1
+    return CheckpointView(
+        checkpoint_id=entry.checkpoint_id,
+        kind=claim.kind if claim is not None else CheckpointKind.CHECKPOINT,
+        status="COMPLETED" if completed else "FAILED",
+        trigger_ms=trigger_ms if claim is None or trigger_ms >= 0 else claim.created_ms,
+        latest_ack_ms=-1,
+        checkpointed_size=decision.size if isinstance(decision, Completed) else 0,
+        state_size=decision.size if isinstance(decision, Completed) else 0,
+        end_to_end_ms=-1,
+        processed_bytes=0,
+        persisted_bytes=0,
+        num_subtasks=0,
+        num_acknowledged_subtasks=0,
+        vertices={},
+        location=claim.folder if completed and claim is not None else None,
+        failure_ms=aborted.created_ms if aborted is not None else -1,
+        failure_reason=aborted.reason.value if aborted is not None else None,
+        failure_message=(aborted.message or aborted.reason.value) if aborted is not None else None,
+    )

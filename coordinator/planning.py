@@ -1,0 +1,226 @@
+"""From a submission to what a job master starts with: which snapshot, does it fit, which ids come next.
+
+Nothing is written before the plan stands: a submission that can't run leaves the job as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from barriers.jobgraph import JobGraph, Submission
+from barriers.messages import CheckpointKind
+from coordinator.events import CompletedCheckpoint
+from coordinator.jobevents import JobSetup
+from coordinator.publication import (
+    CheckpointFact,
+    Completed,
+    RecordedCheckpoint,
+    RecordedJob,
+    decode_decision,
+    derive_abandoned_stop,
+    derive_finishing,
+    derive_latest,
+)
+from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
+from coordinator.restore import plan_restore
+from coordinator.snapshots import check_files, load_snapshot
+from coordinator.store import read_optional
+from coordinator.views import TriggerView
+from statebackends.errors import (
+    CorruptStateError,
+    GraphError,
+    InvalidConfigError,
+    JobExistsError,
+    NotFoundError,
+    OutputMayRepeatError,
+    RestoreError,
+)
+from statebackends.storage import is_absolute_folder
+from statebackends.storage.operations import Flow
+
+_KINDS = {
+    "checkpoint": CheckpointKind.CHECKPOINT,
+    "savepoint": CheckpointKind.SAVEPOINT,
+    "stop_savepoint": CheckpointKind.STOP_SAVEPOINT,
+}
+"""Kinds as a snapshot's metadata names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionPlan:
+    """A submission that can run."""
+
+    submission: Submission
+    """With the snapshot's max parallelism adopted."""
+    base: RestorePoint | None
+    first_checkpoint_id: int
+
+
+def check_graph(graph: JobGraph) -> None:
+    """Raise InvalidConfigError or GraphError on what no snapshot can mend."""
+    graph.config.check()
+    if not graph.name.strip():
+        raise InvalidConfigError("the job has no name", setting="name")
+    if not graph.vertices:
+        raise GraphError(f"job {graph.name!r} has no vertices")
+    if not any(vertex.is_source for vertex in graph.vertices):
+        raise GraphError(f"job {graph.name!r} has no source")
+    seen: set[str] = set()
+    for vertex in graph.vertices:
+        if not 1 <= vertex.parallelism <= vertex.max_parallelism:
+            raise GraphError(
+                f"vertex {vertex.name!r} has parallelism {vertex.parallelism} and max parallelism {vertex.max_parallelism}",
+                operator=vertex.operators[0].uid,
+            )
+        for operator in vertex.operators:
+            if operator.uid in seen:
+                raise GraphError(f"uid {operator.uid!r} is given twice", operator=operator.uid)
+            seen.add(operator.uid)
+
+
+def plan_submission(job: RecordedJob, submission: Submission) -> Flow[SubmissionPlan]:
+    """Resolve and judge the snapshot that a submission starts from; reads only.
+
+    Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
+    if submission.fresh and submission.restore is not None:
+        raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
+    base = yield from _resolve(job, submission)
+    graph = submission.graph
+    if base is not None:
+        metadata = yield from load_snapshot(base.folder)
+        if metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed and not submission.allow_output_repeat:
+            raise OutputMayRepeatError(
+                f"checkpoint {base.checkpoint_id} is older than {job.newest_completed}, whose output is committed: "
+                "what came after it would be written again. Allow that explicitly, or restore the newest one.",
+                restored=base.checkpoint_id,
+                committed=job.newest_completed,
+            )
+        yield from check_files(metadata, base.folder, checksums=base.explicit)
+        graph = plan_restore(metadata, graph, allow_non_restored_state=submission.allow_non_restored_state).graph
+    first = max(job.last_checkpoint_id, base.checkpoint_id if base is not None else 0) + 1
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first)
+
+
+def _resolve(job: RecordedJob, submission: Submission) -> Flow[RestorePoint | None]:
+    restore = submission.restore
+    if restore is None:
+        if job.result is not None and not submission.fresh:
+            raise JobExistsError(
+                f"job {submission.graph.name!r} is {job.result.state}: say restore= to continue from a snapshot, or fresh=True",
+                job_id=job.job_id,
+                state=job.result.state,
+            )
+        return _latest(job) if job.is_live and not submission.fresh else None
+    if restore == "latest":
+        latest = _latest(job)
+        if latest is None:
+            raise RestoreError(f"job {submission.graph.name!r} has no completed checkpoint to restore", job_id=job.job_id)
+        return latest
+    if restore.isdecimal():
+        return _by_id(job, int(restore))
+    return (yield from _by_path(restore))
+
+
+def _latest(job: RecordedJob) -> RestorePoint | None:
+    """The newest recovery point; when it is unreadable the older ones are named, and nobody falls back silently."""
+    try:
+        return derive_latest(job)
+    except CorruptStateError as error:
+        readable = [
+            entry.checkpoint_id
+            for entry in job.with_fact(CheckpointFact.COMPLETED)
+            if entry.is_recovery_point and isinstance(entry.decision, Completed | SavepointRecord)
+        ]
+        if not readable:
+            raise
+        fallback = max(readable)
+        message = f"{error.message}; checkpoint {fallback} is readable: restore={fallback} with allow_output_repeat goes back to it"
+        raise CorruptStateError(message, **{**error.fields, "fallback": fallback}) from error
+
+
+def _by_id(job: RecordedJob, checkpoint_id: int) -> RestorePoint:
+    checkpoint = job.checkpoints.get(checkpoint_id)
+    if checkpoint is None or checkpoint.fact is not CheckpointFact.COMPLETED:
+        kept = [entry.checkpoint_id for entry in job.with_fact(CheckpointFact.COMPLETED)]
+        raise NotFoundError(
+            f"job {job.job_id} has no completed checkpoint {checkpoint_id}; it has {kept}", job=job.job_id, checkpoint=checkpoint_id
+        )
+    return checkpoint.restore_point()
+
+
+def _by_path(location: str) -> Flow[RestorePoint]:
+    """A savepoint's or checkpoint's folder, or its `_metadata`; a pointer to a savepoint is followed."""
+    folder = location.rstrip("/").removesuffix("/_metadata")
+    if not is_absolute_folder(folder):
+        raise InvalidConfigError(
+            f"restore={location!r} is neither 'latest', nor a checkpoint id, nor an absolute path or URL", setting="restore"
+        )
+    content = yield from read_optional(f"{folder}/_metadata")
+    decision = decode_decision(content, f"{folder}/_metadata") if content is not None else None
+    if isinstance(decision, SavepointRecord):
+        folder = decision.folder
+    elif isinstance(decision, AbortRecord):
+        raise RestoreError(f"{folder} is an aborted checkpoint: {decision.reason.value} {decision.message}", path=folder)
+    metadata = yield from load_snapshot(folder)
+    return RestorePoint(
+        checkpoint_id=metadata.checkpoint_id,
+        folder=folder,
+        timestamp_ms=metadata.trigger_timestamp_ms,
+        kind=_KINDS[metadata.kind],
+        explicit=True,
+    )
+
+
+def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, directory_nonce: str) -> JobSetup:
+    """What a master of this epoch starts with, from the directory of a settled job."""
+    attempt = job.newest_attempt
+    same = attempt is not None and attempt.submission == record.number
+    return JobSetup(
+        job_id=job.job_id,
+        epoch=epoch,
+        submission=record.number,
+        graph=record.graph,
+        directory_nonce=directory_nonce,
+        base=record.base,
+        first_checkpoint_id=record.first_checkpoint_id,
+        next_checkpoint_id=max(job.last_checkpoint_id + 1, record.first_checkpoint_id),
+        attempt=attempt.attempt if attempt is not None else 0,
+        restarts=attempt.restarts if attempt is not None and same else 0,
+        completed=tuple(_completed(entry) for entry in job.with_fact(CheckpointFact.COMPLETED)),
+        aborted=tuple(entry.checkpoint_id for entry in job.with_fact(CheckpointFact.ABORTED)),
+        reconcile=same,
+        fail_over=same and derive_abandoned_stop(job, record),
+        finishing=derive_finishing(job, record),
+        triggers=derive_triggers(job),
+        started_ms=record.created_ms,
+    )
+
+
+def derive_triggers(job: RecordedJob) -> tuple[TriggerView, ...]:
+    """Requests of users that took an id, and what became of them."""
+    return tuple(_trigger(entry) for entry in job.checkpoints.values() if entry.claim is not None and entry.claim.trigger_id)
+
+
+def _completed(entry: RecordedCheckpoint) -> CompletedCheckpoint:
+    assert entry.claim is not None
+    decision = entry.decision
+    timestamp_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else 0
+    size = decision.size if isinstance(decision, Completed) else 0
+    return CompletedCheckpoint(entry.checkpoint_id, entry.claim.kind, entry.claim.folder, timestamp_ms, size)
+
+
+def _trigger(entry: RecordedCheckpoint) -> TriggerView:
+    """What became of a request whose answer only the job's directory remembers."""
+    assert entry.claim is not None
+    claim, decision = entry.claim, entry.decision
+    aborted = decision if isinstance(decision, AbortRecord) else None
+    return TriggerView(
+        trigger_id=claim.trigger_id,
+        kind=claim.kind,
+        in_progress=False,
+        checkpoint_id=entry.checkpoint_id,
+        location=claim.folder if aborted is None else None,
+        failure=(aborted.message or aborted.reason.value) if aborted is not None else None,
+        failure_reason=aborted.reason.value if aborted is not None else None,
+    )

@@ -1,0 +1,122 @@
+"""SHELL: the read models of a coordinator: asked of each job's owner thread, or of what is on record of an ended job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from coordinator.jobevents import Event
+from coordinator.jobmaster import JobMaster
+from coordinator.jobservice import JobService, wall_clock_ms
+from coordinator.jobview import view_job, view_overview, view_recorded_checkpoints, view_recorded_job
+from coordinator.publication import RecordedJob
+from coordinator.registry import JobRegistry
+from coordinator.views import (
+    CheckpointConfigView,
+    CheckpointStatsView,
+    CheckpointView,
+    ClusterView,
+    JobOverviewView,
+    JobView,
+    VertexCheckpointView,
+)
+from statebackends.errors import FencedError, NotFoundError, StorageUnavailableError
+
+T = TypeVar("T")
+
+
+class ReadModels:
+    """The part of `interface.Coordinator` that changes nothing, and how calls reach a job."""
+
+    def __init__(self, registry: JobRegistry, storage_root: str, call_timeout_ms: int) -> None:
+        self._registry = registry
+        self._storage_root = storage_root
+        self._call_timeout_ms = call_timeout_ms
+
+    def jobs(self) -> tuple[JobOverviewView, ...]:
+        futures = [service.query(view_overview) for service in self._registry.services()]
+        led = [self._wait_for(future) for future in futures]
+        known = {view.job_id for view in led}
+        now_ms = wall_clock_ms()
+        ended = [view_recorded_job(entry, now_ms).overview for entry in self._registry.recorded_jobs() if entry.job_id not in known]
+        return tuple(sorted([*ended, *led], key=lambda view: (view.start_ms, view.job_id)))
+
+    def job(self, job_id: str) -> JobView:
+        now_ms = wall_clock_ms()
+        recorded = self._recorded_only(job_id)
+        if recorded is not None:
+            return view_recorded_job(recorded, now_ms)
+        return self._read(job_id, lambda master: view_job(master, now_ms))
+
+    def checkpoints(self, job_id: str) -> CheckpointStatsView:
+        recorded = self._recorded_only(job_id)
+        if recorded is not None:
+            return view_recorded_checkpoints(recorded)
+        return self._read(job_id, lambda master: master.coordinator.stats.view())
+
+    def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
+        recorded = self._recorded_only(job_id)
+        view: CheckpointView | None
+        if recorded is not None:
+            history = view_recorded_checkpoints(recorded).history
+            view = next((entry for entry in history if entry.checkpoint_id == checkpoint_id), None)
+        else:
+            view = self._read(job_id, lambda master: master.coordinator.stats.checkpoint(checkpoint_id))
+        if view is None:
+            raise NotFoundError(f"job {job_id} shows no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
+        return view
+
+    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
+        view = self.checkpoint(job_id, checkpoint_id).vertices.get(vertex)
+        if view is None:
+            raise NotFoundError(f"checkpoint {checkpoint_id} has no vertex {vertex}", job=job_id, vertex=vertex)
+        return view
+
+    def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
+        recorded = self._recorded_only(job_id)
+        if recorded is not None and recorded.newest_submission is not None:
+            return CheckpointConfigView(recorded.newest_submission.graph.config, self._storage_root)
+        config = self._read(job_id, lambda master: master.setup.graph.config)
+        return CheckpointConfigView(config, self._storage_root)
+
+    def cluster(self) -> ClusterView:
+        jobs = self.jobs()
+        states = [view.state for view in jobs]
+        workers = sum(view.slots_registered for view in jobs)
+        busy = sum(view.slots_registered for view in jobs if view.state in ("RUNNING", "RECONCILING"))
+        return ClusterView(
+            slots_total=sum(view.slots_required for view in jobs if not view.is_terminal),
+            slots_available=workers - busy,
+            jobs_running=sum(not view.is_terminal for view in jobs),
+            jobs_finished=states.count("FINISHED"),
+            jobs_canceled=states.count("CANCELED"),
+            jobs_failed=states.count("FAILED"),
+            workers=workers,
+        )
+
+    # ---------------------------------------------------------------------------------------------------- reaching a job
+
+    def _recorded_only(self, job_id: str) -> RecordedJob | None:
+        return self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
+
+    def _led(self, job_id: str) -> JobService:
+        """Raises FencedError for a job that ended before this process started: its workers are to leave."""
+        recorded = self._recorded_only(job_id)
+        if recorded is not None and recorded.result is not None:
+            state = recorded.result.state
+            raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
+        return self._registry.led(job_id)
+
+    def _call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
+        return self._led(job_id).call(make)
+
+    def _read(self, job_id: str, read: Callable[[JobMaster], T]) -> T:
+        return self._wait_for(self._led(job_id).query(read))
+
+    def _wait_for(self, future: Future[T]) -> T:
+        try:
+            return future.result(self._call_timeout_ms / 1000)
+        except FutureTimeoutError as error:
+            raise StorageUnavailableError(f"the job did not answer within {self._call_timeout_ms} ms") from error

@@ -1,0 +1,71 @@
+"""Flows that start or take over a job: lead, settle, plan, record. Nothing is written before the plan stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from barriers.jobgraph import Submission
+from coordinator.jobevents import JobSetup
+from coordinator.leadership import become_leader
+from coordinator.planning import derive_setup, plan_submission
+from coordinator.publication import RecordedJob, derive_recovery_point
+from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord
+from coordinator.store import Takeover, read_job, settle_job, write_submission
+from statebackends.errors import FencedError, NotFoundError
+from statebackends.storage.operations import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Who starts jobs: one coordinator process."""
+
+    nonce: str
+    url: str
+    directory_nonce: str
+    now_ms: int
+
+
+def preflight(job_id: str, submission: Submission) -> Flow[RecordedJob]:
+    """Judge a submission without changing anything; returns the job as it is."""
+    job = yield from read_job(JobPaths(job_id))
+    yield from plan_submission(job, submission)
+    return job
+
+
+def start_submission(job_id: str, submission: Submission, starter: Starter) -> Flow[JobSetup]:
+    """Become the job's leader, settle what an older one left, and record the submission under the next number."""
+    paths = JobPaths(job_id)
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
+    plan = yield from plan_submission(job, submission)
+    newest = job.newest_submission
+    record = SubmissionRecord(
+        number=newest.number + 1 if newest is not None else 1,
+        epoch=epoch,
+        submission=plan.submission,
+        base=plan.base,
+        first_checkpoint_id=plan.first_checkpoint_id,
+        nonce=starter.nonce,
+        created_ms=starter.now_ms,
+    )
+    standing = yield from write_submission(paths, record)
+    if standing.nonce != record.nonce:
+        raise FencedError(f"submission {record.number} of job {job_id} is another coordinator's", job=job_id, epoch=epoch)
+    return derive_setup(job, standing, epoch=epoch, directory_nonce=starter.directory_nonce)
+
+
+def resume_submission(job_id: str, starter: Starter) -> Flow[JobSetup]:
+    """Lead a live job on from where an older leader left it; its workers may be running.
+
+    Raises NotFoundError when there is nothing to resume, CorruptStateError when its newest checkpoint can't be read."""
+    paths = JobPaths(job_id)
+    before = yield from read_job(paths)
+    if not before.is_live:
+        raise NotFoundError(f"job {job_id} is not live", job=job_id)
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
+    record = job.newest_submission
+    if record is None or not job.is_live:
+        raise NotFoundError(f"job {job_id} ended meanwhile", job=job_id)
+    derive_recovery_point(job, record)
+    return derive_setup(job, record, epoch=epoch, directory_nonce=starter.directory_nonce)
