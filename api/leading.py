@@ -14,7 +14,9 @@ from typing import TypeAlias
 
 from api.runfile import read_run_record
 from api.settings import ServerSettings
+from coordinator.config import ServiceConfig
 from coordinator.interface import Coordinator
+from coordinator.service import CoordinatorService
 from statebackends.errors import InvalidConfigError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.api")
@@ -76,7 +78,6 @@ class DirectoryGuard:
 
 
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:
-    """The coordinator of a state directory, recovering its jobs."""
-    from coordinator.service import CoordinatorService
+    """The coordinator of a state directory; it leads the directory's live jobs on before this returns."""
 
-    return CoordinatorService(settings, url)
+    return CoordinatorService(ServiceConfig(state_directory=str(settings.state_dir), url=url))

@@ -4,6 +4,8 @@ Each rule names the failure that it prevents."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -60,7 +62,15 @@ def apply_settings(context: SparkContext) -> list[str]:
     live = context._jsc.sc().conf()  # what tasks read; getConf() is a copy
     for name, value in FORCED.items():
         live.set(name, value)
+    if is_local(context.master) and not os.environ.get("PYSPARK_PYTHON") and not configuration.get("spark.pyspark.python"):
+        # Spark would start whichever python3 is first on the PATH: seldom the virtual environment that this driver runs in.
+        context.pythonExec = sys.executable
     return warnings
+
+
+def is_local(master: str) -> bool:
+    """True when executors run on this machine: local[N] and local-cluster."""
+    return master.startswith("local")
 
 
 def concurrent_tasks(context: SparkContext) -> int:

@@ -1,0 +1,220 @@
+"""`make bench`: runs the workloads, prints a table for each, and saves all figures as JSON in benchmarks/results/.
+
+    python -m benchmarks.run [--only w1,w3] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import jobs
+from benchmarks.acks import measure as measure_acks
+from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
+
+Row = dict[str, Any]
+
+WINDOW_ROWS = 12_000_000
+"""W1 needs at least one full window of 10 M records."""
+
+
+def throughput_row(workload: str, measured: Measured, **setting: Any) -> Row:
+    """One line of a throughput table."""
+    return {
+        "workload": workload,
+        **setting,
+        "records_per_second": round(measured.records_per_second),
+        "cpu_s_per_million": round(measured.cpu_per_million, 3),
+        "checkpoints": f"{measured.checkpoints}/{measured.checkpoints_expected}",
+        "counts": measured.counts,
+    }
+
+
+def w0(bench: Bench, quick: bool) -> list[Row]:
+    """Generator to blackhole."""
+    rows = 20_000_000 if quick else 100_000_000
+    return [throughput_row("W0", bench.run(jobs.w0(rows, workers), rows), workers=workers) for workers in (1, 2)]
+
+
+def _columnar(name: str, make: Callable[..., Any], bench: Bench, quick: bool) -> list[Row]:
+    table = []
+    rows = WINDOW_ROWS if quick else 5 * WINDOW_ROWS
+    for keys in (10_000, 1_000_000):
+        for workers in (1, 2):
+            for backend in ("memory", "rocksdb"):
+                for interval_ms in (None, 1000):
+                    if quick and (workers, backend) != (1, "memory"):
+                        continue
+                    measured = bench.run(make(rows, keys, workers, backend, interval_ms), rows)
+                    row = throughput_row(
+                        name, measured, keys=keys, workers=workers, backend=backend, checkpoint_ms=interval_ms or "off"
+                    )
+                    Console().print(json.dumps(row), highlight=False)
+                    table.append(row)
+    return table
+
+
+def w1(bench: Bench, quick: bool) -> list[Row]:
+    """Keyed windows, columnar."""
+    return _columnar("W1", jobs.w1, bench, quick)
+
+
+def w1b(bench: Bench, quick: bool) -> list[Row]:
+    """Keyed running aggregates, columnar."""
+    return _columnar("W1b", jobs.w1b, bench, quick)
+
+
+def rows(bench: Bench, quick: bool) -> list[Row]:
+    """W1b, a Python function for every record."""
+    table = []
+    for keys, backend in ((10_000, "memory"), (1_000_000, "memory"), (10_000, "rocksdb")):
+        count = 1_000_000 if quick else 4_000_000
+        for interval_ms in (None, 1000):
+            measured = bench.run(jobs.rows_by_function(count, keys, 1, backend, interval_ms), count)
+            setting = {"keys": keys, "workers": 1, "backend": backend, "checkpoint_ms": interval_ms or "off"}
+            table.append(throughput_row("W1b by row", measured, **setting))
+    return table
+
+
+def w2(bench: Bench, quick: bool) -> list[Row]:
+    """Checkpoint duration against state size, and the raw cost of the same bytes."""
+    table = []
+    for keys in (100_000, 1_000_000):
+        for backend in ("memory", "filesystem", "rocksdb"):
+            env = jobs.keyed_updates(keys, keys, keys / 100, 1, backend, None)
+            with bench.launched(env) as handle:
+                _await_records(handle, keys)
+                durations, sizes, raw = [], [], []
+                for _ in range(3 if quick else 8):
+                    handle.client.trigger_checkpoint(handle.job_id, timeout_s=60)
+                    latest = handle.client.checkpoints(handle.job_id)["latest"]["completed"]
+                    durations.append(float(latest["end_to_end_duration"]))
+                    sizes.append(float(latest["checkpointed_size"]))
+                    raw.append(raw_write_ms(bench.folder, int(sizes[-1])))
+                    time.sleep(1)
+            table.append(
+                {
+                    "workload": "W2",
+                    "keys": keys,
+                    "backend": backend,
+                    "checkpoint_ms": spread(durations),
+                    "megabytes": round(sizes[-1] / 1e6, 1),
+                    "raw_write_ms": spread(raw),
+                }
+            )
+    return table
+
+
+def _await_records(handle: Any, records: int) -> None:
+    def processed() -> bool:
+        return bool(handle.progress().records_in >= records)
+
+    wait_until(f"{records} records", processed, 180, every_s=0.1)
+
+
+def w3(bench: Bench, quick: bool) -> list[Row]:
+    """Seconds from kill -9 of a worker, and from an exception, to the first record processed again."""
+    table = []
+    for keys in (10_000, 1_000_000):
+        for backend in ("memory", "rocksdb"):
+            for event in ("exception", "kill -9"):
+                trace = bench.folder / f"trace-{time.monotonic_ns()}"
+                trace.mkdir()
+                env = jobs.keyed_updates(keys, 20_000_000, 50_000, 1, backend, 1000, str(trace))
+                with bench.launched(env) as handle:
+                    _await_records(handle, keys)
+                    seconds = [_recovery(handle, trace, event) for _ in range(2 if quick else 5)]
+                table.append(
+                    {"workload": "W3", "event": event, "keys": keys, "backend": backend, "seconds": spread(seconds)}
+                )
+    return table
+
+
+def _recovery(handle: Any, trace: Path, event: str) -> float:
+    """One failure; seconds until the stateful operator processes a record of the new attempt."""
+    time.sleep(2)
+    worker = handle.client.workers(handle.job_id)
+    attempt, pid = worker["attempt"], worker["workers"][0]["pid"]
+    lines = _lines(trace)
+    if event == "kill -9":
+        os.kill(pid, 9)
+        at = time.time()
+    else:
+        (trace / "raise").touch()
+        wait_until("the exception", lambda: not (trace / "raise").exists(), 20)
+        at = _lines(trace)[-1]
+    wait_until("the next attempt", lambda: handle.client.workers(handle.job_id)["attempt"] > attempt, 60)
+    del lines
+    first = wait_until("a record", lambda: next((line for line in _lines(trace) if line > at), None), 60)
+    return float(first - at)
+
+
+def _lines(trace: Path) -> list[float]:
+    found = [
+        float(line) for path in trace.iterdir() if path.name.isdigit() for line in path.read_text().split("\n")[:-1]
+    ]
+    return sorted(found)
+
+
+def acks(bench: Bench, quick: bool) -> list[Row]:
+    """Acknowledgements per second over HTTP."""
+    return measure_acks(quick=quick)
+
+
+SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
+    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "w3": w3, "acks": acks,
+}  # fmt: skip
+
+
+def show(console: Console, name: str, table_rows: list[Row]) -> None:
+    """One table of figures."""
+    table = Table(title=name)
+    for column in table_rows[0]:
+        table.add_column(column)
+    for row in table_rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
+    console.print(table)
+
+
+def main() -> int:
+    """Run the chosen suites."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", help=f"comma-separated: {', '.join(SUITES)}", default=",".join(SUITES))
+    parser.add_argument("--quick", action="store_true", help="fewer records and settings")
+    args = parser.parse_args()
+    names = args.only.split(",")
+    unknown = set(names) - set(SUITES)
+    if unknown:
+        parser.error(f"unknown suites {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    console = Console(width=150)
+    results: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
+    bench = Bench()
+    try:
+        for name in names:
+            results[name] = SUITES[name](bench, args.quick)
+            show(console, f"{name}: {SUITES[name].__doc__}", results[name])
+    finally:
+        bench.close()
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(results, indent=1))
+    console.print(f"saved {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
