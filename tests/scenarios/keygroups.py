@@ -24,8 +24,9 @@ from statebackends.keygroups import (
 )
 from statebackends.keys import KeyType
 from tests.scenarios.notation import plain
-from tests.scenarios.outcome import Covered, Failed, Outcome, Passed
+from tests.scenarios.outcome import Failed, Outcome, Passed
 from tests.scenarios.redistribution import subtasks_read_after_rescale
+from tests.scenarios.restoring import check_restore_max_parallelism
 from tests.scenarios.tables import Row, UnparsedError
 
 UTF8 = KeyType.parse("utf8")
@@ -70,10 +71,11 @@ def _check_hash_column(h32: int, name: str, cell: str) -> Outcome:
 def check_string_row(row: Row) -> Outcome:
     """A string key: its hash, groups and subtasks. `subtask at p=` counts in the groups of the nearest column to its left."""
     text = row.cells[0].strip().strip("`")
+    quoted = len(text) > 1 and text[0] == text[-1] == '"'
     try:
-        key = json.loads(text) if text.startswith('"') else text
-    except ValueError as error:
-        raise UnparsedError(f"not a quoted string: {text}") from error
+        key = json.loads(text) if quoted else text
+    except ValueError:
+        key = text[1:-1]
     h32 = UTF8.hash32(key)
     outcomes: list[Outcome] = []
     max_parallelism: int | None = None
@@ -205,11 +207,6 @@ def check_python_keys(case: str, expected: str) -> Outcome:
                 continue
             return Failed(f"{text} refuses {other!r}", "taken")
     return Passed()
-
-
-def check_restore_max_parallelism(case: str, expected: str) -> Outcome:
-    """A rule of restoring a whole job, which this runner does not do."""
-    return Covered("tests", r"max_parallelism\w*(?:refused|adopt)|(?:refuse|adopt)\w*max_parallelism")
 
 
 def _is_refused(parallelism: int, max_parallelism: int) -> bool:

@@ -134,12 +134,13 @@ def parse_trace(cell: str) -> Trace:
     text = plain(cell)
     held: tuple[str, ...] | None = None
     pending: tuple[int, ...] | None = None
-    for note in re.findall(r"\(([^)]*)\)", text):
-        if found := re.fullmatch(r"\s*(?:still\s+)?held:?\s*(.*)", note):
+    notes = [note.strip() for group in re.findall(r"\(([^)]*)\)", text) for note in group.split(";")]
+    for note in notes:
+        if found := re.fullmatch(r"(?:still\s+)?held:?\s*(.*)", note):
             held = () if is_empty(found.group(1)) else tuple(re.split(r"[\s,]+", found.group(1).strip()))
-        elif found := re.fullmatch(r"\s*(?:still\s+)?pending:?\s*(.*)", note):
-            pending = tuple(int(number) for number in re.findall(r"\d+", found.group(1)))
-        elif found := re.fullmatch(r"\s*(?:nothing|none)\s+(held|pending)\s*", note):
+        elif found := re.fullmatch(r"(?:still\s+)?pending:?\s*(.*)|([\d\s,]+)\s+(?:still\s+)?pending", note):
+            pending = tuple(int(number) for number in re.findall(r"\d+", note))
+        elif found := re.fullmatch(r"(?:nothing|none)\s+(?:is\s+)?(held|pending)", note):
             held, pending = (() if found.group(1) == "held" else held), (() if found.group(1) == "pending" else pending)
         else:
             raise UnparsedError(f"unknown note ({note})")

@@ -30,10 +30,9 @@ class Unparsed:
 class Covered:
     """A requirement in prose: a named test covers it, this runner does not. Counted neither as passed nor as failed."""
 
-    folder: str
-    """Where to look for it, relative to the repository."""
-    pattern: str
-    """What its function's name contains; without such a test the row has failed."""
+    test: str
+    """`tests/…/test_x.py::test_y`; if there is no such test the row has failed."""
+    remark: str = ""
 
 
 Outcome: TypeAlias = Passed | Failed | Unparsed | Covered

@@ -207,4 +207,5 @@ def check_finished(expected: str) -> Outcome:
     without: dict[str, list[list[str]]] = {"x": [["x1", "x2"], ["x3"]]}
     if split_redistribute(with_finished, 3) != split_redistribute(without, 3):
         return Failed(expected, "finished subtasks change the split")
-    return Covered("tests/statebackends", r"finished")
+    test = "tests/statebackends/test_redistribute.py::test_finished_subtasks_have_no_entries_to_give"
+    return Covered(test, "the split; the refusal of a partial union is not built")

@@ -40,18 +40,16 @@ def run_row(row: Row) -> Outcome:
         return Unparsed(str(error))
     except Exception as error:
         return Failed(" | ".join(row.cells[1:]), f"{type(error).__name__}: {error}")
-    if isinstance(outcome, Covered) and find_test(outcome) is None:
-        return Failed(f"a test in {outcome.folder} with /{outcome.pattern}/ in its name", "there is none")
+    if isinstance(outcome, Covered) and not exists(outcome.test):
+        return Failed(f"a test {outcome.test}", "there is none")
     return outcome
 
 
-def find_test(covered: Covered) -> str | None:
-    """The test that a requirement row relies on, or None."""
-    for path in sorted((REPOSITORY / covered.folder).rglob("test_*.py")):
-        for name in re.findall(r"^\s*def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            if re.search(covered.pattern, name):
-                return f"{path.relative_to(REPOSITORY)}::{name}"
-    return None
+def exists(test: str) -> bool:
+    """True if the test that a requirement row relies on is there."""
+    file, _, name = test.partition("::")
+    path = REPOSITORY / file
+    return path.is_file() and re.search(rf"^\s*def {re.escape(name)}\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 @dataclass
@@ -66,8 +64,8 @@ class Report:
         match outcome:
             case Passed():
                 self.passed += 1
-            case Covered():
-                self.lines.append(f"{row.id}: requirement row, not counted, covered by {find_test(outcome)}")
+            case Covered(test=test, remark=remark):
+                self.lines.append(f"{row.id}: requirement row, not counted, covered by {test}{remark and f' ({remark})'}")
             case Unparsed(reason=reason):
                 self.failed += 1
                 self.lines.append(f"UNPARSED {row.id} (line {row.line}): {reason}")

@@ -61,6 +61,8 @@ def test_a_wrong_row_of_a_fails(row: str, failure: Failed | Unparsed) -> None:
         "| A71 | 3 (after-finish off) | `B1.a a1 E.c B1.b b1` | `E.c [A1 end-of-input] a1 b1` | — | |",
         "| A72 | 2 | `B1.a a1 b1 E.b a2` | `b1 E.b [T1] a1 a2` | T1: a0 b1 | |",
         "| A73 | 2 | `B1…B3.a B1…B3.b a1…a3` | `[T1] [T2] [T3] a1 a2 a3` | | ranges |",
+        "| A76 | 2 | `B1.a a1 B2.a` | `(pending 1; held a1 B2.a)` | — | |",
+        "| A77 | 2 | `B1.a a1 B1.b` | `[T1] a1` (nothing held) (nothing pending) | — | |",
         "| A74 | — | `B7.a b1 B7.b` | `b1 [T7]` | — | no n |",
         "| **A75** | 1 | `X3.a B3.a B4.a a1` | `[A3 cancelled] [T4] a1` | T4: a0 | |",
     ],
