@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ from barriers.messages import (
     WorkerCommand,
 )
 from coordinator.interface import CommandSubscription, Coordinator
+from statebackends.errors import FencedError
 from statebackends.handles import (
     InlineHandle,
     KeyedStateHandle,
@@ -213,12 +215,14 @@ class FakeWorker:
                     self._deploy(deployment)
             case CancelTasks(attempt=attempt):
                 if self.attempt and self.attempt <= attempt and self.stream is not None:
-                    self.report(TaskState.CANCELED)
+                    with contextlib.suppress(FencedError):  # a zombie is told to cancel by a session that is over
+                        self.report(TaskState.CANCELED)
             case TriggerCheckpoint():
                 if command.attempt == self.attempt:
                     self.triggered.append(command)
                     if self.acknowledges:
-                        self.acknowledge(command.checkpoint_id)
+                        with contextlib.suppress(FencedError):  # the attempt was fenced while the trigger was on its way
+                            self.acknowledge(command.checkpoint_id)
             case NotifyCheckpointComplete():
                 self.completed.append(command.checkpoint_id)
             case NotifyCheckpointAborted():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from barriers.messages import AckStatus, TaskState
@@ -22,7 +23,7 @@ from statebackends.errors import (
     UnclaimedStateError,
 )
 from statebackends.handles import InlineHandle
-from tests.coordinator.doubles import NO_RESTARTS, Crew, FakeWorker, submission, word_count
+from tests.coordinator.doubles import COUNTS, NO_RESTARTS, Crew, FakeWorker, operator, submission, vertex, word_count
 
 Open = Callable[[], CoordinatorService]
 
@@ -60,3 +61,400 @@ def test_periodic_checkpoints_complete_and_are_announced(open_service: Open) -> 
     assert stats.latest_completed is not None
     assert stats.latest_completed.num_acknowledged_subtasks == 4
     assert service.checkpoint(crew.job_id, stats.latest_completed.checkpoint_id).status == "COMPLETED"
+
+
+# ------------------------------------------------------------------------------------------------------------- failover
+
+
+def test_killed_worker_fails_the_job_over_from_the_newest_checkpoint(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    crew.replace(1).register()
+    crew.until(lambda: crew.states() == [2, 2], what="attempt 2")
+    for worker in crew.workers:
+        assert worker.deployment is not None
+        assert worker.deployment.restored_checkpoint_id >= 2
+        assert worker.deployment.addresses == {0: "tcp://localhost:7000", 1: "tcp://localhost:7001"}
+    restored = worker.deployment.restored_checkpoint_id
+    crew.until(lambda: min(crew.workers[0].completed[-1:]) > restored, what="a checkpoint of attempt 2")
+    view = service.job(crew.job_id)
+    assert (view.overview.state, view.restarts, view.attempt) == ("RUNNING", 1, 2)
+
+
+def test_failures_seen_by_survivors_before_the_successor_comes_count_once(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20, parallelism=3)
+    crew.until_completed(1)
+    successor = crew.replace(2)
+    for survivor in crew.workers[:2]:
+        survivor.fail("ProtocolError: peer lost")
+    crew.until_state("RESTARTING")
+    crew.pump()
+    successor.register()
+    crew.until(lambda: crew.states() == [2, 2, 2], what="attempt 2")
+    assert service.job(crew.job_id).restarts == 1
+    assert service.job(crew.job_id).exceptions[0].error == "ProtocolError: peer lost"
+
+
+def test_worker_that_comes_back_within_the_grace_changes_nothing(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service)
+    crew.workers[0].die()
+    crew.workers[0].register()
+    crew.pump()
+    assert crew.states() == [1, 1]
+    assert service.job(crew.job_id).restarts == 0
+
+
+def test_lost_worker_without_successor_leaves_the_job_restarting(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service)
+    crew.workers[1].die()
+    crew.until_state("RESTARTING")
+    view = service.job(crew.job_id)
+    assert [worker.registered for worker in view.workers] == [True, False]
+    assert view.failure is not None
+    assert "WorkerLost" in view.failure
+
+
+def test_zombie_is_refused_after_its_successor_registered(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20)
+    zombie = crew.workers[1]
+    crew.workers[1] = FakeWorker(service, crew.job_id, 1, task_attempt=1)
+    crew.workers[1].register()
+    zombie.pump()
+    assert zombie.shutdown is not None
+    assert zombie.stream is not None
+    assert zombie.stream.closed
+    with pytest.raises(FencedError):
+        zombie.register()
+    with pytest.raises(FencedError):
+        zombie.acknowledge(1)
+    crew.until(lambda: crew.states() == [2, 2], what="attempt 2")
+
+
+def test_task_failure_with_no_restarts_fails_the_job_with_its_cause(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, restart=NO_RESTARTS, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    crew.workers[0].fail("UserFunctionError: operator 'count' raised")
+    crew.until_state("FAILED")
+    view = service.job(crew.job_id)
+    assert view.failure == "UserFunctionError: operator 'count' raised"
+    crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown")
+    with pytest.raises(JobExistsError):
+        service.submit(submission(word_count()))
+
+
+def test_acknowledgements_of_a_fenced_attempt_are_refused_and_discarded(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    crew.workers[1].acknowledges = False
+    crew.until(lambda: service.checkpoints(crew.job_id).counts.in_progress == 1, what="a pending checkpoint")
+    pending = service.checkpoints(crew.job_id).history[0].checkpoint_id
+    crew.replace(1).register()
+    crew.until(lambda: crew.states() == [2, 2], what="attempt 2")
+    with pytest.raises(FencedError):
+        crew.workers[0].acknowledge(pending, attempt=1)
+    assert service.checkpoint(crew.job_id, pending).failure_reason == "job_failure"
+
+
+# --------------------------------------------------------------------------------------------------- coordinator restart
+
+
+def test_workers_run_on_through_a_restart_of_the_coordinator(open_service: Open) -> None:
+    first = open_service()
+    crew = running(first, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    first.close()
+    second = open_service()
+    assert second.job(crew.job_id).overview.state == "RECONCILING"
+    for worker in crew.workers:
+        worker.service = second
+        worker.register()
+    crew.service = second
+    crew.until_state("RUNNING")
+    crew.until_completed(2)
+    assert all(worker.deployed == [1] for worker in crew.workers)
+    assert second.job(crew.job_id).restarts == 0
+    assert second.job(crew.job_id).epoch == 2
+
+
+def test_restarted_coordinator_aborts_what_was_pending_and_answers_its_acks(open_service: Open, tmp_path: Path) -> None:
+    first = open_service()
+    crew = running(first, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    crew.workers[1].acknowledges = False
+    crew.until(lambda: first.checkpoints(crew.job_id).counts.in_progress == 1, what="a pending checkpoint")
+    pending = first.checkpoints(crew.job_id).history[0].checkpoint_id
+    first.close()
+    second = open_service()
+    decision = (tmp_path / "state" / crew.job_id / f"chk-{pending}" / "_metadata").read_text()
+    assert '"leader_changed"' in decision
+    crew.service = second
+    for worker in crew.workers:
+        worker.service = second
+        worker.acknowledges = True
+        worker.register()
+    crew.until_completed(1)
+    newest = second.checkpoints(crew.job_id).history[0].checkpoint_id
+    assert newest > pending
+
+
+def test_worker_that_restarted_meanwhile_makes_the_new_coordinator_fail_over(open_service: Open) -> None:
+    first = open_service()
+    crew = running(first, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    first.close()
+    second = open_service()
+    crew.service = second
+    crew.workers[0].service = second
+    crew.workers[0].register()
+    crew.workers[1] = FakeWorker(second, crew.job_id, 1, task_attempt=1)
+    crew.workers[1].register()
+    crew.until(lambda: crew.states() == [2, 2], what="attempt 2")
+    assert crew.workers[0].deployment is not None
+    assert crew.workers[0].deployment.restored_checkpoint_id >= 1
+
+
+def test_slots_that_do_not_come_back_in_time_fail_over(open_service: Open) -> None:
+    first = open_service()
+    crew = running(first, reconcile_timeout_ms=50)
+    first.close()
+    second = open_service()
+    crew.service = second
+    crew.workers[0].service = second
+    crew.workers[0].register()
+    crew.until_state("RESTARTING")
+    assert "did not come back" in (second.job(crew.job_id).failure or "")
+
+
+def test_second_coordinator_takes_the_jobs_and_the_first_can_complete_nothing(open_service: Open) -> None:
+    first = open_service()
+    crew = running(first, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    second = open_service()
+    crew.until_state("SUSPENDED")
+    completed = first.checkpoints(crew.job_id).counts.completed
+    with pytest.raises(StorageUnavailableError):
+        first.request_checkpoint(crew.job_id)
+    crew.service = second
+    for worker in crew.workers:
+        worker.service = second
+        worker.register()
+    crew.until_completed(1)
+    assert first.checkpoints(crew.job_id).counts.completed == completed
+
+
+# -------------------------------------------------------------------------------------------------- savepoints and ends
+
+
+def finished(crew: Crew, trigger: str) -> None:
+    crew.until(lambda: not crew.service.trigger_status(crew.job_id, trigger).in_progress, what="the request's answer")
+
+
+def test_savepoint_is_kept_outside_and_releases_nothing(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service)
+    trigger = service.request_savepoint(crew.job_id, str(tmp_path / "savepoints"), trigger_id="t" * 32)
+    assert service.request_savepoint(crew.job_id, str(tmp_path / "savepoints"), trigger_id=trigger) == trigger
+    finished(crew, trigger)
+    view = service.trigger_status(crew.job_id, trigger)
+    assert view.location is not None
+    assert (Path(view.location) / "_metadata").exists()
+    assert Path(view.location).name.startswith(f"savepoint-{crew.job_id[:6]}-")
+    assert len(list((tmp_path / "savepoints").glob("savepoint-*"))) == 1
+    assert all(worker.completed == [] for worker in crew.workers)
+
+
+def test_savepoint_without_a_target_is_refused_before_any_trigger(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service)
+    with pytest.raises(InvalidConfigError, match="target directory"):
+        service.request_savepoint(crew.job_id)
+    assert service.checkpoints(crew.job_id).counts.total == 0
+
+
+def test_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service)
+    (tmp_path / "file").write_text("in the way")
+    trigger = service.request_savepoint(crew.job_id, str(tmp_path / "file" / "savepoints"))
+    finished(crew, trigger)
+    view = service.trigger_status(crew.job_id, trigger)
+    assert view.failure_reason == "trigger_failure"
+    assert "directory" in (view.failure or "").lower()
+    assert service.job(crew.job_id).overview.state == "RUNNING"
+
+
+def test_stop_with_savepoint_ends_the_job_and_latest_restores_it_at_another_parallelism(
+    open_service: Open, tmp_path: Path
+) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    trigger = service.stop(crew.job_id, str(tmp_path / "savepoints"), drain=True)
+    crew.until_state("FINISHED")
+    crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown")
+    stopped = service.trigger_status(crew.job_id, trigger)
+    assert stopped.checkpoint_id is not None
+    assert all(stopped.checkpoint_id in worker.completed for worker in crew.workers)
+    assert crew.workers[0].triggered[-1].drain
+    with pytest.raises(JobExistsError):
+        service.submit(submission(word_count(parallelism=3)))
+    accepted = service.submit(submission(word_count(parallelism=3), restore="latest"))
+    assert (accepted.submission, accepted.slots, accepted.restored_checkpoint_id) == (2, 3, stopped.checkpoint_id)
+    wider = Crew(service, crew.job_id, 3, submission=2)
+    wider.register()
+    wider.until(lambda: all(worker.attempt for worker in wider.workers), what="the next attempt")
+    entries = []
+    groups = []
+    for worker in wider.workers:
+        assert worker.deployment is not None
+        for subtask in worker.deployment.subtasks:
+            for uid, state in subtask.restore.items():
+                if uid == "source":
+                    assert isinstance(state.operator[0].part, InlineHandle)
+                    entries.append(state.operator[0].count)
+                else:
+                    groups.append([handle.key_groups for handle in state.keyed])
+    assert sorted(entries) == [1, 1, 2]
+    assert [len(handles) for handles in groups] == [1, 2, 1]
+
+
+def test_restoring_a_savepoint_that_lacks_an_operator_is_refused_before_anything_changes(
+    open_service: Open, tmp_path: Path
+) -> None:
+    service = open_service()
+    crew = running(service)
+    trigger = service.stop(crew.job_id, str(tmp_path / "savepoints"))
+    crew.until_state("FINISHED")
+    location = service.trigger_status(crew.job_id, trigger).location
+    graph = word_count(name="another name")
+    tally = vertex(operator("tally", "process", COUNTS, key_type="utf8"))
+    changed = msgspec.structs.replace(graph, vertices=(graph.vertices[0], tally), edges=())
+    with pytest.raises(UnclaimedStateError, match="was 'count' renamed to 'tally'") as caught:
+        service.submit(submission(changed, restore=location))
+    assert caught.value.operators == {"count": 8}
+    with pytest.raises(NotFoundError):
+        service.job(submission(changed).graph.name)
+
+
+def test_older_checkpoint_needs_a_flag_because_output_may_repeat(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20, retained_checkpoints=3, retention_on_cancel="retain")
+    crew.until_completed(4)
+    service.cancel(crew.job_id)
+    crew.until_state("CANCELED")
+    history = service.checkpoints(crew.job_id).history
+    kept = [view.checkpoint_id for view in history if view.status == "COMPLETED" and not view.discarded]
+    assert len(kept) == 3
+    with pytest.raises(OutputMayRepeatError):
+        service.submit(submission(word_count(), restore=str(kept[-1])))
+    accepted = service.submit(submission(word_count(), restore=str(kept[-1]), allow_output_repeat=True))
+    assert accepted.restored_checkpoint_id == kept[-1]
+
+
+def test_bounded_job_takes_its_final_checkpoint_at_once_and_finishes(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=None)
+    crew.report(TaskState.RUNNING, drained=True)
+    crew.until_state("FINISHED")
+    crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown")
+    assert all(worker.completed[0] == 1 for worker in crew.workers)
+    assert (tmp_path / "state" / crew.job_id / "results" / "1.json").exists()
+    crew.until(lambda: not list((tmp_path / "state" / crew.job_id).glob("chk-*/_metadata")), what="retention")
+    assert service.wait(crew.job_id, 1) == "FINISHED"
+
+
+def test_finished_job_is_remembered_after_a_restart_and_refuses_its_workers(open_service: Open) -> None:
+    first = open_service()
+    crew = running(first)
+    crew.report(TaskState.RUNNING, drained=True)
+    crew.until_state("FINISHED")
+    first.close()
+    second = open_service()
+    assert second.job(crew.job_id).overview.state == "FINISHED"
+    assert [view.state for view in second.jobs()] == ["FINISHED"]
+    crew.workers[0].service = second
+    with pytest.raises(FencedError):
+        crew.workers[0].register()
+    fresh = second.submit(submission(word_count(), fresh=True))
+    assert fresh.submission == 2
+
+
+def test_cancel_ends_the_job_and_drops_its_checkpoints(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    service.cancel(crew.job_id)
+    crew.until_state("CANCELED")
+    service.cancel(crew.job_id)
+    crew.until(lambda: not list((tmp_path / "state" / crew.job_id).glob("chk-*")), what="retention")
+    crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown")
+
+
+def test_savepoint_with_cancel_job_cancels_once_it_is_complete(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service)
+    trigger = service.request_savepoint(crew.job_id, str(tmp_path / "savepoints"), cancel=True)
+    crew.until_state("CANCELED")
+    assert service.trigger_status(crew.job_id, trigger).location is not None
+
+
+# ---------------------------------------------------------------------------------------------------------- submissions
+
+
+def test_submitting_a_live_name_supersedes_the_other_driver_and_restores_latest(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    accepted = service.submit(submission(word_count(), driver_nonce="second"))
+    assert accepted.submission == 2
+    assert accepted.restored_checkpoint_id >= 2
+    assert service.submit(submission(word_count(), driver_nonce="second")) == accepted
+    crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown of the older workers")
+    with pytest.raises(FencedError):
+        crew.workers[0].register()
+    newer = Crew(service, crew.job_id, 2, submission=2)
+    newer.register()
+    newer.until(lambda: newer.states() == [2, 2], what="attempt 2")
+
+
+def test_worker_that_sees_another_directory_is_refused(open_service: Open) -> None:
+    service = open_service()
+    accepted = service.submit(submission(word_count()))
+    worker = FakeWorker(service, accepted.job_id, 0)
+    message = worker.registration()
+    other = msgspec.structs.replace(message, directory_nonce="")
+    with pytest.raises(StateDirectoryNotSharedError):
+        service.register(other)
+
+
+def test_unknown_jobs_slots_and_triggers_are_named(open_service: Open) -> None:
+    service = open_service()
+    with pytest.raises(NotFoundError):
+        service.job("0" * 32)
+    crew = running(service)
+    with pytest.raises(NotFoundError):
+        FakeWorker(service, crew.job_id, 7).register()
+    with pytest.raises(NotFoundError):
+        service.trigger_status(crew.job_id, "nothing")
+    with pytest.raises(NotFoundError):
+        service.checkpoint(crew.job_id, 99)
+
+
+def test_missed_trigger_is_repeated_to_a_worker_that_registers_again(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service)
+    stream = crew.workers[1].stream
+    crew.workers[1].stream = None
+    service.request_checkpoint(crew.job_id)
+    crew.until(lambda: service.checkpoints(crew.job_id).counts.in_progress == 1, what="a pending checkpoint")
+    assert stream is not None
+    crew.workers[1].register()
+    crew.until_completed(1)
+    assert crew.workers[1].answers == [AckStatus.SUCCESS] * 2
