@@ -111,9 +111,11 @@ class Connector:
         shared = _embed(directory, options.token, self.exposure)
         client = RestClient(shared.coordinator.url, shared.coordinator.token)
 
+        release = weakref.finalize(client, _release, shared)  # called once, at the latest when nobody holds the client
+
         def close() -> None:
             client.close()
-            _release(shared)
+            release()
 
         return Connection(client, close)
 
@@ -158,7 +160,7 @@ def _embed(directory: Path, token: str | None, exposure: Exposure) -> _Shared:
 
 
 def _release(shared: _Shared) -> None:
-    """The last job of the driver that used it ends an embedded coordinator. Idempotence is the connection's."""
+    """The last job of the driver that used it ends an embedded coordinator."""
     with _embedding:
         shared.users -= 1
         if shared.users > 0 or _embedded.get(shared.directory) is not shared:

@@ -1,0 +1,109 @@
+"""The typed client: calls, waiting, retries while the coordinator is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.client import RestClient
+from api.errors import ConnectionLostError, NotLeaderError
+from barriers.jobgraph import Submission
+from barriers.messages import CheckpointKind
+from coordinator.views import TriggerView
+from statebackends.errors import CheckpointFailedError, NotFoundError, ProtocolError
+from tests.api.fakes import JOB, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[RestClient]:
+    made = RestClient(f"{served.url}/v1/", served.token, reconnect_timeout_s=0)
+    yield made
+    made.close()
+
+
+def test_submit(client: RestClient) -> None:
+    accepted = client.submit(Submission(make_graph(parallelism=3)))
+    assert (accepted.job_id, accepted.slots, accepted.directory_nonce) == (JOB, 3, "nonce")
+
+
+def test_reading(client: RestClient) -> None:
+    assert client.job_state(JOB) == "RUNNING"
+    assert client.job(JOB)["name"] == "flights"
+    assert [job["jid"] for job in client.jobs()] == [JOB]
+    assert client.checkpoints(JOB)["counts"]["completed"] == 2
+    assert client.checkpoint(JOB, 3)["status"] == "FAILED"
+    assert client.checkpoint_config(JOB)["interval"] == 1_000
+    assert client.workers(JOB)["workers"][0]["pid"] == 4242
+    assert client.exceptions(JOB)["exceptionHistory"]["entries"]
+    assert client.overview()["slots-total"] == 2
+
+
+def test_waiting_for_a_checkpoint(client: RestClient, coordinator: FakeCoordinator) -> None:
+    done = TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, False, checkpoint_id=7)
+    timer = threading.Timer(0.05, lambda: setattr(coordinator, "trigger", done))
+    timer.start()
+    assert client.trigger_checkpoint(JOB, timeout_s=10) == 7
+    timer.join()
+    assert sum(call[0] == "request_checkpoint" for call in coordinator.calls) == 1
+
+
+def test_a_failed_one_is_raised_with_its_reason(client: RestClient, coordinator: FakeCoordinator) -> None:
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, False, failure="too slow", failure_reason="expired")
+    for ask in (client.trigger_checkpoint, client.savepoint, client.stop):
+        with pytest.raises(CheckpointFailedError, match="too slow") as caught:
+            ask(JOB)
+        assert caught.value.reason == "expired"
+
+
+def test_waiting_ends(client: RestClient) -> None:
+    with pytest.raises(TimeoutError, match="request id"):
+        client.savepoint(JOB, timeout_s=0.02)
+
+
+def test_unknown_job(client: RestClient) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        client.job("d" * 32)
+    assert caught.value.job == "d" * 32
+
+
+def test_a_call_outlives_a_restart(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as first:
+        client = RestClient(first.url, TOKEN, reconnect_timeout_s=20)
+        assert client.job_state(JOB) == "RUNNING"
+    port = int(first.url.rpartition(":")[2])
+    states: list[str] = []
+    waiting = threading.Thread(target=lambda: states.append(client.job_state(JOB)))
+    waiting.start()
+    with serving(FakeCoordinator(state="RECONCILING"), tmp_path, port=port):
+        waiting.join(20)
+    client.close()
+    assert states == ["RECONCILING"]
+
+
+def test_not_ready_is_asked_again(served: Served, coordinator: FakeCoordinator) -> None:
+    coordinator.error = NotLeaderError("recovering")
+    client = RestClient(served.url, TOKEN, reconnect_timeout_s=20)
+    timer = threading.Timer(0.1, lambda: setattr(coordinator, "error", None))
+    timer.start()
+    assert client.job_state(JOB) == "RUNNING"
+    timer.join()
+    client.close()
+
+
+def test_nobody_there() -> None:
+    client = RestClient("http://127.0.0.1:9", reconnect_timeout_s=0.2)
+    with pytest.raises(ConnectionLostError, match="can't reach the coordinator at http"):
+        client.jobs()
+
+
+def test_somebody_else_there(client: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_exchange", lambda method, path, body: b"<html>")
+    with pytest.raises(ProtocolError):
+        client.jobs()
+
+
+def test_the_token_is_not_shown(client: RestClient) -> None:
+    assert TOKEN not in repr(client)

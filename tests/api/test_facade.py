@@ -1,0 +1,101 @@
+"""`import holdfast as hf`: cheap, complete, and guarded against foreign packages of the same names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from statebackends.errors import InvalidConfigError, PackageShadowedError
+
+ROOT = Path(hf.__file__).parent
+
+
+def test_every_name_is_found() -> None:
+    for name in hf.__all__:
+        assert getattr(hf, name) is not None
+    assert hf.__version__
+    assert set(hf.__all__) <= set(dir(hf))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(hf.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {(node.module, alias.name) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    exported = {(module, name) for module, names in hf._EXPORTS.items() for name in names if name != "VERSION"}
+    assert seen == exported
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = hf.nothing
+
+
+def test_importing_loads_nothing_else() -> None:
+    program = "import sys, holdfast; print([name for name in sys.modules if name.partition('.')[0] in holdfast.PACKAGES])"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_what_workers_use_loads_neither_api_nor_coordinator() -> None:
+    program = (
+        "import sys, holdfast as hf\n"
+        "hf.ProcessFunction, hf.ValueStateDescriptor, hf.Tumbling, hf.count, hf.HoldfastError\n"
+        "hf.check_packages(hf.WORKER_PACKAGES)\n"
+        "print([name for name in sys.modules if name.partition('.')[0] in ('api', 'coordinator', 'fastapi', 'pyspark')])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_our_packages_are_ours() -> None:
+    hf.check_packages()
+
+
+def test_a_foreign_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = types.ModuleType("operators")
+    foreign.__file__ = "/elsewhere/operators/__init__.py"
+    monkeypatch.setitem(sys.modules, "operators", foreign)
+    with pytest.raises(PackageShadowedError) as caught:
+        hf.check_packages()
+    assert (caught.value.package, caught.value.path) == ("operators", "/elsewhere/operators/__init__.py")
+
+
+def test_a_namespace_package_and_a_missing_one_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = types.ModuleType("chaos")
+    foreign.__path__ = ["/elsewhere/chaos"]
+    monkeypatch.setitem(sys.modules, "chaos", foreign)
+    with pytest.raises(PackageShadowedError, match="/elsewhere/chaos"):
+        hf.check_packages()
+    with pytest.raises(PackageShadowedError, match="can't be imported"):
+        hf.check_packages(("no_such_package_of_ours",))
+
+
+def test_the_command_refuses_to_run_shadowed(tmp_path: Path) -> None:
+    (tmp_path / "statebackends").mkdir()
+    (tmp_path / "statebackends" / "__init__.py").write_text("")
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import holdfast; holdfast.main()"
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert str(tmp_path / "statebackends") in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_python_m_holdfast_is_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "holdfast", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("holdfast ")
+
+
+def test_an_environment_without_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = importlib.import_module("pyspark.sql")
+    monkeypatch.setattr(sql.SparkSession, "getActiveSession", staticmethod(lambda: None))
+    env = hf.Environment("job")
+    assert env.launcher is not None
+    with pytest.raises(InvalidConfigError, match="SparkSession"):
+        env.launcher.launch(None, None)  # type: ignore[arg-type]
