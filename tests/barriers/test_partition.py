@@ -145,10 +145,11 @@ def test_one_target_gets_the_batch_itself() -> None:
 @given(st.lists(st.integers(0, 6), max_size=50))
 def test_split_by_subtask_is_a_stable_partition(subtasks: list[int]) -> None:
     batch = Batch(rows=list(enumerate(subtasks)))
-    parts = split_by_subtask(batch, np.array(subtasks, np.int32), 7) if subtasks else []
-    assert [(s, list(part.rows())) for s, part in parts] == [
-        (s, [(i, t) for i, t in enumerate(subtasks) if t == s]) for s in sorted(set(subtasks))
-    ]
+    for parallelism in (7, 200):
+        parts = split_by_subtask(batch, np.array(subtasks, np.int32), parallelism) if subtasks else []
+        assert [(s, list(part.rows())) for s, part in parts] == [
+            (s, [(i, t) for i, t in enumerate(subtasks) if t == s]) for s in sorted(set(subtasks))
+        ]
 
 
 # ---------------------------------------------------------------------------------------------------- the other ways
