@@ -14,9 +14,9 @@ from statebackends.errors import CorruptStateError, HoldfastError, ObjectMissing
 from statebackends.handles import OperatorState
 from statebackends.metadata import SnapshotMetadata
 from statebackends.operator_state import read_entries
-from statebackends.snapshot import SnapshotProblem, read_metadata, verify_snapshot
+from statebackends.snapshot import SnapshotProblem, external_exists, read_metadata, verify_snapshot
 from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import DeleteFolder, Flow, LinkFile, ListFiles, ListFolder, Operation, StatFile
+from statebackends.storage.operations import DeleteFolder, Flow, LinkFile, ListFiles, ListFolder, Operation
 
 T = TypeVar("T")
 
@@ -88,8 +88,7 @@ def check_files(metadata: SnapshotMetadata, folder: str, *, checksums: bool) -> 
     )
     texts = [str(problem) for problem in problems]
     for path in metadata.external:
-        size: int | None = yield StatFile(path)
-        if size is None:
+        if not (yield from external_exists(path)):
             texts.append(f"{path}: the external file is missing")
     if not texts:
         return

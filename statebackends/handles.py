@@ -100,13 +100,18 @@ class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
         return self.part.length
 
 
+def external_places(entry: str) -> tuple[str, ...]:
+    """Where an external file may be: `a|b` is a file that moves from a to b (a staged sink file, once it is committed)."""
+    return tuple(entry.split("|"))
+
+
 class OperatorSubtaskState(msgspec.Struct, frozen=True):
     """Everything that one subtask of one operator stored for one checkpoint."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
     operator: tuple[OperatorListHandle, ...] = ()
     external: tuple[str, ...] = ()
-    """Files outside the snapshot that it needs (a source's materialised input, staged sink files)."""
+    """Files outside the snapshot that it needs (a source's materialised input, staged sink files): see `external_places`."""
 
     @property
     def size(self) -> int:

@@ -15,7 +15,7 @@ import xxhash
 
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.handles import FileHandle, InlineHandle, OperatorSubtaskState, StateHandle
+from statebackends.handles import FileHandle, InlineHandle, OperatorSubtaskState, StateHandle, external_places
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
@@ -126,10 +126,18 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                 if problem is not None:
                     problems.append(problem)
     for path in metadata.external:
-        size: int | None = yield StatFile(path)
-        if size is None:
+        if not (yield from external_exists(path)):
             problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))
     return problems
+
+
+def external_exists(entry: str) -> Flow[bool]:
+    """Whether an external file is at one of its places."""
+    for place in external_places(entry):
+        size: int | None = yield StatFile(place)
+        if size is not None:
+            return True
+    return False
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:

@@ -142,8 +142,11 @@ class FileCommitter(Operator):
 
     def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
         """Absolute locations: the sink's path is not below the state directory."""
-        root = self._storage.root.rstrip("/")
-        return tuple(f"{root}/{self._paths.staged(file.name)}" for file in _files(self._pending_checkpoints()))
+        root, paths = self._storage.root.rstrip("/"), self._paths
+        # staged now; a later commit leaves the file in its place for good only
+        return tuple(
+            f"{root}/{paths.staged(file.name)}|{root}/{paths.data(file.name)}" for file in _files(self._pending_checkpoints())
+        )
 
     def has_pending_work(self) -> bool:
         return self._busy or any(checkpoint <= self._released for checkpoint in self._pending)
