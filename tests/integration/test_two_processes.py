@@ -1,0 +1,189 @@
+"""Two worker processes, a coordinator over real HTTP, ZeroMQ between them: killed, restarted, and the count is exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from api.client import RestClient
+from api.main import EmbeddedCoordinator
+from api.settings import ServerSettings
+from barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.functions.process import ProcessFunction
+from operators.processes import LocalProcessSlots
+from operators.sinks.parquet import ParquetSink, read_committed
+from operators.sources.generator import GeneratorSource
+from operators.worker_main import WorkerSpec, pickle_plan
+from statebackends.state import ValueStateDescriptor
+
+TOKEN = "integration-token-0123456789"
+DEADLINE_S = 60.0
+KEYS = 13
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("key", pa.int64(), nullable=False)])
+COUNTS = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
+
+
+def make_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(indices.tolist(), pa.int64()), pa.array((indices % KEYS).tolist())], schema=SCHEMA)
+
+
+class CountPerKey(ProcessFunction):
+    """Emits the running count of each key: a loss or a repetition anywhere shows in the output."""
+
+    count = ValueStateDescriptor("count", int)
+    states = (count,)
+    returns = COUNTS
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        state = ctx.state(self.count)
+        count = state.value(0) + 1
+        state.update(count)
+        out({"key": value["key"], "count": count})
+
+
+def counting_plan(rows: int, seconds: float, output: Path, backend: str) -> JobPlan:
+    env = Environment(
+        "count",
+        parallelism=2,
+        checkpoint_interval_ms=150,
+        tolerable_failed_checkpoints=100,
+        state_backend=backend,
+        restart=RestartStrategy(),
+    )
+    source = GeneratorSource(make_batch, rows, SCHEMA, rows_per_second=rows / seconds)
+    counts = env.from_source(source).uid("source").key_by("key").process(CountPerKey()).uid("count")
+    counts.sink_to(ParquetSink(output, "out"), uid="sink")
+    return env.build()
+
+
+def expected(rows: int) -> Counter[tuple[int, int]]:
+    return Counter((key, count + 1) for key in range(KEYS) for count in range(len(range(key, rows, KEYS))))
+
+
+def committed(output: Path) -> Counter[tuple[int, int]]:
+    table = read_committed(output, "out")
+    return Counter(zip(table["key"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+
+def eventually(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.01)
+
+
+class Cluster:
+    """A coordinator in this process and worker processes of one job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        self.logs = folder / "logs"
+        self.local = folder / "local"
+        for path in (self.state, self.logs, self.local):
+            path.mkdir()
+        self.settings = ServerSettings(self.state, token=TOKEN)
+        self.coordinator = EmbeddedCoordinator(self.settings)
+        self.coordinator.start()
+        self.client = RestClient(self.coordinator.url, TOKEN)
+        self.slots: LocalProcessSlots | None = None
+
+    def submit(self, plan: JobPlan, **options: Any) -> SubmissionAccepted:
+        accepted = self.client.submit(Submission(plan.graph, driver_nonce=os.urandom(8).hex(), **options))
+        spec = WorkerSpec(
+            job_id=accepted.job_id,
+            slot=0,
+            submission=accepted.submission,
+            task_attempt=0,
+            coordinator_url=self.coordinator.url,
+            token=TOKEN,
+            state_directory=str(self.state),
+            plan=pickle_plan(plan),
+            local_directory=str(self.local),
+        )
+        self.slots = LocalProcessSlots(
+            spec, accepted.slots, environment={"PYTHONPATH": str(ROOT)}, log_directory=str(self.logs), python=sys.executable
+        )
+        self.slots.start()
+        return accepted
+
+    def restart_coordinator(self) -> None:
+        self.coordinator.stop()
+        self.coordinator = EmbeddedCoordinator(self.settings)
+        self.coordinator.start()
+        self.client = RestClient(self.coordinator.url, TOKEN)
+
+    def kill_worker(self, slot: int) -> int:
+        assert self.slots is not None
+        pid = self.slots.pid(slot)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def state_of(self, job_id: str) -> str:
+        return self.client.job_state(job_id)
+
+    def completed(self, job_id: str) -> int:
+        return int(self.client.checkpoints(job_id)["counts"]["completed"])
+
+    def wait_finished(self, job_id: str) -> None:
+        eventually(lambda: self.state_of(job_id) in ("FINISHED", "FAILED", "CANCELED"), "the end of the job")
+        assert self.state_of(job_id) == "FINISHED", self.client.exceptions(job_id)["root-exception"]
+
+    def close(self) -> None:
+        if self.slots is not None:
+            self.slots.close()
+        self.coordinator.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_count_is_exact_through_kill_9_of_a_worker(cluster: Cluster, tmp_path: Path, backend: str) -> None:
+    rows = 6_000
+    job = cluster.submit(counting_plan(rows, 3.0, tmp_path / "out", backend)).job_id
+    eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
+    assert cluster.slots is not None
+    survivor = cluster.slots.pid(1)
+    victim = cluster.kill_worker(0)
+    eventually(lambda: cluster.slots is not None and cluster.slots.pid(0) not in (None, victim), "the successor")
+    cluster.wait_finished(job)
+    assert committed(tmp_path / "out") == expected(rows)
+    assert cluster.slots.starts(0) == 2
+    assert cluster.slots.starts(1) == 1, f"worker {survivor} keeps its process"
+    assert cluster.client.checkpoints(job)["latest"]["restored"]["id"] > 0
+    assert cluster.slots.wait(10), "workers leave when the job is over"
+
+
+@pytest.mark.slow
+def test_coordinator_restart_leaves_workers_alone(cluster: Cluster, tmp_path: Path) -> None:
+    rows = 6_000
+    job = cluster.submit(counting_plan(rows, 4.0, tmp_path / "out", "memory")).job_id
+    eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
+    attempt = cluster.client.workers(job)["attempt"]
+    cluster.restart_coordinator()
+    eventually(lambda: cluster.state_of(job) == "RUNNING", "the job led on")
+    cluster.wait_finished(job)
+    assert committed(tmp_path / "out") == expected(rows)
+    assert cluster.slots is not None
+    assert [cluster.slots.starts(slot) for slot in range(2)] == [1, 1]
+    assert cluster.client.workers(job)["attempt"] == attempt
