@@ -1,0 +1,158 @@
+"""Drives the checkpoint coordinator by hand: tasks A and B, a clock, and storage whose answers can be held back or spoilt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from barriers.jobgraph import JobConfig
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
+    SubtaskKey,
+    TaskState,
+)
+from coordinator import events as on
+from coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
+from coordinator.machine import CheckpointCoordinator
+from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+
+JOB = "0123456789abcdef0123456789abcdef"
+A, B = SubtaskKey("A", 0), SubtaskKey("B", 0)
+NEVER = 10**15
+
+T = TypeVar("T")
+
+
+def state(name: str) -> dict[str, OperatorSubtaskState]:
+    """State in one file of that name."""
+    part = FileHandle(name, 10, "xxh3_128:" + "0" * 32)
+    return {"op": OperatorSubtaskState(operator=(OperatorListHandle(StateMeta("s", "operator_list", "bytes"), part, 1),))}
+
+
+class Bench:
+    """Writes succeed at once unless their kind is in `held`: then `actions` has them and the test answers."""
+
+    def __init__(self, *, tasks: Iterable[SubtaskKey] = (A, B), running: bool = True, next_id: int = 1, **settings: Any) -> None:
+        completed: Iterable[CompletedCheckpoint] = settings.pop("completed", ())
+        settings.setdefault("max_concurrent_checkpoints", 1 if settings.get("min_pause_ms") else 1000)
+        self.config = JobConfig(**settings)
+        self.machine = CheckpointCoordinator(
+            JOB, self.config, rng=random.Random(7), next_checkpoint_id=next_id, completed=completed
+        )
+        self.now = 0
+        self.tasks = tuple(tasks)
+        self.held: set[type[Any]] = set()
+        self.actions: list[Action] = []
+        self.attempt = 1
+        self.handle(on.AttemptStarted(1, frozenset(self.tasks)))
+        if running:
+            self.run_tasks()
+
+    # -- events
+
+    def handle(self, event: Event) -> list[Action]:
+        """Handle an event, answer the writes that are not held, and return every action of the whole reaction."""
+        seen: list[Action] = []
+        queue: list[Event] = [event]
+        while queue:
+            for action in self.machine.handle(queue.pop(0), now_ms=self.now, wall_ms=1_000_000 + self.now):
+                seen.append(action)
+                answer = None if type(action) in self.held else self._answer(action)
+                if answer is not None:
+                    queue.append(answer)
+        self.actions.extend(seen)
+        return seen
+
+    @staticmethod
+    def _answer(action: Action) -> Event | None:
+        match action:
+            case on.WriteClaim():
+                return on.ClaimWritten(action.checkpoint_id)
+            case on.WriteMetadata():
+                return on.MetadataWritten(action.checkpoint_id)
+            case on.WriteAborted():
+                return on.AbortWritten(action.checkpoint_id)
+            case on.DropCheckpoint():
+                return on.CheckpointDropped(action.checkpoint_id)
+            case _:
+                return None
+
+    def run_tasks(self, *tasks: SubtaskKey, state: TaskState = TaskState.RUNNING) -> list[Action]:
+        chosen = tasks or self.tasks
+        return self.handle(on.TaskStatesChanged(self.attempt, tuple((task, state) for task in chosen)))
+
+    def request(self, kind: CheckpointKind = CheckpointKind.CHECKPOINT, name: str = "user", **options: Any) -> list[Action]:
+        savepoint = kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        folder = f"/savepoints/savepoint-{name}" if savepoint else None
+        return self.handle(on.CheckpointRequested(CheckpointRequest(kind, name, folder=folder, **options)))
+
+    def trigger(self) -> list[Action]:
+        """As the periodic timer does it."""
+        return self.handle(on.CheckpointRequested(CheckpointRequest(periodic=True)))
+
+    def ack(self, task: SubtaskKey, number: int, name: str = "", attempt: int | None = None) -> list[Action]:
+        states = state(name) if name else {}
+        attempt = self.attempt if attempt is None else attempt
+        return self.handle(on.AcksReceived((AcknowledgeCheckpoint(attempt, number, task.vertex, task.subtask, states),)))
+
+    def ack_all(self, number: int) -> list[Action]:
+        return [action for task in self.tasks for action in self.ack(task, number)]
+
+    def decline(self, task: SubtaskKey, number: int, reason: FailureReason = FailureReason.DECLINED) -> list[Action]:
+        return self.handle(on.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, task.subtask, reason),)))
+
+    def start_scheduler(self) -> list[Action]:
+        return self.handle(on.SchedulerStarted())
+
+    def advance(self, to_ms: int) -> list[Action]:
+        """Let time pass, deadline by deadline."""
+        seen: list[Action] = []
+        while (deadline := self.machine.next_deadline_ms()) is not None and deadline <= to_ms:
+            self.now = max(self.now, deadline)
+            seen += self.handle(on.DeadlineReached())
+        self.now = to_ms
+        return seen
+
+    def restart(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.handle(on.AttemptStarted(attempt, frozenset(self.tasks)))
+        self.run_tasks()
+
+    # -- what is known
+
+    @property
+    def pending(self) -> list[int]:
+        return [pending.checkpoint_id for pending in self.machine.pending]
+
+    @property
+    def completed(self) -> list[int]:
+        return [entry.checkpoint_id for entry in self.machine.retained]
+
+    def all(self, kind: type[T]) -> list[T]:
+        return of(self.actions, kind)
+
+    @property
+    def done(self) -> list[int]:
+        return [action.checkpoint_id for action in self.all(on.NotifyComplete)]
+
+    @property
+    def aborts(self) -> list[int]:
+        return [action.checkpoint_id for action in self.all(on.NotifyAborted)]
+
+    @property
+    def reasons(self) -> dict[int, str | None]:
+        """Failed id -> reason, from the history."""
+        return {view.checkpoint_id: view.failure_reason for view in self.machine.stats.view().history if view.status == "FAILED"}
+
+
+def of(actions: Iterable[Any], kind: type[T]) -> list[T]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def answers(actions: Iterable[Any]) -> list[AckStatus]:
+    return [answer for action in of(actions, on.AnswerAcks) for answer in action.answers]

@@ -1,0 +1,291 @@
+"""The checkpoint coordinator against random schedules: acks, duplicates, declines, expiry, failovers, restarts, write outcomes.
+
+A register per id plays the storage; what the coordinator says and does is compared with it after every step (I11-I16)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from barriers.jobgraph import JobConfig
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
+    SubtaskKey,
+    TaskState,
+)
+from coordinator import events as on
+from coordinator.events import CheckpointRequest, CompletedCheckpoint
+from coordinator.machine import CheckpointCoordinator
+from coordinator.publication import Completed, Decision
+from coordinator.records import AbortRecord, ClaimRecord
+from tests.coordinator.bench import state
+
+JOB = "0123456789abcdef0123456789abcdef"
+TASKS = frozenset(SubtaskKey(name, 0) for name in "ABC")
+KINDS = st.sampled_from([CheckpointKind.CHECKPOINT, CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL])
+
+
+class CoordinatorModel(RuleBasedStateMachine):
+    """`claims` and `register` are storage; everything else is bookkeeping of what was said."""
+
+    @initialize(retained=st.integers(1, 3), concurrent=st.integers(1, 3), tolerable=st.integers(0, 2), seed=st.integers(0, 99))
+    def start(self, retained: int, concurrent: int, tolerable: int, seed: int) -> None:
+        self.config = JobConfig(
+            checkpoint_interval_ms=20,
+            checkpoint_timeout_ms=60,
+            retained_checkpoints=retained,
+            max_concurrent_checkpoints=concurrent,
+            tolerable_failed_checkpoints=tolerable,
+        )
+        self.rng = random.Random(seed)
+        self.now = 0
+        self.epoch = 1
+        self.attempt = 0
+        self.claims: dict[int, int] = {}
+        self.kinds: dict[int, CheckpointKind] = {}
+        self.attempts: dict[int, int] = {}
+        self.register: dict[int, str] = {}
+        self.acked: dict[int, set[SubtaskKey]] = {}
+        self.files: dict[int, set[str]] = {}
+        self.dropped: set[int] = set()
+        self.done: list[int] = []
+        self.aborted: list[int] = []
+        self.requests = 0
+        self.answered: dict[str, int] = {}
+        self.writes: list[Any] = []
+        self.lead()
+
+    def lead(self) -> None:
+        """A leader starts from storage alone."""
+        for number in [number for number in self.claims if number not in self.register]:
+            self.register[number] = "ABORTED"
+        completed = [
+            CompletedCheckpoint(number, self.kinds[number], f"{JOB}/chk-{number}", number)
+            for number, decision in sorted(self.register.items())
+            if decision == "COMPLETED" and number not in self.dropped
+        ]
+        self.machine = CheckpointCoordinator(
+            JOB,
+            self.config,
+            rng=self.rng,
+            next_checkpoint_id=max(self.claims, default=0) + 1,
+            completed=completed,
+            aborted=[number for number, decision in self.register.items() if decision == "ABORTED" and number not in self.dropped],
+        )
+        self.writes = []
+        self.start_attempt()
+
+    def start_attempt(self) -> None:
+        self.attempt += 1
+        self.feed(on.AttemptStarted(self.attempt, TASKS))
+        self.feed(on.TaskStatesChanged(self.attempt, tuple((task, TaskState.RUNNING) for task in sorted(TASKS))))
+        self.feed(on.SchedulerStarted())
+
+    def feed(self, event: on.Event) -> tuple[AckStatus, ...]:
+        given: tuple[AckStatus, ...] = ()
+        for action in self.machine.handle(event, now_ms=self.now, wall_ms=self.now):
+            match action:
+                case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted():
+                    self.writes.append(action)
+                case on.SendTriggers():
+                    assert self.claims[action.checkpoint_id] == self.epoch, "a trigger needs its claim (I12)"
+                    assert action.checkpoint_id not in self.register
+                case on.NotifyComplete():
+                    assert self.register[action.checkpoint_id] == "COMPLETED", "done needs the record (I14)"
+                    assert action.checkpoint_id not in self.aborted
+                    self.done.append(action.checkpoint_id)
+                case on.NotifyAborted():
+                    assert self.register[action.checkpoint_id] == "ABORTED", "abort needs the record (I13)"
+                    assert action.checkpoint_id not in self.done, "abort never comes after done (I14)"
+                    self.aborted.append(action.checkpoint_id)
+                case on.DiscardState():
+                    assert self.register.get(action.checkpoint_id) != "COMPLETED", "a completed checkpoint's files are kept"
+                    if action.files is None:
+                        assert self.register[action.checkpoint_id] == "ABORTED"
+                case on.DropCheckpoint():
+                    self.check_drop(action.checkpoint_id)
+                case on.CompleteRequest():
+                    if action.request.trigger_id:
+                        self.answered[action.request.trigger_id] = self.answered.get(action.request.trigger_id, 0) + 1
+                case on.AnswerAcks():
+                    given = action.answers
+                case on.FailJob():
+                    pass
+                case on.LoseLeadership():
+                    raise AssertionError("nobody else writes here")
+        return given
+
+    def check_drop(self, number: int) -> None:
+        assert number in self.register, "only a decided id is dropped"
+        assert self.kinds[number] not in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT) or self.register[number] == "ABORTED"
+        if self.register[number] == "COMPLETED":
+            newer = [other for other in self.register if other > number and self.is_recovery_point(other)]
+            assert newer, "the newest checkpoint is never dropped (I16)"
+        self.dropped.add(number)
+        self.feed(on.CheckpointDropped(number))
+
+    def is_recovery_point(self, number: int) -> bool:
+        return self.register.get(number) == "COMPLETED" and self.kinds[number] is not CheckpointKind.SAVEPOINT
+
+    # -- rules
+
+    @rule(kind=KINDS)
+    def request(self, kind: CheckpointKind) -> None:
+        self.requests += 1
+        name = f"r{self.requests}"
+        folder = f"/s/savepoint-{name}" if kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT) else None
+        self.feed(on.CheckpointRequested(CheckpointRequest(kind, name, folder=folder)))
+
+    @rule(by=st.integers(1, 40))
+    def time_passes(self, by: int) -> None:
+        self.now += by
+        self.feed(on.DeadlineReached())
+
+    @rule(task=st.sampled_from(sorted(TASKS)), back=st.integers(0, 3), data=st.data())
+    def acknowledge(self, task: SubtaskKey, back: int, data: st.DataObject) -> None:
+        number = max(self.claims, default=1) - back
+        attempt = data.draw(st.sampled_from([self.attempt, self.attempt, self.attempt, max(1, self.attempt - 1)]))
+        name = f"{number}-{attempt}-{task.vertex}"
+        known = self.acked.setdefault(number, set())
+        (answer,) = self.feed(on.AcksReceived((AcknowledgeCheckpoint(attempt, number, task.vertex, 0, state(name)),)))
+        if answer is AckStatus.SUCCESS:
+            assert task not in known, "each task counts once"
+            assert attempt == self.attempts[number] == self.attempt, "a stale attempt can't acknowledge (I15)"
+            known.add(task)
+
+    @rule(task=st.sampled_from(sorted(TASKS)), back=st.integers(0, 2), reason=st.sampled_from(sorted(FailureReason)))
+    def decline(self, task: SubtaskKey, back: int, reason: FailureReason) -> None:
+        number = max(self.claims, default=1) - back
+        self.feed(on.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, 0, reason),)))
+
+    @precondition(lambda self: self.writes)
+    @rule(
+        index=st.integers(0, 9),
+        outcome=st.sampled_from(["written", "written", "written", "failed", "ambiguous landed", "ambiguous lost"]),
+    )
+    def write_ends(self, index: int, outcome: str) -> None:
+        action = self.writes.pop(index % len(self.writes))
+        match action:
+            case on.WriteClaim():
+                self.claim_ends(action, outcome)
+            case on.WriteMetadata():
+                self.metadata_ends(action, outcome)
+            case on.WriteAborted():
+                self.abort_ends(action, outcome)
+
+    def claim_ends(self, action: on.WriteClaim, outcome: str) -> None:
+        number = action.checkpoint_id
+        assert number not in self.claims, "an id is never taken twice (I12)"
+        assert number > max(self.claims, default=0), "ids rise (I12)"
+        if outcome in ("written", "ambiguous landed"):
+            self.claims[number] = self.epoch
+            self.kinds[number] = action.request.kind
+            self.attempts[number] = action.attempt
+        if outcome == "written":
+            self.feed(on.ClaimWritten(number))
+            return
+        if outcome == "ambiguous lost":
+            self.claims[number] = self.epoch  # used up all the same
+            self.kinds[number] = action.request.kind
+            self.attempts[number] = action.attempt
+        self.feed(on.ClaimFailed(number, outcome, ambiguous=outcome.startswith("ambiguous")))
+
+    def metadata_ends(self, action: on.WriteMetadata, outcome: str) -> None:
+        number = action.checkpoint_id
+        assert self.acked[number] == TASKS, "completed needs every acknowledgement (I11)"
+        assert set(action.states) == TASKS
+        if outcome in ("written", "ambiguous landed"):
+            assert number not in self.register, "one decision per id (I13)"
+            self.register[number] = "COMPLETED"
+        if outcome == "written":
+            self.feed(on.MetadataWritten(number))
+        elif outcome == "failed":
+            self.feed(on.MetadataFailed(number, FailureReason.IO_EXCEPTION, outcome))
+        else:
+            self.feed(on.MetadataAmbiguous(number, outcome))
+
+    def abort_ends(self, action: on.WriteAborted, outcome: str) -> None:
+        number = action.checkpoint_id
+        standing = self.register.get(number)
+        if standing == "COMPLETED":
+            self.feed(on.AbortLost(number, Completed(number, number)) if outcome == "written" else on.AbortFailed(number, outcome))
+            return
+        if outcome in ("written", "ambiguous landed"):
+            self.register[number] = "ABORTED"
+        self.feed(on.AbortWritten(number) if outcome == "written" else on.AbortFailed(number, outcome))
+
+    @rule()
+    def job_fails(self) -> None:
+        self.feed(on.JobFailing("task failed"))
+        self.settle()
+        self.start_attempt()
+
+    def settle(self) -> None:
+        """Answer every write until all is decided, as a failover waits for it."""
+        for _ in range(100):
+            if self.machine.is_quiet:
+                return
+            while self.writes:
+                self.write_ends(0, "written")
+            self.now += 600
+            self.feed(on.DeadlineReached())
+        raise AssertionError("the coordinator never came to rest")
+
+    @rule()
+    def leader_changes(self) -> None:
+        older, writes = self.machine, self.writes
+        self.epoch += 1
+        self.lead()
+        for action in writes:
+            self.late_write(older, action)
+
+    def late_write(self, older: CheckpointCoordinator, action: Any) -> None:
+        """The old leader's writes come late: it loses every one, and falls silent at the first (I15)."""
+        standing: Decision = AbortRecord(action.checkpoint_id, FailureReason.LEADER_CHANGED, self.epoch, "new")
+        match action:
+            case on.WriteClaim():
+                theirs = ClaimRecord(action.checkpoint_id, self.epoch, 1, self.attempt, CheckpointKind.CHECKPOINT, "f", "new")
+                event: on.Event = on.ClaimTaken(action.checkpoint_id, theirs)
+            case on.WriteMetadata():
+                event = on.MetadataLost(action.checkpoint_id, standing)
+            case _:
+                event = on.AbortLost(action.checkpoint_id, standing)
+        actions = older.handle(event, now_ms=self.now, wall_ms=self.now)
+        assert [type(entry) for entry in actions] in ([], [on.LoseLeadership])
+        assert older.is_fenced
+
+    # -- invariants
+
+    @invariant()
+    def retained_are_the_newest(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        ids = [entry.checkpoint_id for entry in self.machine.retained]
+        assert len(ids) <= self.config.retained_checkpoints
+        assert all(self.register[number] == "COMPLETED" for number in ids)
+        recoverable = [number for number in self.register if self.is_recovery_point(number)]
+        newest = self.machine.newest
+        assert (newest.checkpoint_id if newest is not None else None) == max(
+            (number for number in recoverable if number not in self.in_doubt()), default=None
+        )
+
+    def in_doubt(self) -> set[int]:
+        """Completed in storage, and the coordinator can't know yet."""
+        return {pending.checkpoint_id for pending in self.machine.pending}
+
+    @invariant()
+    def requests_are_answered_at_most_once(self) -> None:
+        if hasattr(self, "answered"):
+            assert all(count == 1 for count in self.answered.values())
+
+
+CoordinatorModel.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestCoordinatorModel = CoordinatorModel.TestCase
