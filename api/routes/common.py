@@ -29,8 +29,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def service_of(request: Request) -> Coordinator:
-    """The coordinator that the application was made for."""
+async def service_of(request: Request) -> Coordinator:
+    """The coordinator that the application was made for. Asynchronous, or each request would go through the thread pool."""
     service: Coordinator = request.app.state.service
     return service
 

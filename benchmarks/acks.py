@@ -1,0 +1,235 @@
+"""Acknowledgements per second that the sidecar takes over HTTP: a real `holdfast serve`, workers that only speak.
+
+Every acknowledgement is new and counts towards a checkpoint that completes. The clock runs while they are posted; requests
+are encoded before. One connection is one worker.
+
+    python -m benchmarks.acks [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from api.client import RestClient
+from barriers import codec
+from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, Submission
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointMetrics,
+    Deploy,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+)
+from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+
+Row = dict[str, Any]
+
+VERTICES = 256
+"""Subtasks of each worker, and so acknowledgements of each worker for one checkpoint."""
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_graph(workers: int) -> JobGraph:
+    """A line of vertices, not chained: many subtasks in few processes."""
+    vertices, edges = [], []
+    for number in range(VERTICES):
+        kind = "source" if number == 0 else "map"
+        operator = OperatorDescription(f"v{number}", f"{number:032x}", f"v{number}", kind)
+        vertices.append(JobVertex(f"{number:032x}", f"v{number}", workers, 128, (operator,)))
+        if number:
+            edges.append(JobEdge(number, f"{number - 1:032x}", f"v{number - 1}", f"{number:032x}", 0, Partitioning.REBALANCE))
+    return JobGraph(f"acks-{workers}", tuple(vertices), tuple(edges), JobConfig(checkpoint_timeout_ms=60_000))
+
+
+class Speaker:
+    """A worker's side of the protocol on one keep-alive connection, and its command stream on another."""
+
+    def __init__(self, url: str, token: str, job_id: str, slot: int) -> None:
+        self._address = urlsplit(url).netloc
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._base = f"/v1/jobs/{job_id}/workers"
+        self._connection = http.client.HTTPConnection(self._address, timeout=60)
+        self.slot = slot
+
+    def post(self, path: str, body: bytes) -> bytes:
+        self._connection.request("POST", self._base + path, body, self._headers)
+        answer = self._connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {data!r}")
+        return data
+
+    def start(self, job_id: str, submission: int, nonce: str) -> None:
+        """Register and open the command stream."""
+        register = RegisterWorker(job_id, self.slot, submission, 1, f"n{self.slot}", 1, "here", f"tcp://h:{self.slot}", nonce)
+        self.registered = codec.decode(self.post("/register", codec.encode(register)), Registered)
+        self._stream = http.client.HTTPConnection(self._address, timeout=60)
+        path = f"{self._base}/{self.slot}/commands?session={self.registered.session}"
+        self._stream.request("GET", path, headers=self._headers)
+        self._lines = self._stream.getresponse()
+
+    def deploy(self) -> None:
+        """Take the deployment and report every subtask as running."""
+        deployment = self.registered.deployment or self.command(Deploy).deployment
+        attempt = deployment.attempt
+        statuses = tuple(SubtaskStatus(attempt, f"{n:032x}", self.slot, TaskState.RUNNING) for n in range(VERTICES))
+        batch = StatusBatch(self.registered.epoch, self.slot, self.registered.session, statuses)
+        self.post(f"/{self.slot}/states", codec.encode(batch))
+
+    def command(self, kind: type) -> Any:
+        """The next command of a kind."""
+        while line := self._lines.readline():
+            command = codec.decode(line, NumberedCommand).command
+            if isinstance(command, kind):
+                return command
+        raise RuntimeError("the command stream ended")
+
+    def encode_acks(self, trigger: TriggerCheckpoint, batch_size: int) -> list[bytes]:
+        items = [make_ack(trigger, number, self.slot) for number in range(VERTICES)]
+        registered = self.registered
+        return [
+            codec.encode(AckBatch(registered.epoch, self.slot, registered.session, tuple(items[at : at + batch_size])))
+            for at in range(0, VERTICES, batch_size)
+        ]
+
+    def post_acks(self, bodies: list[bytes]) -> int:
+        """Post in turn; how many acknowledgements were taken."""
+        answers = [codec.decode(self.post(f"/{self.slot}/acks", body), AckAnswers).answers for body in bodies]
+        return sum(answer is AckStatus.SUCCESS for each in answers for answer in each)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._stream.close()
+
+
+def make_ack(trigger: TriggerCheckpoint, number: int, slot: int) -> AcknowledgeCheckpoint:
+    """One keyed state in one file: what most acknowledgements look like."""
+    meta = StateMeta("total", "value", "int", "utf8")
+    part = FileHandle(f"v{number}-{slot}-1-0123456789abcdef-total", 123_456, "xxh3_128:" + "0" * 32)
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (meta,), (part,))
+    metrics = CheckpointMetrics(1.5, 0.5, 0.2, 12.5, 1_000, 123_456, 123_456)
+    states = {f"v{number}": OperatorSubtaskState(keyed=(handle,))}
+    return AcknowledgeCheckpoint(trigger.attempt, trigger.checkpoint_id, f"{number:032x}", slot, states, metrics)
+
+
+@dataclass
+class Sidecar:
+    """A `holdfast serve` process."""
+
+    url: str
+    token: str
+    process: psutil.Process
+
+    def cpu_seconds(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+@contextmanager
+def serving() -> Iterator[Sidecar]:
+    """A sidecar on a scratch directory."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-acks-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", folder]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            assert process.stdout is not None
+            facts = json.loads(process.stdout.readline())
+            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@contextmanager
+def speaking(sidecar: Sidecar, workers: int) -> Iterator[tuple[RestClient, str, list[Speaker]]]:
+    """A running job whose workers only speak."""
+    client = RestClient(sidecar.url, sidecar.token)
+    accepted = client.submit(Submission(make_graph(workers), fresh=True))
+    speakers = [Speaker(sidecar.url, sidecar.token, accepted.job_id, slot) for slot in range(workers)]
+    try:
+        for speaker in speakers:
+            speaker.start(accepted.job_id, accepted.submission, accepted.directory_nonce)
+        for speaker in speakers:
+            speaker.deploy()
+        while client.job_state(accepted.job_id) != "RUNNING":
+            time.sleep(0.01)
+        yield client, accepted.job_id, speakers
+    finally:
+        for speaker in speakers:
+            speaker.close()
+        client.cancel(accepted.job_id)
+        client.close()
+
+
+def measure_one(sidecar: Sidecar, workers: int, batch_size: int, seconds: float) -> Row:
+    """One setting: checkpoint after checkpoint until the clock has run for `seconds`."""
+    clock, taken, checkpoints = 0.0, 0, 0
+    with speaking(sidecar, workers) as (client, job_id, speakers), ThreadPoolExecutor(workers) as pool:
+        cpu = sidecar.cpu_seconds()
+        while clock < seconds:
+            client._call("POST", f"/v1/jobs/{job_id}/checkpoints", b"{}")
+            bodies = [speaker.encode_acks(speaker.command(TriggerCheckpoint), batch_size) for speaker in speakers]
+            began = time.perf_counter()
+            taken += sum(pool.map(Speaker.post_acks, speakers, bodies))
+            clock += time.perf_counter() - began
+            checkpoints += 1
+            for speaker in speakers:
+                speaker.command(NotifyCheckpointComplete)
+        cpu = sidecar.cpu_seconds() - cpu
+    if taken != checkpoints * workers * VERTICES:
+        raise RuntimeError(f"{taken} acknowledgements were taken, not {checkpoints * workers * VERTICES}")
+    return {
+        "workload": "acks",
+        "connections": workers,
+        "batch": batch_size,
+        "acks_per_second": round(taken / clock),
+        "requests_per_second": round(taken / clock / batch_size),
+        "sidecar_cpu_us_per_ack": round(cpu / taken * 1e6, 1),
+        "checkpoints": checkpoints,
+    }
+
+
+def measure(*, quick: bool = False) -> list[Row]:
+    """Connections and batch sizes, one row each. 256 is the largest batch that a worker posts."""
+    seconds = 0.5 if quick else 2.0
+    with serving() as sidecar:
+        return [
+            measure_one(sidecar, workers, batch_size, seconds)
+            for workers, batch_size in ((1, 1), (1, 16), (1, 256), (4, 1), (4, 256))
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    for row in measure(quick=parser.parse_args().quick):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
