@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 from barriers.messages import (
     AckAnswers,
@@ -33,6 +32,7 @@ from barriers.messages import (
     WorkerCommand,
 )
 from operators.sessionevents import (
+    AckKey,
     AcksAnswered,
     Action,
     AnswerReady,
@@ -52,6 +52,8 @@ from operators.sessionevents import (
     StatesAnswered,
     StatusChanged,
     WorkerIdentity,
+    ack_key,
+    command_key,
 )
 
 BACKOFF_MIN_MS = 50
@@ -71,28 +73,6 @@ class SessionState(StrEnum):
     """Superseded or told to leave: nothing more is sent."""
 
 
-_AckKey: TypeAlias = tuple[int, int, str, int]
-
-
-def _ack_key(item: Answerable) -> _AckKey:
-    return (item.attempt, item.checkpoint_id, item.vertex, item.subtask)
-
-
-def _command_key(command: WorkerCommand) -> tuple[str, int, int] | None:
-    """What makes two commands the same one; None for a command that is never repeated."""
-    match command:
-        case Deploy(deployment=deployment):
-            return ("deploy", deployment.attempt, 0)
-        case CancelTasks(attempt=attempt):
-            return ("cancel", attempt, 0)
-        case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
-            return (type(command).__name__, command.attempt, command.checkpoint_id)
-        case ShutdownWorker():
-            return None
-        case _:
-            assert_never(command)
-
-
 class Session:
     """One worker process's session. At most one request of each kind is under way."""
 
@@ -110,7 +90,7 @@ class Session:
         self._under_way: set[str] = set()
         self._registering: RegisterWorker | None = None
         self._posted: dict[str, tuple[Answerable, ...] | tuple[SubtaskStatus, ...]] = {}
-        self._unanswered: OrderedDict[_AckKey, Answerable] = OrderedDict()
+        self._unanswered: OrderedDict[AckKey, Answerable] = OrderedDict()
         self._statuses: dict[SubtaskKey, SubtaskStatus] = {}
         self._dirty: dict[SubtaskKey, SubtaskStatus] = {}
         self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
@@ -270,7 +250,7 @@ class Session:
         self._under_way.clear()
         self._retry_at_ms = {}
         for item, _answer in zip(body.unanswered, registered.answers, strict=False):
-            self._unanswered.pop(_ack_key(item), None)
+            self._unanswered.pop(ack_key(item), None)
         for status in body.subtasks:
             self._settle(status)
         self._heartbeat_interval_ms = registered.heartbeat_interval_ms
@@ -306,7 +286,7 @@ class Session:
             return
         for item, _answer in zip(posted, answers.answers, strict=False):
             assert not isinstance(item, SubtaskStatus)
-            self._unanswered.pop(_ack_key(item), None)
+            self._unanswered.pop(ack_key(item), None)
 
     def _states_answered(self) -> None:
         if "states" not in self._under_way:
@@ -350,7 +330,7 @@ class Session:
         return self._deliver(line.command)
 
     def _deliver(self, command: WorkerCommand) -> list[Action]:
-        key = _command_key(command)
+        key = command_key(command)
         if key is not None:
             if key in self._seen:
                 return []
@@ -397,7 +377,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------ from the worker
 
     def _answer_ready(self, item: Answerable) -> None:
-        self._unanswered[_ack_key(item)] = item
+        self._unanswered[ack_key(item)] = item
         while len(self._unanswered) > UNANSWERED_MAX:
             self._unanswered.popitem(last=False)
 
@@ -408,6 +388,3 @@ class Session:
         if self._statuses.get(key) != status:
             self._statuses[key] = status
             self._dirty[key] = status
-
-    def statuses(self) -> Iterable[SubtaskStatus]:
-        return self._statuses.values()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from barriers.messages import (
     AckAnswers,
     AckBatch,
     Answerable,
+    CancelTasks,
+    Deploy,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
     NumberedCommand,
     Registered,
     RegisterWorker,
+    ShutdownWorker,
     StatusBatch,
     SubtaskStatus,
+    TriggerCheckpoint,
     WorkerCommand,
 )
 
@@ -148,3 +155,24 @@ class Deliver:
 
 
 Action: TypeAlias = SendRegister | OpenStream | PostAcks | PostStates | PostHeartbeat | Deliver
+
+AckKey: TypeAlias = tuple[int, int, str, int]
+
+
+def ack_key(item: Answerable) -> AckKey:
+    return (item.attempt, item.checkpoint_id, item.vertex, item.subtask)
+
+
+def command_key(command: WorkerCommand) -> tuple[str, int, int] | None:
+    """What makes two commands the same one; None for a command that is never repeated."""
+    match command:
+        case Deploy(deployment=deployment):
+            return ("deploy", deployment.attempt, 0)
+        case CancelTasks(attempt=attempt):
+            return ("cancel", attempt, 0)
+        case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+            return (type(command).__name__, command.attempt, command.checkpoint_id)
+        case ShutdownWorker():
+            return None
+        case _:
+            assert_never(command)

@@ -97,6 +97,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     curve = None if is_loopback(host) else CurveKeys.generate()
     transport = ZmqTransport(spec.slot, bind=host, curve=curve)
     pool = ThreadPool()
+    pool.run(warm_imports, lambda result, error: None)
     gateway: Gateway | None = None
 
     def report(item: Any) -> None:
@@ -156,6 +157,17 @@ def _worker(
 
 
 # ------------------------------------------------------------------------------------------------------------ process
+
+
+def warm_imports() -> None:
+    """Load what Arrow loads on first use (Parquet, and pandas where it is installed), while the worker registers.
+
+    In the loop it would stand still for that time, at its first batch of all."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.array(np.zeros(1))
 
 
 def _tie_to_parent(spec: WorkerSpec) -> int:

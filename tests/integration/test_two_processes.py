@@ -114,8 +114,13 @@ class Cluster:
             plan=pickle_plan(plan),
             local_directory=str(self.local),
         )
+        environment = {
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
+            "PYTHONPYCACHEPREFIX": str(self.logs.parents[1] / "pycache"),
+        }
         self.slots = LocalProcessSlots(
-            spec, accepted.slots, environment={"PYTHONPATH": str(ROOT)}, log_directory=str(self.logs), python=sys.executable
+            spec, accepted.slots, environment=environment, log_directory=str(self.logs), python=sys.executable
         )
         self.slots.start()
         return accepted
