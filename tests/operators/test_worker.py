@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
 from operators.base import JobPlan
 from operators.environment import Environment
+from operators.functions.aggregates import count
 from operators.functions.process import ProcessFunction
 from operators.sinks.parquet import ParquetSink, read_committed
 from operators.sources.generator import GeneratorSource
+from operators.time import Tumbling
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.operations import Operation, Storage
 from tests.harness.mini import KilledError, MiniCluster
@@ -87,9 +89,7 @@ def test_bounded_job_drains_commits_and_finishes(tmp_path: Path, backend: str) -
     assert {status.state for status in cluster.coordinator.statuses.values()} == {TaskState.FINISHED}
 
 
-def crash_and_recover(
-    cluster: MiniCluster, crash_after: list[int], path: str, rows: int, checkpoint_every: int = 40
-) -> None:
+def run_through_crashes(cluster: MiniCluster, crash_after: list[int], checkpoint_every: int = 40) -> None:
     """Run with checkpoints; after so many steps each, kill everything and go on from the newest checkpoint."""
     coordinator = cluster.coordinator
     for steps in [*crash_after, None]:
@@ -108,7 +108,6 @@ def crash_and_recover(
             cluster.run_to_end()
         else:
             cluster.crash()
-    assert committed(path) == expected(rows)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -121,7 +120,8 @@ def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int
     path = "mem://crashes"
     plan = count_job(400, path, batch_rows=9)
     cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=seed, tick_s=tick)
-    crash_and_recover(cluster, crashes, path, 400)
+    run_through_crashes(cluster, crashes)
+    assert committed(path) == expected(400)
 
 
 def test_killed_at_every_operation_of_the_stores(tmp_path: Path) -> None:
@@ -250,3 +250,29 @@ def test_plan_without_an_operator_of_the_graph_fails_the_deployment(tmp_path: Pa
     cluster.deploy()
     with pytest.raises(AssertionError, match="GraphError: the plan has no operator 'count'"):
         cluster.run_until(lambda: cluster.coordinator.all_running)
+
+
+def window_job(rows: int, path: str) -> JobPlan:
+    """Event time is the record's id: windows of 10 ms, 7 keys, fired in slices of one row, so that barriers fall in between."""
+    OUTPUTS.pop(path, None)
+    env = Environment("windows", parallelism=2, channel_credit_batches=2, step_budget_ms=1)
+    stream = env.from_source(GeneratorSource(make_batch, rows, SCHEMA, batch_rows=15)).uid("source")
+    keyed = stream.assign_timestamps("id", max_out_of_orderness_ms=40).uid("stamps").key_by("key")
+    counts = keyed.window(Tumbling(10)).aggregate(count=count()).uid("windows")
+    counts.sink_to(ParquetSink(path, "out", open_storage=open_output), uid="sink")
+    plan = env.build()
+    plan.operators["windows"].rows_per_slice_max = 1  # type: ignore[attr-defined]
+    return plan
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), crashes=st.lists(st.integers(50, 700), min_size=1, max_size=2))
+def test_windows_fire_once_though_barriers_fall_between_their_rows(tmp_path: Path, seed: int, crashes: list[int]) -> None:
+    rows, path = 300, "mem://windows"
+    cluster = MiniCluster(window_job(rows, path), DictStorage(), local_directory=str(tmp_path), seed=seed)
+    run_through_crashes(cluster, crashes)
+    table = read_committed(path, "out", open_storage=open_output)
+    starts = [int(start.timestamp() * 1000 + 0.5) for start in table["window_start"].to_pylist()]
+    counted = Counter(zip(table["key"].to_pylist(), starts, table["count"].to_pylist(), strict=True))
+    wanted = Counter((index % KEYS, index // 10 * 10) for index in range(rows))
+    assert counted == Counter((key, start, total) for (key, start), total in wanted.items())
