@@ -107,7 +107,11 @@ class FileCommitter(Operator):
 
     def _log_changed(self, log: OpenLog) -> None:
         self._log = log
-        self._known = log.position
+        pending = {file.name for file in _files(self._pending_checkpoints())}
+        if not log.committed & pending:
+            # Else the entries that committed them lie before this position: a job restored from a snapshot that had both
+            # would not read them again, and commit those files a second time.
+            self._known = log.position
         self._commit_next()
 
     def _start(self, flow: Flow[Any], ended: Callable[[Any], None]) -> None:
