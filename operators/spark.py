@@ -118,7 +118,7 @@ class SparkLauncher:
         backend = RddBackend(context, template, plan.graph.name)
         self._handles.add(handle)
         handle.start(SlotRunner(SlotSupervisor(accepted.slots), backend, handle.give_up))
-        atexit.register(_close_at_exit, weakref.ref(handle))
+        atexit.register(_leave_at_exit, weakref.ref(handle))
 
 
 def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
@@ -133,11 +133,11 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
     )
 
 
-def _close_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
-    """A driver that ends without closing its job still asks the workers to leave; one that is killed takes them with it."""
+def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
+    """A driver that ends without closing its job takes its workers with it, while Spark can still be told; so does a kill."""
     alive = handle()
     if alive is not None:
-        alive.close()
+        alive.leave()
 
 
 def ship_package(context: SparkContext) -> None:

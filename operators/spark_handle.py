@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from barriers.jobgraph import JobGraph
@@ -17,6 +18,9 @@ from statebackends.errors import HoldfastError, JobFailedError
 log = logging.getLogger("holdfast.spark")
 
 POLL_S = 0.25
+RATE_LOOKS = 12
+"""Looks over which rates are taken: some seconds, since workers report their counters every other second."""
+
 WORKERS_LEAVE_S = 17.0
 """A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
 
@@ -45,7 +49,7 @@ class SparkJobHandle:
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
         self._registered: frozenset[int] = frozenset()
         self._failure: str | None = None
-        self._look: Look | None = None
+        self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
         self._terminal = threading.Event()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -128,9 +132,19 @@ class SparkJobHandle:
         self.close()
 
     def close(self) -> None:
+        if not self._let_go():
+            return
+        self._release()
+
+    def leave(self) -> None:
+        """As close, while the interpreter ends: an embedded coordinator can't be ended in order any more, and needn't be."""
+        self._let_go()
+
+    def _let_go(self) -> bool:
+        """End workers, threads and display; False when that was done before."""
         with self._lock:
             if self._closed:
-                return
+                return False
             self._closed = True
         if self._runner is not None:
             self._runner.post(JobEnded() if self._terminal.is_set() else StopRequested())
@@ -141,7 +155,7 @@ class SparkJobHandle:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._line.close()
-        self._release()
+        return True
 
     # ---------------------------------------------------------------------------------------------------------- thread
 
@@ -163,8 +177,10 @@ class SparkJobHandle:
     def _poll(self) -> None:
         job, workers = self.client.job(self.job_id), self.client.workers(self.job_id)
         look = Look(time.monotonic_ns() // 1_000_000, job, self.client.checkpoints(self.job_id), workers)
-        progress = derive_progress(self._graph, look, self._look)
-        self._look = look
+        if self._looks and self._looks[-1].workers.get("attempt") != workers.get("attempt"):
+            self._looks.clear()  # counters begin again with each attempt
+        progress = derive_progress(self._graph, look, self._looks[0] if self._looks else None)
+        self._looks.append(look)
         registered = registered_slots(workers)
         self._failure = workers.get("failure") or self._failure
         with self._changed:

@@ -93,7 +93,8 @@ def _why(error: BaseException) -> tuple[WorkerEnd, str]:
         lines = [line for line in text.splitlines() if line and not line.startswith((" ", "\t"))]
         last = next((line for line in reversed(lines) if "Error" in line and ": " in line and "org.apache" not in line), lines[-1])
         return WorkerEnd.RAISED, last
-    return WorkerEnd.DIED, text.splitlines()[0] if text else type(error).__name__
+    cause = next((line.strip() for line in text.splitlines() if "Caused by" in line or "exited unexpectedly" in line), "")
+    return WorkerEnd.DIED, cause or (text.splitlines()[0] if text else type(error).__name__)
 
 
 class SlotRunner:

@@ -21,7 +21,7 @@ START_FAILURES_MAX = 5
 """Times in a row that a worker which never registered may raise before the launch is given up: it is not going to work."""
 
 COOPERATIVE_STOP_MS = 10_000
-"""Workers are told by the coordinator to leave; those still there after this are cancelled."""
+"""At the end of a job the coordinator tells its workers to leave; those still there after this are cancelled."""
 
 CANCEL_WAIT_MS = 6_000
 """A cancelled Spark task's process lives up to about 5 s more; then the driver no longer waits for it."""
@@ -76,7 +76,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The driver is leaving."""
+    """The driver is leaving a job that is not over: nobody tells the workers, and all their state is crash-only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,10 @@ class SlotSupervisor:
                 actions = self._ended(event, now_ms)
             case WorkersRegistered():
                 actions = self._registered(event)
-            case JobEnded() | StopRequested():
+            case JobEnded():
                 actions = self._stop(now_ms)
+            case StopRequested():
+                actions = self._stop(now_ms) + self._cancel(now_ms)
             case DeadlineReached():
                 actions = self._spawn_due(now_ms) + self._overdue(now_ms)
             case _:
@@ -232,12 +234,19 @@ class SlotSupervisor:
                     slot.state = SlotState.ENDED
         return []
 
+    def _cancel(self, now_ms: int) -> list[Action]:
+        if self._cancelled_at_ms is not None:
+            return []
+        self._cancelled_at_ms = now_ms
+        return [CancelWorker(index, self._slots[index].spawn) for index in self.running]
+
     def _overdue(self, now_ms: int) -> list[Action]:
-        if self._stopping_at_ms is None or now_ms < self._stopping_at_ms + COOPERATIVE_STOP_MS:
+        if self._stopping_at_ms is None:
+            return []
+        if self._cancelled_at_ms is None and now_ms < self._stopping_at_ms + COOPERATIVE_STOP_MS:
             return []
         if self._cancelled_at_ms is None:
-            self._cancelled_at_ms = now_ms
-            return [CancelWorker(index, self._slots[index].spawn) for index in self.running]
+            return self._cancel(now_ms)
         if now_ms < self._cancelled_at_ms + CANCEL_WAIT_MS:
             return []
         abandoned = self.running

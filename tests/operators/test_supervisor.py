@@ -99,7 +99,7 @@ def test_workers_that_leave_end_the_job() -> None:
 
 def test_stopping_waits_then_cancels_then_abandons() -> None:
     supervisor = launched()
-    assert supervisor.handle(StopRequested(), now_ms=0) == []
+    assert supervisor.handle(JobEnded(), now_ms=0) == []
     assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED), now_ms=1) == []
     assert supervisor.next_deadline_ms() == COOPERATIVE_STOP_MS
     assert supervisor.handle(DeadlineReached(), now_ms=COOPERATIVE_STOP_MS) == [CancelWorker(1, 1)]
@@ -107,6 +107,14 @@ def test_stopping_waits_then_cancels_then_abandons() -> None:
     assert supervisor.next_deadline_ms() == end
     assert supervisor.handle(DeadlineReached(), now_ms=end) == [AllEnded((1,))]
     assert supervisor.handle(WorkerEnded(1, 1, WorkerEnd.LEFT), now_ms=end + 1) == []
+
+
+def test_a_driver_that_leaves_cancels_its_workers_at_once() -> None:
+    supervisor = launched()
+    assert supervisor.handle(StopRequested(), now_ms=5) == [CancelWorker(0, 1), CancelWorker(1, 1)]
+    assert supervisor.handle(StopRequested(), now_ms=6) == []
+    assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED), now_ms=7) == []
+    assert supervisor.handle(WorkerEnded(1, 1, WorkerEnd.DIED), now_ms=8) == [AllEnded()]
 
 
 def test_the_end_of_the_job_while_backing_off_ends_the_slot() -> None:

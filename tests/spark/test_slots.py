@@ -91,8 +91,7 @@ def test_a_task_that_raises_at_once_is_given_up_with_its_error(spark: SparkSessi
     assert "no such thing" in said[0][1]
 
 
-def test_workers_that_ignore_the_stop_are_cancelled(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operators.supervisor.COOPERATIVE_STOP_MS", 200)
+def test_workers_of_a_driver_that_leaves_are_cancelled(spark: SparkSession, tmp_path: Path) -> None:
     runner = SlotRunner(SlotSupervisor(1), RddBackend(spark.sparkContext, TEMPLATE, "job", idle_task(tmp_path)), lambda *_: None)
     runner.start()
     (pid,) = wait_for(lambda: pids(tmp_path, 0))
