@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from api.cli import app
 from barriers.messages import CheckpointKind, FailureReason
 from coordinator.records import AbortRecord, SavepointRecord, encode_record
 from statebackends.backend import SnapshotTarget
+from statebackends.factory import create_keyed_backend
 from statebackends.handles import (
     KeyedStateHandle,
     KeyGroupRange,
@@ -32,6 +34,8 @@ from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.rocksdb_store import RocksStore, row_key
 from statebackends.snapshot import write_part
 from statebackends.state import (
+    ColumnAggregate,
+    ColumnarStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     StateDescriptor,
@@ -112,9 +116,9 @@ def offsets(storage: LocalStorage, folder: str) -> OperatorListHandle:
     return OperatorListHandle(StateMeta("positions", "operator_list", "bytes"), part, len(entries))
 
 
-def write_snapshot(root: Path, folder: str, keyed: KeyedStateHandle, *, kind: Any = "checkpoint") -> Path:
+def write_snapshot(root: Path, folder: str, *keyed: KeyedStateHandle, kind: Any = "checkpoint") -> Path:
     storage = LocalStorage(root)
-    state = OperatorSubtaskState((keyed,), (offsets(storage, folder),))
+    state = OperatorSubtaskState(keyed, (offsets(storage, folder),))
     operator = OperatorState("totals", "a" * 32, "Totals", 1, 128, (state,))
     empty = OperatorState("filter", "b" * 32, "Filter", 1, 128, (OperatorSubtaskState(),))
     metadata = SnapshotMetadata(
@@ -285,3 +289,48 @@ def test_pickled_values_are_not_unpickled(tmp_path: Path) -> None:
     rows = json.loads(run(str(place), "--state", "totals", "evil", "--json"))["rows"]
     assert bytes.fromhex(rows[0]["value"]) == evil
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["memory", "filesystem", "rocksdb"])
+@pytest.mark.parametrize("canonical", [True, False])
+def test_what_the_backends_write_is_read(tmp_path: Path, kind: Any, canonical: bool) -> None:
+    aggregates = (ColumnAggregate("count", None, "flights"), ColumnAggregate("max", "delay", "worst", pa.float64()))
+    columnar = ColumnarStateDescriptor("days", aggregates)
+    backend = create_keyed_backend(
+        kind,
+        descriptors=(DESCRIPTORS[0], DESCRIPTORS[2], columnar),
+        key_type=KEY,
+        key_groups=GROUPS,
+        max_parallelism=128,
+        operator="totals",
+        subtask=0,
+        local_dir=str(tmp_path / "local"),
+    )
+    for key, value in zip(KEYS, VALUES["by_day"], strict=True):
+        backend.set_current_key(KEY.encode(key), KEY.key_group(key, 128))
+        backend.get_state(DESCRIPTORS[0]).update(len(key))
+        for map_key, map_value in value.items():
+            backend.get_state(DESCRIPTORS[2]).put(map_key, map_value)
+    keys = KEY.column([pa.array(KEYS)], max_parallelism=128)
+    backend.columnar_state(columnar, ["carrier"]).update(keys, 86_400_000, [None, pa.array([1.5, 2.5, 3.5])])
+    pending = backend.snapshot(7)
+    folder = "savepoint-7" if canonical else "job/chk-7"
+    where = SnapshotTarget(7, folder, "totals-0-1-n", canonical=canonical, inline_threshold=100)
+    handles = run_flow(pending.flow(where), LocalStorage(tmp_path / "state"))
+    pending.release()
+    backend.dispose()
+    place = write_snapshot(tmp_path / "state", folder, *handles)
+    shown = json.loads(run(str(place), "--json", "--verify"))
+    assert [state["name"] for state in shown["operators"][0]["states"]] == ["by_day", "days", "positions", "total"]
+    for state, expected in (
+        ("total", {("AA", 2), ("UA", 2), ("WN", 2)}),
+        ("by_day", {("AA", "a"), ("UA", "b"), ("WN", "c")}),
+    ):
+        rows = json.loads(run(str(place), "--state", "totals", state, "--json"))["rows"]
+        assert {(row["key"], row["value"]) for row in rows} == expected
+    rows = json.loads(run(str(place), "--state", "totals", "days", "--json"))["rows"]
+    assert {(row["key"], row["namespace"], row["flights"], row["worst"]) for row in rows} == {
+        ("AA", 86_400_000, 1, 1.5),
+        ("UA", 86_400_000, 1, 2.5),
+        ("WN", 86_400_000, 1, 3.5),
+    }
