@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from statebackends.errors import StateValueError
+from statebackends.errors import StateValueError, StorageUnavailableError
 from statebackends.generations import Layer
 from statebackends.rocksdb_generations import GroupsOf, RocksGenerations, weight
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row
@@ -103,7 +103,7 @@ class FrontTier:
         if generation.done:
             return
         generation.copy_folder = None
-        if self._sealed[-1] is generation and self._lock.acquire(blocking=False):
+        if self._sealed and self._sealed[-1] is generation and self._lock.acquire(blocking=False):
             try:
                 if not generation.done:
                     self._sealed.pop()
@@ -113,13 +113,17 @@ class FrontTier:
                 self._lock.release()
 
     def materialise(self, generation: SealedGeneration) -> None:
-        """Pool thread: write this generation and all before it, with their copies."""
+        """Pool thread: write this generation and all before it, with their copies.
+
+        Raises StorageUnavailableError when writing fails, or the database was closed meanwhile."""
         with self._lock:
             for older in list(self._sealed):
+                if generation.done:
+                    break
                 if not older.done:
                     older.advance(self.store, wholly=True)
-                if older is generation:
-                    return
+            if not generation.done:
+                raise StorageUnavailableError(f"{self.store.folder}: the database was closed", path=self.store.folder)
 
     def tick(self) -> None:
         """Keep within the limits; called every few hundred key switches, does a few milliseconds of work at most."""

@@ -1,0 +1,255 @@
+"""Bounds of the backends: what travels to the coordinator, what RocksDB keeps in memory, and what settings allow."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statebackends.errors import (
+    CorruptStateError,
+    InvalidConfigError,
+    InvariantError,
+    SnapshotTooLargeError,
+    StateValueError,
+    StorageUnavailableError,
+)
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
+from statebackends.settings import StateBackendSettings
+from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from statebackends.storage.operations import Operation, UploadFile, run_flow
+from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, use
+
+BLOB = ValueStateDescriptor("blob", bytes)
+KEYS = [f"user-{number}" for number in range(40)]
+
+
+@pytest.fixture
+def rocks(tmp_path: Path) -> Iterator[Any]:
+    cluster = Cluster(
+        tmp_path, "rocksdb", StateBackendSettings(rocksdb_front_tier_bytes_max=1 << 20, rocksdb_cache_bytes_max=200_000)
+    )
+    yield cluster
+    cluster.close()
+
+
+# --------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("name", StateBackendSettings.__dataclass_fields__)
+@pytest.mark.parametrize("value", [-1, 1 << 60, True, 1.5, "5 MiB", None])
+def test_settings_out_of_bounds_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidConfigError) as raised:
+        StateBackendSettings(**{name: value})
+    assert raised.value.setting == name
+
+
+# ----------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_memory_checkpoint_above_the_limit_fails_and_says_what_to_change(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "memory", StateBackendSettings(memory_snapshot_bytes_max=10_000))
+    backend = cluster.backend([BLOB])
+    use(backend, "a")
+    backend.get_state(BLOB).update(os.urandom(20_000))
+    with pytest.raises(SnapshotTooLargeError) as raised:
+        cluster.take(backend)
+    assert raised.value.fields.items() >= {"operator": "op", "subtask": 0, "limit": 10_000}.items()
+    assert raised.value.size > 20_000
+    assert "memory_snapshot_bytes_max" in str(raised.value)
+    assert pickle.loads(pickle.dumps(raised.value)).fields == raised.value.fields
+    assert not list((tmp_path / "state").rglob("op-*"))
+    backend.get_state(BLOB).update(b"small")
+    handles, _ = cluster.take(backend)
+    assert [type(part) for handle in handles for part in handle.parts] == [InlineHandle]
+
+
+def test_a_memory_savepoint_is_files_of_any_size(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "memory", StateBackendSettings(memory_snapshot_bytes_max=10_000))
+    backend = cluster.backend([BLOB])
+    use(backend, "a")
+    backend.get_state(BLOB).update(os.urandom(20_000))
+    handles, _ = cluster.take(backend, canonical=True)
+    assert [type(part) for handle in handles for part in handle.parts] == [FileHandle]
+
+
+def test_a_threshold_of_zero_puts_nothing_inline_but_in_memory(tmp_path: Path) -> None:
+    for kind, expected in (("memory", InlineHandle), ("filesystem", FileHandle), ("rocksdb", FileHandle)):
+        cluster = Cluster(tmp_path / kind, kind)  # type: ignore[arg-type]
+        backend = cluster.backend()
+        fill([backend], KEYS[:2])
+        handles, _ = cluster.finish(backend.snapshot(1), inline_threshold=0)
+        assert {type(part) for handle in handles for part in handle.parts} == {expected}
+        cluster.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------- rocksdb
+
+
+def _write_blobs(backend: Any, numbers: range, size: int = 1000) -> None:
+    state = backend.get_state(BLOB)
+    for number in numbers:
+        use(backend, f"k{number}")
+        state.update(b"%06d" % number + bytes(size))
+
+
+def _blob(backend: Any, number: int) -> Any:
+    use(backend, f"k{number}")
+    return backend.get_state(BLOB).value()
+
+
+def test_state_beyond_the_budget_moves_to_the_database_and_is_read_back(rocks: Cluster) -> None:
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(8000))
+    tier = backend.front_tier  # type: ignore[attr-defined]
+    assert tier.evictions >= 2
+    assert tier.size() < 3 << 20
+    for number in range(0, 8000, 37):
+        assert _blob(backend, number)[:6] == b"%06d" % number
+    assert _blob(backend, 9000) is None
+    restored = rocks.restored(rocks.take(backend), [BLOB])
+    assert len(list(restored.keys("blob"))) == 8000
+    assert _blob(restored, 77)[:6] == b"000077"
+
+
+def test_the_read_cache_is_bounded(rocks: Cluster) -> None:
+    backend = rocks.restored(_snapshot_of_blobs(rocks, 3000), [BLOB])
+    for number in range(3000):
+        assert _blob(backend, number) is not None
+    assert backend.front_tier.size() < 1_500_000  # type: ignore[attr-defined]
+
+
+def _snapshot_of_blobs(cluster: Cluster, count: int) -> Any:
+    backend = cluster.backend([BLOB])
+    _write_blobs(backend, range(count))
+    return cluster.take(backend)
+
+
+def test_eviction_waits_for_a_snapshot_and_is_counted(rocks: Cluster) -> None:
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(100))
+    pending = backend.snapshot(1)
+    _write_blobs(backend, range(4000))
+    tier = backend.front_tier  # type: ignore[attr-defined]
+    assert tier.eviction_waits > 0
+    assert tier.evictions == 0
+    restored = rocks.restored(rocks.finish(pending), [BLOB])
+    assert len(list(restored.keys("blob"))) == 100
+    _write_blobs(backend, range(4000))
+    assert tier.evictions > 0
+
+
+def test_a_barrier_in_the_middle_of_an_eviction_takes_everything(rocks: Cluster) -> None:
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(3000), size=10)
+    tier = backend.front_tier  # type: ignore[attr-defined]
+    tier.seal()
+    tier.tick()
+    _write_blobs(backend, range(10), size=20)
+    restored = rocks.restored(rocks.take(backend), [BLOB])
+    assert len(list(restored.keys("blob"))) == 3000
+    assert len(_blob(restored, 5)) == 26
+    assert len(_blob(restored, 500)) == 16
+
+
+def test_a_value_that_can_t_be_encoded_is_named_by_an_eviction(rocks: Cluster) -> None:
+    backend = rocks.backend([BLOB])
+    use(backend, "bad")
+    backend.get_state(BLOB).update("text")
+    with pytest.raises(StateValueError) as raised:
+        _write_blobs(backend, range(4000))
+    assert (raised.value.operator, raised.value.state) == ("op", "blob")
+
+
+def test_later_snapshots_write_what_an_earlier_flow_has_not(rocks: Cluster) -> None:
+    backend = rocks.backend()
+    fill([backend], KEYS)
+    expected = contents(backend)
+    first = backend.snapshot(1)
+    fill([backend], KEYS[:5])
+    second = backend.snapshot(2)
+    rocks.finish(second)
+    assert contents(rocks.restored(rocks.finish(first))) == expected
+
+
+def test_local_copies_are_deleted_with_the_flow(rocks: Cluster) -> None:
+    backend = rocks.backend()
+    fill([backend], KEYS)
+    rocks.take(backend)
+    rocks.take(backend, canonical=True)
+    flow = backend.snapshot(3).flow(rocks.target(inline_threshold=0))
+    assert isinstance(next(flow), UploadFile)
+    assert [path.name for path in rocks.root.glob("local-1/*") if path.name != "db"] != []
+    flow.close()
+    assert [path.name for path in rocks.root.glob("local-1/*")] == ["db"]
+
+
+def test_a_snapshot_after_disposal_fails_and_a_new_use_is_refused(rocks: Cluster) -> None:
+    backend = rocks.backend()
+    fill([backend], KEYS)
+    pending = backend.snapshot(1)
+    backend.dispose()
+    with pytest.raises(StorageUnavailableError, match="closed"):
+        rocks.finish(pending)
+    pending.release()
+    with pytest.raises(InvariantError):
+        backend.get_state(COUNT)
+
+
+def test_a_native_handle_whose_names_don_t_fit_is_corrupt(rocks: Cluster) -> None:
+    backend = rocks.backend()
+    fill([backend], KEYS)
+    (native, tables), folder = rocks.take(backend)
+    for names in (("../../evil", *native.names[1:]), native.names[1:]):
+        broken = KeyedStateHandle(native.key_groups, native.format, native.states, native.parts, names)
+        with pytest.raises(CorruptStateError):
+            rocks.restored(((broken, tables), folder))
+
+
+def test_columnar_state_and_timers_are_a_second_handle(rocks: Cluster) -> None:
+    backend = rocks.backend()
+    fill([backend], KEYS)
+    handles, _ = rocks.take(backend)
+    assert [(handle.format, [meta.name for meta in handle.states]) for handle in handles] == [
+        ("rocksdb", ["count", "visit", "seen", "tags", "total", "mean"]),
+        ("arrow", ["windows"]),
+    ]
+    assert len(handles[0].names) == len(handles[0].parts)
+
+
+def test_a_changed_set_of_states_keeps_the_others(rocks: Cluster) -> None:
+    backend = rocks.backend()
+    fill([backend], KEYS)
+    expected = {place: value for place, value in contents(backend).items() if place[0] in ("seen", "tags")}
+    added = MapStateDescriptor("added", str, str)
+    restored = rocks.restored(rocks.take(backend), [added, TAGS, SEEN], allow_unclaimed_state=True)
+    use(restored, "user-3")
+    restored.get_state(added).put("k", "v")
+    again = rocks.restored(rocks.take(restored), [*ALL, added])
+    assert contents(again) == expected
+    use(again, "user-3")
+    assert dict(again.get_state(added).items()) == {"k": "v"}
+
+
+def test_every_operation_of_a_native_checkpoint_is_an_upload_of_the_hard_linked_copy(rocks: Cluster) -> None:
+    backend = rocks.backend([COUNT])
+    for number in range(100):
+        use(backend, f"k{number}")
+        backend.get_state(COUNT).update(number)
+    flow = backend.snapshot(1).flow(rocks.target(inline_threshold=0))
+    seen: list[Operation] = []
+
+    class Recording:
+        root = ""
+
+        def execute(self, operation: Operation) -> Any:
+            seen.append(operation)
+            return rocks.storage.execute(operation)
+
+    run_flow(flow, Recording())
+    assert {type(operation) for operation in seen} == {UploadFile}
+    assert all("copy-1-1" in operation.local_path for operation in seen if isinstance(operation, UploadFile))
