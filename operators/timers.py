@@ -180,13 +180,14 @@ class InternalTimerService:
         return self._now_ms()
 
     def advance_watermark(self, watermark_ms: int, on_timer: OnTimer) -> Iterator[None]:
-        """Set the watermark, then fire every event-time timer at or below it, in slices.
+        """Set the watermark at once; the iterator fires every event-time timer at or below it, in slices.
 
         Timers that a callback registers at or below it fire in the same pass (N04). A watermark that does not rise fires
         nothing."""
-        if watermark_ms > self._watermark:
-            self._watermark = watermark_ms
-            yield from self._fire(self.event, watermark_ms, on_timer)
+        if watermark_ms <= self._watermark:
+            return iter(())
+        self._watermark = watermark_ms
+        return self._fire(self.event, watermark_ms, on_timer)
 
     @property
     def next_alarm_ms(self) -> int | None:

@@ -109,9 +109,13 @@ class TumblingWindowOperator(Operator):
         return self._watermark - self.windows.size_ms + 1 if self._watermark < MAX_WATERMARK else MAX_WATERMARK
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        """What is late is decided at once; what is due fires in slices."""
         self._watermark = max(self._watermark, watermark_ms)
         if watermark_ms < MAX_WATERMARK:
             self._kept_watermark = self._watermark
+        return self._fire_due()
+
+    def _fire_due(self) -> Iterator[None]:
         while due := [start for start in self._state.namespaces() if start <= self._fired_until]:
             for start in due:
                 yield from self._fire(start)

@@ -51,7 +51,8 @@ def make_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
     mixed = (indices * 2654435761) & 0xFFFF
     delays = pa.array((mixed % 97 + indices // 10) % 101, mask=mixed % 11 == 0)
     times = pa.array(indices + mixed % DISORDER).cast(pa.timestamp("ms", tz="UTC"))
-    return pa.RecordBatch.from_arrays([pa.array(CARRIERS).take(pa.array(mixed % 5)), pa.array(indices), times, delays], schema=SCHEMA)
+    carriers = pa.array(CARRIERS).take(pa.array(mixed % 5))
+    return pa.RecordBatch.from_arrays([carriers, pa.array(indices), times, delays], schema=SCHEMA)
 
 
 def to_flight(row: dict[str, Any]) -> Flight:
@@ -92,7 +93,8 @@ def job(**settings: Any) -> JobPlan:
     )  # fmt: skip
     windows = flights.window(Tumbling(DAY)).aggregate(flights=count(), mean_delay=mean("delay"), max_delay=max("delay")).uid("days")
     windows.sink_to(ParquetSink("mem://days", open_storage=open_output)).uid("days-out")
-    flights.process(DelayRecords()).uid("records").sink_to(ParquetSink("mem://records", open_storage=open_output)).uid("records-out")
+    records = flights.process(DelayRecords()).uid("records")
+    records.sink_to(ParquetSink("mem://records", open_storage=open_output)).uid("records-out")
     return env.build()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from barriers.elements import MAX_WATERMARK, Batch
@@ -210,6 +210,7 @@ STEPS = st.lists(
 )
 
 
+@example(steps=[("records", [("a", 0, 0)]), ("barrier", 0, 9), ("records", [("a", 0, 0)]), ("crash", 1)], slice_rows=1)
 @settings(max_examples=120, deadline=None)
 @given(steps=STEPS, slice_rows=st.integers(1, 4))
 def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_rows: int) -> None:
