@@ -4,7 +4,6 @@ It decides the order: bind, lead, listen, announce; and backwards. It is the onl
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -112,11 +111,13 @@ class RestServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        await asyncio.to_thread(self._on_started)
+        self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the coordinator first: its command streams end, so that connections can close."""
-        await asyncio.to_thread(self._service.close)
+        """Close the coordinator first: its command streams end, so that connections can close.
+
+        On the loop's thread: a driver that ends without closing its job comes here when no thread can be started any more."""
+        self._service.close()
         await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
