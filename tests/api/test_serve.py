@@ -21,6 +21,8 @@ from api.runfile import read_run_record
 from barriers.jobgraph import Submission
 from tests.api.fakes import make_graph
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(hf.__file__).parent
 START_S = 30.0
 
