@@ -81,7 +81,9 @@ class KeyedBackendBase(ABC):
         self._columnar: dict[str, NumpyColumnarState] = {}
         for descriptor in keyed:
             if isinstance(descriptor, ColumnarStateDescriptor):
-                self._columnar[descriptor.name] = NumpyColumnarState(descriptor, key_type.arrow_types, self._column_of, self._operator)
+                self._columnar[descriptor.name] = NumpyColumnarState(
+                    descriptor, key_type.arrow_types, self._column_of, self._operator
+                )
             else:
                 self._codecs[descriptor.name] = StateCodec.of(descriptor, key_type)
         self._states: dict[tuple[str, bytes], Any] = {}

@@ -170,9 +170,7 @@ class GenerationalReducingState(GenerationalValueState[V]):
 
     __slots__ = ("_reduce",)
 
-    def __init__(
-        self, context: KeyContext, generations: Generations, copy: Copier | None, reduce: Callable[[V, V], V]
-    ) -> None:
+    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, reduce: Callable[[V, V], V]) -> None:
         super().__init__(context, generations, copy)
         self._reduce = reduce
 
@@ -210,9 +208,7 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
         self.update(self._aggregate.add(value, accumulator))
 
 
-def create_state(
-    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None
-) -> Any:
+def create_state(descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None) -> Any:
     """The state object of a descriptor. Raises InvalidConfigError for a kind that isn't keyed by row."""
     match descriptor:
         case ValueStateDescriptor():

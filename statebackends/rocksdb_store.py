@@ -87,7 +87,7 @@ class RocksStore:
             raise CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb") from error
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
-        self._closed = False
+        self._closed = self._refusing = False
 
     def state_id(self, name: str) -> int:
         """Id of a state, 0..65535, given at the first call and kept for the life of the database and its copies."""
@@ -118,7 +118,13 @@ class RocksStore:
         if count:
             self._commit(batch)
 
+    def refuse_writes(self) -> None:
+        """Any thread: the database is about to be closed, so a long write ends with StorageUnavailableError soon."""
+        self._refusing = True
+
     def _commit(self, batch: Any) -> None:
+        if self._refusing:
+            raise StorageUnavailableError(f"{self.folder}: the database is being closed", path=self.folder)
         try:
             self._db.write(batch, self._without_wal)
         except Exception as error:

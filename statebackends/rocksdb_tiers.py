@@ -161,7 +161,8 @@ class FrontTier:
         return layers + sum(table.cache.size() for table in self.tables)
 
     def close(self) -> None:
-        """Waits for a piece that is being written; nothing is written afterwards."""
+        """Waits for the piece that is being written, a few milliseconds; nothing is written afterwards."""
+        self.store.refuse_writes()
         with self._lock:
             self._sealed.clear()
             self.store.close()

@@ -200,6 +200,27 @@ def test_a_snapshot_after_disposal_fails_and_a_new_use_is_refused(rocks: Cluster
         backend.get_state(COUNT)
 
 
+def test_disposal_doesn_t_wait_for_a_long_write(rocks: Cluster) -> None:
+    backend = rocks.backend([BLOB])
+    tier = backend.front_tier  # type: ignore[attr-defined]
+    _write_blobs(backend, range(3000), size=10)
+    pending = backend.snapshot(1)
+    commit, pieces = tier.store._commit, []
+
+    def commit_and_dispose(batch: Any) -> None:
+        """The loop thread disposes of the backend while the pool thread is in its second piece."""
+        pieces.append(batch)
+        if len(pieces) == 2:
+            tier.store.refuse_writes()
+        commit(batch)
+
+    tier.store._commit = commit_and_dispose
+    with pytest.raises(StorageUnavailableError, match="being closed"):
+        rocks.finish(pending)
+    assert len(pieces) == 2
+    backend.dispose()
+
+
 def test_a_native_handle_whose_names_don_t_fit_is_corrupt(rocks: Cluster) -> None:
     backend = rocks.backend()
     fill([backend], KEYS)
