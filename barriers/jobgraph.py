@@ -78,8 +78,9 @@ class RestartStrategy(msgspec.Struct, frozen=True):
 
     kind: str = "fixed_delay"
     attempts_max: int = 2**31 - 1
-    delay_ms: int = 0
-    """0: redeploy at once. A respawned worker registers by itself."""
+    delay_ms: int = 1_000
+    immediate_first: bool = True
+    """The first failure after a completed checkpoint restarts at once; `delay_ms` is for those that follow without progress."""
 
 
 class JobConfig(msgspec.Struct, frozen=True):
@@ -135,6 +136,11 @@ class JobConfig(msgspec.Struct, frozen=True):
         if not 0 <= self.inline_threshold <= 1024 * 1024:
             raise InvalidConfigError(
                 f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold"
+            )
+        if not 1024 <= self.memory_snapshot_bytes_max <= 2**31:
+            raise InvalidConfigError(
+                f"memory_snapshot_bytes_max must be 1024..2147483648, got {self.memory_snapshot_bytes_max}",
+                setting="memory_snapshot_bytes_max",
             )
         choices = (
             ("state_backend", self.state_backend, ("memory", "filesystem", "rocksdb")),

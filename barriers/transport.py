@@ -36,8 +36,10 @@ class Transport(Protocol):
     def address(self) -> str:
         """What peers connect to; goes into the worker's registration."""
 
-    def start(self, attempt: int, addresses: Mapping[int, str]) -> None:
-        """Begin an attempt: connect to the peers (slot -> address). Frames of lower attempts are dropped from now on."""
+    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
+        """Begin an attempt: connect to the peers (slot -> address). Frames of lower attempts are dropped from now on.
+
+        `keys`: the peers' public keys by slot, where the data plane is encrypted."""
 
     def send(self, frame: Frame) -> None:
         """Hand a frame to its target slot, never blocking. Credit bounds what is in flight."""
@@ -138,7 +140,7 @@ class LocalTransport:
     def address(self) -> str:
         return f"local://{self._slot}"
 
-    def start(self, attempt: int, addresses: Mapping[int, str]) -> None:
+    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
         self._ready = list(self._fence.start(attempt))
         self._peers = frozenset(addresses) - {self._slot}
         self._lost = set()

@@ -9,7 +9,7 @@ from typing import Any
 import holdfast as hf
 from benchmarks.workloads import KEYED_SCHEMA, SCHEMA, Bids, KeyedUpdates
 
-SIZES_MAX = 2**40
+SIZES_MAX = 2**31
 """Snapshots of the `memory` backend travel to the coordinator, and these are large on purpose."""
 
 

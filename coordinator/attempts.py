@@ -70,8 +70,8 @@ class NextAttempt:
         self._retry_ms = self._turn.now_ms + PREPARE_RETRY_MS
         return self._tries < PREPARE_TRIES_MAX
 
-    def deploy(self, addresses: Mapping[int, str]) -> Mapping[int, Deployment]:
-        """One deployment per slot, with the addresses of the processes that hold the slots now."""
+    def deploy(self, addresses: Mapping[int, str], data_keys: Mapping[int, str]) -> Mapping[int, Deployment]:
+        """One deployment per slot, with the addresses and public keys of the processes that hold the slots now."""
         if self._states is None:
             raise InvariantError(f"attempt {self.number} is deployed before it is prepared")
         states, nothing = self._states, dict[str, OperatorSubtaskState]()
@@ -85,6 +85,7 @@ class NextAttempt:
                     if slot < vertex.parallelism
                 ),
                 addresses=dict(addresses),
+                data_keys=dict(data_keys),
                 restored_checkpoint_id=self.restore.checkpoint_id if self.restore is not None else 0,
                 restored_folder=self.restore.folder if self.restore is not None else "",
                 restored_from=self.restore.timestamp_ms if self.restore is not None else 0,

@@ -32,6 +32,7 @@ class Incidents:
         self.restarts = restarts
         self._exceptions: deque[ExceptionView] = deque(maxlen=EXCEPTIONS_MAX)
         self._merged = False
+        self._fruitless = 0
         self.newest: Incident | None = None
 
     def record(self, incident: Incident, attempt: int, wall_ms: int) -> None:
@@ -59,7 +60,12 @@ class Incidents:
         self.restarts += 1
         if self._strategy.kind == "none" or self.restarts > self._strategy.attempts_max:
             return None
-        return self._strategy.delay_ms
+        self._fruitless += 1
+        return 0 if self._strategy.immediate_first and self._fruitless == 1 else self._strategy.delay_ms
+
+    def progressed(self) -> None:
+        """A checkpoint completed: what fails from now on does not fail in the same place for ever."""
+        self._fruitless = 0
 
     def recovered(self) -> None:
         """Every task runs: the next failure is a new one."""

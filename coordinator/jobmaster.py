@@ -298,6 +298,7 @@ class JobMaster:
                 for slot in self.workforce.slots:
                     self._trigger(slot, action)
             case on.NotifyComplete():
+                self.lifecycle.incidents.progressed()
                 self.workforce.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
             case on.NotifyAborted():
                 self.workforce.broadcast(

@@ -218,7 +218,7 @@ class Lifecycle:
         if restored is not None:
             view = RestoredView(restored.checkpoint_id, self._turn.wall_ms, restored.is_savepoint, restored.folder)
             self._coordinator.stats.restored(view)
-        deployments = self.next.deploy(self._workforce.addresses())
+        deployments = self.next.deploy(self._workforce.addresses(), self._workforce.data_keys())
         for slot in self._workforce.slots:
             self._workforce.send(slot, Deploy(deployments[slot.index]))
         self._enter(JobState.RUNNING)

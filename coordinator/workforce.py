@@ -184,6 +184,11 @@ class Workforce:
         """Slot -> data address of the process that holds it."""
         return {slot.index: slot.holder.data_address for slot in self.slots if slot.holder is not None}
 
+    def data_keys(self) -> dict[int, str]:
+        """Slot -> public key of its data plane, of those that have one: workers beyond loopback."""
+        held = {slot.index: slot.holder.data_key for slot in self.slots if slot.holder is not None}
+        return {index: key for index, key in held.items() if key}
+
     def hosts(self) -> dict[int, str]:
         return {slot.index: slot.last_holder.host for slot in self.slots if slot.last_holder is not None}
 

@@ -99,7 +99,11 @@ class JobHandle(Protocol):
         """Cancel and wait for the end."""
 
     def close(self) -> None:
-        """Release slots, threads and an embedded coordinator; idempotent."""
+        """Release slots, threads and an embedded coordinator; idempotent. The handle is its own context manager."""
+
+    def __enter__(self) -> JobHandle: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
 
 class Launcher(Protocol):

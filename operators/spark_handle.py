@@ -80,12 +80,21 @@ class SparkJobHandle:
         """Workers that were started again."""
         return self._runner.respawns if self._runner is not None else 0
 
+    def __enter__(self) -> SparkJobHandle:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """As `close`: a job that still runs is left to the coordinator, without workers."""
+        self.close()
+
     def wait(self, timeout_s: float | None = None) -> str:
-        """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError."""
+        """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError.
+
+        The coordinator can be asked about the job until `close`."""
         if not self._terminal.wait(timeout_s):
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
         state = self._progress.state
-        self.close()
+        self._let_workers_go()
         if state == "FAILED":
             raise self._failed()
         return state
@@ -123,29 +132,30 @@ class SparkJobHandle:
     def stop(self, target: str | None = None, *, drain: bool = False) -> str:
         location = self.client.stop(self.job_id, target, drain=drain)
         self._terminal.wait()
-        self.close()
+        self._let_workers_go()
         return location
 
     def cancel(self) -> None:
         self.client.cancel(self.job_id)
         self._terminal.wait()
-        self.close()
+        self._let_workers_go()
 
     def close(self) -> None:
-        if not self._let_go():
-            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._let_workers_go()
         self._release()
 
     def leave(self) -> None:
         """As close, while the interpreter ends: an embedded coordinator can't be ended in order any more, and needn't be."""
-        self._let_go()
-
-    def _let_go(self) -> bool:
-        """End workers, threads and display; False when that was done before."""
         with self._lock:
-            if self._closed:
-                return False
             self._closed = True
+        self._let_workers_go()
+
+    def _let_workers_go(self) -> None:
+        """End workers, threads and display; the coordinator can still be asked. Idempotent."""
         if self._runner is not None:
             self._runner.post(JobEnded() if self._terminal.is_set() else StopRequested())
             self._runner.ended.wait(WORKERS_LEAVE_S)
@@ -155,7 +165,6 @@ class SparkJobHandle:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._line.close()
-        return True
 
     # ---------------------------------------------------------------------------------------------------------- thread
 

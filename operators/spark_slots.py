@@ -22,6 +22,7 @@ from operators.supervisor import (
     Launch,
     SlotSupervisor,
     SpawnWorker,
+    StopRequested,
     WorkerEnd,
     WorkerEnded,
 )
@@ -38,7 +39,7 @@ class WorkerBackend(Protocol):
     """Where workers run: Spark's classic API now; anything that starts one process per slot."""
 
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
-        """Start a worker; `ended` is called once, from any thread."""
+        """Start a worker; `ended` is called once, from any thread. Raises when no worker can ever be started again."""
 
     def cancel(self, slot: int, spawn: int) -> None: ...
 
@@ -157,7 +158,13 @@ class SlotRunner:
     def _spawn(self, slot: int, spawn: int) -> None:
         if spawn > 1:
             log.info("worker %d is started again: %s", slot, self._supervisor.last_errors.get(slot, "it was asked to"))
-        self._backend.start(slot, spawn, lambda end, error: self.post(WorkerEnded(slot, spawn, end, error)))
+        try:
+            self._backend.start(slot, spawn, lambda end, error: self.post(WorkerEnded(slot, spawn, end, error)))
+        except Exception as error:
+            # Only a stopped SparkContext refuses a new thread: no worker will ever run again here.
+            log.warning("worker %d can't be started, Spark has stopped: %s", slot, error)
+            self.post(WorkerEnded(slot, spawn, WorkerEnd.DIED, str(error)))
+            self.post(StopRequested())
 
 
 def _now_ms() -> int:

@@ -224,7 +224,7 @@ class Worker:
         deployed = tuple(self._builder.build(deployment, each) for each in wanted)
         peers = derive_peers(deployment.graph, self._slot) | {self._slot}
         addresses = {slot: address for slot, address in deployment.addresses.items() if slot in peers}
-        self._transport.start(deployment.attempt, addresses)
+        self._transport.start(deployment.attempt, addresses, deployment.data_keys)
         self._attempt = _Attempt(deployment, deployed, Wiring(deployed))
         for each in deployed:
             each.subtask.start()

@@ -43,6 +43,8 @@ DIRECTORY_FILE = "_holdfast"
 """In the state directory; its content tells whether worker and coordinator see the same one."""
 
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 WATCH_INTERVAL_S = 0.5
 FLUSH_TIMEOUT_S = 5.0
 """Seconds that a worker that leaves waits for its last states to be sent."""
@@ -88,6 +90,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     if guard is not None:
         guard()
     parent = _tie_to_parent(spec)
+    keep_freed_memory()
     nonce = uuid.uuid4().hex[:16]
     local_directory = os.path.join(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
     os.makedirs(local_directory, exist_ok=True)
@@ -157,6 +160,19 @@ def _worker(
 
 
 # ------------------------------------------------------------------------------------------------------------ process
+
+
+def keep_freed_memory() -> None:
+    """Let the C allocator reuse large blocks instead of mapping each anew: every 64 k-row temporary of numpy is one.
+
+    Without it a batch pays a page fault per 4 KiB of every intermediate array; measured: 37 against 128 M rows/s in a
+    generator of five columns. Linux with glibc only; elsewhere nothing happens."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 def warm_imports() -> None:
