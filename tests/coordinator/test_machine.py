@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from barriers.messages import (
@@ -243,7 +245,7 @@ def test_f17_one_trigger_per_interval_with_rising_ids_and_times() -> None:
     assert [trigger.checkpoint_id for trigger in triggers] == list(range(1, len(triggers) + 1))
     times = [trigger.timestamp_ms for trigger in triggers]
     assert times == sorted(times)
-    assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {10}
+    assert {later - earlier for earlier, later in itertools.pairwise(times)} == {10}
 
 
 def test_f18_stopped_scheduler_aborts_pending_and_ids_go_on() -> None:

@@ -49,6 +49,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.now = 0
         self.epoch = 1
         self.attempt = 0
+        self.calm_until = 3
         self.claims: dict[int, int] = {}
         self.kinds: dict[int, CheckpointKind] = {}
         self.attempts: dict[int, int] = {}
@@ -125,7 +126,8 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     def check_drop(self, number: int) -> None:
         assert number in self.register, "only a decided id is dropped"
-        assert self.kinds[number] not in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT) or self.register[number] == "ABORTED"
+        if self.register[number] == "COMPLETED":
+            assert self.kinds[number] not in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT), "savepoints are the user's"
         if self.register[number] == "COMPLETED":
             newer = [other for other in self.register if other > number and self.is_recovery_point(other)]
             assert newer, "the newest checkpoint is never dropped (I16)"
@@ -160,6 +162,23 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert task not in known, "each task counts once"
             assert attempt == self.attempts[number] == self.attempt, "a stale attempt can't acknowledge (I15)"
             known.add(task)
+
+    @rule(back=st.integers(0, 2))
+    def everybody_acknowledges(self, back: int) -> None:
+        number = max(self.claims, default=1) - back
+        items = tuple(
+            AcknowledgeCheckpoint(self.attempt, number, task.vertex, 0, state(f"{number}-{self.attempt}-{task.vertex}"))
+            for task in sorted(TASKS)
+        )
+        for item, answer in zip(items, self.feed(on.AcksReceived(items)), strict=True):
+            if answer is AckStatus.SUCCESS:
+                self.acked.setdefault(number, set()).add(SubtaskKey(item.vertex, 0))
+
+    @precondition(lambda self: self.writes)
+    @rule()
+    def storage_catches_up(self) -> None:
+        while self.writes:
+            self.write_ends(0, "written")
 
     @rule(task=st.sampled_from(sorted(TASKS)), back=st.integers(0, 2), reason=st.sampled_from(sorted(FailureReason)))
     def decline(self, task: SubtaskKey, back: int, reason: FailureReason) -> None:
@@ -222,8 +241,14 @@ class CoordinatorModel(RuleBasedStateMachine):
             self.register[number] = "ABORTED"
         self.feed(on.AbortWritten(number) if outcome == "written" else on.AbortFailed(number, outcome))
 
+    def is_calm(self) -> bool:
+        """Disasters wait until something has happened since the last one."""
+        return len(self.claims) >= self.calm_until
+
+    @precondition(is_calm)
     @rule()
     def job_fails(self) -> None:
+        self.calm_until = len(self.claims) + 3
         self.feed(on.JobFailing("task failed"))
         self.settle()
         self.start_attempt()
@@ -239,8 +264,10 @@ class CoordinatorModel(RuleBasedStateMachine):
             self.feed(on.DeadlineReached())
         raise AssertionError("the coordinator never came to rest")
 
+    @precondition(is_calm)
     @rule()
     def leader_changes(self) -> None:
+        self.calm_until = len(self.claims) + 3
         older, writes = self.machine, self.writes
         self.epoch += 1
         self.lead()
@@ -287,5 +314,5 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert all(count == 1 for count in self.answered.values())
 
 
-CoordinatorModel.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+CoordinatorModel.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 TestCoordinatorModel = CoordinatorModel.TestCase
