@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import cloudpickle
-
 from barriers.messages import ShutdownWorker
 from barriers.transport import Transport
 from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
 from operators.base import JobPlan
 from operators.deploy import SubtaskBuilder, WorkerPorts
 from operators.gateway import CoordinatorAddress, Gateway
+from operators.pickling import dumps_by_value
 from operators.pool import SystemClock, ThreadPool
 from operators.sessionevents import WorkerIdentity
 from operators.subtask import Report
@@ -79,8 +78,7 @@ class WorkerSpec:
 
 def pickle_plan(plan: JobPlan) -> bytes:
     """A plan as it travels in a WorkerSpec: functions of the user's program by value."""
-    data: bytes = cloudpickle.dumps(plan)
-    return data
+    return dumps_by_value(plan)
 
 
 def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> ShutdownWorker:

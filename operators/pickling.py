@@ -1,0 +1,116 @@
+"""How user code travels to the workers: cloudpickle, and what it does not know of msgspec's records.
+
+A class of the user's program goes by value. cloudpickle rebuilds ordinary classes and dataclasses, but not msgspec.Struct
+classes, nor the cache that msgspec leaves on a dataclass when it has looked at it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+_CACHE = "__msgspec_cache__"
+_OPTIONS = (
+    "tag_field",
+    "tag",
+    "omit_defaults",
+    "forbid_unknown_fields",
+    "frozen",
+    "eq",
+    "order",
+    "repr_omit_defaults",
+    "array_like",
+    "gc",
+    "weakref",
+    "dict",
+    "cache_hash",
+)
+_OWN = frozenset({"__module__", "__annotations__", "__slots__", "__dict__", "__weakref__", "__doc__", "__qualname__"})
+
+
+def dumps_by_value(value: Any) -> bytes:
+    """The value, with every function and class of `__main__` and of the registered modules by value."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and _travels_by_value(obj):
+            if issubclass(obj, msgspec.Struct):
+                return _reduce_struct(obj)
+            if _CACHE in vars(obj):
+                delattr(obj, _CACHE)  # msgspec makes it again when it needs it
+        return super().reducer_override(obj)
+
+
+def _travels_by_value(kind: type) -> bool:
+    module = kind.__module__ or ""
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return module == "__main__" or any(module == name or module.startswith(f"{name}.") for name in registered)
+
+
+def _reduce_struct(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
+    """A Struct class as its definition: fields and options first, then methods, which may refer to the class itself."""
+    inherited = {field.name for base in kind.__bases__ for field in _fields(base)}
+    fields = [_field(field) for field in _fields(kind) if field.name not in inherited]
+    options = {name: getattr(kind.__struct_config__, name) for name in _OPTIONS if hasattr(kind.__struct_config__, name)}
+    slots = {field.name for field in _fields(kind)}
+    members = {name: value for name, value in vars(kind).items() if name not in _OWN and name not in slots and name != _CACHE}
+    members = {name: value for name, value in members.items() if not name.startswith("__struct_") and name != "__match_args__"}
+    early = {name: members.pop(name) for name in ("__post_init__",) if name in members}
+    early["__doc__"] = kind.__doc__
+    definition = (kind.__name__, kind.__qualname__, kind.__module__, fields, kind.__bases__, early, options)
+    return _define_struct, definition, members, None, None, _set_members
+
+
+def _fields(kind: type) -> tuple[msgspec.structs.FieldInfo, ...]:
+    if not issubclass(kind, msgspec.Struct) or kind is msgspec.Struct:
+        return ()
+    return msgspec.structs.fields(kind)
+
+
+def _field(field: msgspec.structs.FieldInfo) -> tuple[str, Any, Any, Any, str | None]:
+    """(name, type, default, default factory, encoded name); NODEFAULT can't be pickled, so absent ones are ()."""
+    default = () if field.default is msgspec.NODEFAULT else (field.default,)
+    factory: tuple[Callable[[], Any], ...] = ()
+    if field.default_factory is not msgspec.NODEFAULT:
+        factory = (field.default_factory,)
+    return field.name, field.type, default, factory, None if field.encode_name == field.name else field.encode_name
+
+
+def _define_struct(
+    name: str, qualname: str, module: str, fields: Any, bases: tuple[type, ...], early: dict[str, Any], options: dict[str, Any]
+) -> type:
+    """A Struct class of this definition. Keyword-only fields keep their order: rows are always made by keyword."""
+    described: list[Any] = []
+    for field, kind, default, factory, encoded in fields:
+        arguments: dict[str, Any] = {} if encoded is None else {"name": encoded}
+        if default:
+            arguments["default"] = default[0]
+        elif factory:
+            arguments["default_factory"] = factory[0]
+        described.append((field, kind, msgspec.field(**arguments)) if arguments else (field, kind))
+    defined: type = msgspec.defstruct(name, described, bases=bases, module=module, namespace=early, kw_only=_mixed(fields), **options)
+    defined.__qualname__ = qualname
+    return defined
+
+
+def _mixed(fields: Any) -> bool:
+    """True when a field without a default follows one with: only keyword-only fields allow that."""
+    seen = False
+    for _, _, default, factory, _ in fields:
+        if default or factory:
+            seen = True
+        elif seen:
+            return True
+    return False
+
+
+def _set_members(kind: type, members: dict[str, Any]) -> None:
+    for name, value in members.items():
+        setattr(kind, name, value)

@@ -1,0 +1,63 @@
+"""Classes of the user's program arrive in another process, msgspec's included."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import base64, dataclasses, msgspec
+from operators.pickling import dumps_by_value
+from statebackends.serializers import TypeSpec
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+class Base(msgspec.Struct, frozen=True, tag="base"):
+    name: str
+
+class Trade(Base, tag="trade"):
+    price: float
+    lots: int = 1
+    notes: list[str] = msgspec.field(default_factory=list)
+
+    def total(self):
+        return self.price * self.lots
+
+    @staticmethod
+    def make(price):
+        return Trade("made", price)
+
+TypeSpec.of(Point).encode(Point(1))
+msgspec.json.encode(Trade("a", 2.5))
+print(base64.b64encode(dumps_by_value((Point, Trade, [Trade("b", 1.5, 2)]))).decode())
+"""
+
+CHECK = """
+import base64, pickle, sys
+import msgspec
+Point, Trade, trades = pickle.loads(base64.b64decode(sys.argv[1]))
+from statebackends.serializers import TypeSpec
+spec = TypeSpec.of(Point)
+assert spec.decode(spec.encode(Point(3, ["t"]))) == Point(3, ["t"])
+assert trades == [Trade("b", 1.5, 2)] and trades[0].total() == 3.0
+assert Trade.make(2.0).lots == 1 and Trade.make(2.0).notes == []
+assert msgspec.json.encode(Trade("a", 2.5)) == b'{"type":"trade","name":"a","price":2.5,"lots":1,"notes":[]}'
+try:
+    trades[0].price = 1.0
+except AttributeError:
+    print("frozen")
+"""
+
+
+@pytest.mark.slow
+def test_records_of_a_users_program_arrive_whole_in_another_process() -> None:
+    sent = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert base64.b64decode(sent.stdout)
+    got = subprocess.run([sys.executable, "-c", CHECK, sent.stdout.strip()], capture_output=True, text=True, check=False)
+    assert (got.returncode, got.stdout.strip()) == (0, "frozen"), got.stderr
