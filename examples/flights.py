@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import flights_chaos as chaos
 import flights_check as check
-import pyarrow as pa
 
 import holdfast as hf
 

@@ -1,10 +1,11 @@
-"""How user code travels to the workers: cloudpickle, and what it does not know of msgspec's records.
+"""How user code travels to the workers: cloudpickle, and what it does not know of msgspec's records and dataclasses.
 
 A class of the user's program goes by value. cloudpickle rebuilds ordinary classes and dataclasses, but not msgspec.Struct
 classes, nor the cache that msgspec leaves on a dataclass when it has looked at it."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,9 @@ def dumps_by_value(value: Any) -> bytes:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
+        if obj is dataclasses.MISSING:
+            # Compared by identity: a copy would give every field of a dataclass a default on the other side.
+            return getattr, (dataclasses, "MISSING")
         if isinstance(obj, type) and _travels_by_value(obj):
             if issubclass(obj, msgspec.Struct):
                 return _reduce_struct(obj)
@@ -95,7 +99,8 @@ def _define_struct(
         elif factory:
             arguments["default_factory"] = factory[0]
         described.append((field, kind, msgspec.field(**arguments)) if arguments else (field, kind))
-    defined: type = msgspec.defstruct(name, described, bases=bases, module=module, namespace=early, kw_only=_mixed(fields), **options)
+    options = {**options, "kw_only": _mixed(fields)}
+    defined: type = msgspec.defstruct(name, described, bases=bases, module=module, namespace=early, **options)
     defined.__qualname__ = qualname
     return defined
 

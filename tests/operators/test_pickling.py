@@ -18,10 +18,10 @@ class Point:
     x: int
     tags: list[str] = dataclasses.field(default_factory=list)
 
-class Base(msgspec.Struct, frozen=True, tag="base"):
+class Base(msgspec.Struct, frozen=True):
     name: str
 
-class Trade(Base, tag="trade"):
+class Trade(Base, frozen=True):
     price: float
     lots: int = 1
     notes: list[str] = msgspec.field(default_factory=list)
@@ -35,19 +35,21 @@ class Trade(Base, tag="trade"):
 
 TypeSpec.of(Point).encode(Point(1))
 msgspec.json.encode(Trade("a", 2.5))
-print(base64.b64encode(dumps_by_value((Point, Trade, [Trade("b", 1.5, 2)]))).decode())
+texts = [TypeSpec.of(kind).text for kind in (Point, Trade)]
+print(base64.b64encode(dumps_by_value((Point, Trade, [Trade("b", 1.5, 2)], texts))).decode())
 """
 
 CHECK = """
 import base64, pickle, sys
 import msgspec
-Point, Trade, trades = pickle.loads(base64.b64decode(sys.argv[1]))
+Point, Trade, trades, texts = pickle.loads(base64.b64decode(sys.argv[1]))
 from statebackends.serializers import TypeSpec
 spec = TypeSpec.of(Point)
+assert [TypeSpec.of(kind).text for kind in (Point, Trade)] == texts, "declared types changed on the way"
 assert spec.decode(spec.encode(Point(3, ["t"]))) == Point(3, ["t"])
 assert trades == [Trade("b", 1.5, 2)] and trades[0].total() == 3.0
 assert Trade.make(2.0).lots == 1 and Trade.make(2.0).notes == []
-assert msgspec.json.encode(Trade("a", 2.5)) == b'{"type":"trade","name":"a","price":2.5,"lots":1,"notes":[]}'
+assert msgspec.json.encode(Trade("a", 2.5)) == b'{"name":"a","price":2.5,"lots":1,"notes":[]}'
 try:
     trades[0].price = 1.0
 except AttributeError:
