@@ -102,8 +102,8 @@ def test_storage_that_fails_and_answers_ambiguously_loses_nothing(seed: int) -> 
     check_directory(world)
 
 
-def test_recovery_twice_finds_the_same(seed: int = 3) -> None:
-    world = World(seed)
+def test_recovery_twice_finds_the_same() -> None:
+    world = World(3)
     live(world, world.leaders[-1], 200)
     world.leaders[-1].flows.clear()
     world.take_over()

@@ -332,7 +332,8 @@ class World:
                 for subtask in operator.subtasks:
                     for handle in subtask.operator:
                         assert isinstance(handle.part, FileHandle)
-                        assert f"{deployment.restored_folder}/{handle.part.path}" in self.storage.files, "a hole in a snapshot (I11)"
+                        path = f"{deployment.restored_folder}/{handle.part.path}"
+                        assert path in self.storage.files, "a hole in a snapshot (I11)"
         worker.attempt, worker.deployment = deployment.attempt, deployment
         worker.statuses = {SubtaskKey(task.vertex, task.subtask): None for task in deployment.subtasks}  # type: ignore[misc]
         self._report(leader, worker, TaskState.RUNNING)

@@ -1,0 +1,209 @@
+"""A job master with storage in a dict that answers at once, driven event by event."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from barriers.jobgraph import JobGraph
+from barriers.messages import (
+    AckBatch,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    Answerable,
+    Deployment,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    SubtaskKey,
+    SubtaskStatus,
+    TaskState,
+    WorkerCommand,
+)
+from coordinator import events as on
+from coordinator import jobevents as job
+from coordinator.effects import Identity, StorageEffects
+from coordinator.jobmaster import JobMaster
+from coordinator.submitting import Starter, start_submission
+from statebackends.errors import HoldfastError
+from statebackends.storage.operations import run_flow
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.world import JOB, DictStorage
+
+
+class Rig:
+    """`held` storage actions wait in `waiting` until the test performs them."""
+
+    def __init__(self, graph: JobGraph | None = None, *, storage: DictStorage | None = None, **settings: Any) -> None:
+        self.storage = storage or DictStorage()
+        self.graph = graph or word_count(**settings)
+        starter = Starter("starter", "", "directory", 0)
+        setup = run_flow(start_submission(JOB, submission(self.graph, job_id=JOB), starter), self.storage)
+        self.open(setup)
+
+    def open(self, setup: job.JobSetup) -> None:
+        self.setup = setup
+        self.master = JobMaster(setup, rng=random.Random(1))
+        self.effects = StorageEffects(Identity(JOB, setup.epoch, f"leader-{setup.epoch}", setup.submission, setup.graph), lambda: 0)
+        self.now = 0
+        self.held: set[type[Any]] = set()
+        self.waiting: list[Any] = []
+        self.actions: list[Any] = []
+        self.answers: dict[int, Any] = {}
+        self.tickets = 0
+        self.sessions: dict[int, str] = {}
+        self.sent: dict[int, list[WorkerCommand]] = {}
+        self.feed(job.JobStarted())
+
+    # -- events
+
+    def feed(self, event: job.Event) -> None:
+        queue: list[job.Event] = [event]
+        while queue:
+            for action in self.master.handle(queue.pop(0), now_ms=self.now, wall_ms=1_000 + self.now):
+                self.actions.append(action)
+                match action:
+                    case job.Answer():
+                        self.answers[action.ticket] = action.value
+                    case job.Refuse():
+                        self.answers[action.ticket] = action.error
+                    case job.Deliver():
+                        self.note(action.slot, action.commands)
+                    case job.CloseStream() | job.JobEnded():
+                        pass
+                    case _ if type(action) in self.held:
+                        self.waiting.append(action)
+                    case _:
+                        outcome = run_flow(self.effects.flow(action), self.storage)
+                        if outcome is not None:
+                            queue.append(outcome)
+
+    def perform_waiting(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for action in waiting:
+            outcome = run_flow(self.effects.flow(action), self.storage)
+            if outcome is not None:
+                self.feed(outcome)
+
+    def call(self, make: Any) -> Any:
+        """The answer; raises the refusal."""
+        self.tickets += 1
+        ticket = self.tickets
+        self.feed(make(ticket))
+        answer = self.answers.get(ticket)
+        if isinstance(answer, HoldfastError):
+            raise answer
+        return answer
+
+    def note(self, slot: int, commands: tuple[NumberedCommand, ...]) -> None:
+        self.sent.setdefault(slot, []).extend(numbered.command for numbered in commands if numbered.command is not None)
+
+    def pass_time(self, by_ms: int) -> None:
+        """Deadline by deadline."""
+        end = self.now + by_ms
+        while (deadline := self.master.next_deadline_ms()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.feed(on.DeadlineReached())
+        self.now = end
+
+    # -- a worker's calls
+
+    def register(self, slot: int, *, attempt: int = 0, task_attempt: int = 0, nonce: str = "", **fields: Any) -> Registered:
+        fields.setdefault("submission", 1)
+        fields.setdefault("directory_nonce", "directory")
+        fields.setdefault("subtasks", self.statuses(slot, attempt, TaskState.RUNNING) if attempt else ())
+        message = RegisterWorker(
+            job_id=JOB,
+            slot=slot,
+            task_attempt=task_attempt,
+            nonce=nonce or f"{slot}-{task_attempt}",
+            pid=1,
+            host="host",
+            data_address=f"tcp://{slot}-{task_attempt}",
+            attempt=attempt,
+            **fields,
+        )
+        registered: Registered = self.call(lambda ticket: job.RegistrationReceived(ticket, message))
+        self.sessions[slot] = registered.session
+        self.sent[slot] = []
+        self.note(slot, self.open_stream(slot))
+        return registered
+
+    def open_stream(self, slot: int, after: int = 0) -> tuple[NumberedCommand, ...]:
+        commands: tuple[NumberedCommand, ...] = self.call(
+            lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after)
+        )
+        return commands
+
+    def close_stream(self, slot: int) -> None:
+        self.feed(job.StreamClosed(slot, self.sessions[slot]))
+
+    def statuses(
+        self, slot: int, attempt: int, state: TaskState, error: str = "", *, drained: bool = False
+    ) -> tuple[SubtaskStatus, ...]:
+        return tuple(
+            SubtaskStatus(attempt, vertex.vertex_id, slot, state, error=error, drained=drained)
+            for vertex in self.graph.vertices
+            if slot < vertex.parallelism
+        )
+
+    def report(self, slot: int, attempt: int, state: TaskState, error: str = "", *, drained: bool = False) -> None:
+        statuses = self.statuses(slot, attempt, state, error, drained=drained)
+        batch = StatusBatch(self.setup.epoch, slot, self.sessions[slot], statuses)
+        self.call(lambda ticket: job.StatesReceived(ticket, batch))
+
+    def heartbeat(self, slot: int, attempt: int = 1) -> int:
+        epoch: int = self.call(lambda ticket: job.HeartbeatReceived(ticket, Heartbeat(slot, self.sessions[slot], attempt)))
+        return epoch
+
+    def acks(self, slot: int, attempt: int, number: int) -> tuple[Answerable, ...]:
+        return tuple(
+            AcknowledgeCheckpoint(attempt, number, vertex.vertex_id, slot)
+            for vertex in self.graph.vertices
+            if slot < vertex.parallelism
+        )
+
+    def acknowledge(self, slot: int, attempt: int, number: int) -> tuple[AckStatus, ...]:
+        batch = AckBatch(self.setup.epoch, slot, self.sessions[slot], self.acks(slot, attempt, number))
+        answers: tuple[AckStatus, ...] = self.call(lambda ticket: job.AckBatchReceived(ticket, batch)).answers
+        return answers
+
+    # -- short cuts
+
+    def run(self) -> Rig:
+        """Both slots registered, attempt 1 deployed and running."""
+        for slot in range(self.graph.slots_required):
+            self.register(slot)
+        for slot in range(self.graph.slots_required):
+            self.report(slot, 1, TaskState.RUNNING)
+        return self
+
+    def checkpoint(self, attempt: int = 1) -> int:
+        """One checkpoint, completed."""
+        number = self.master.coordinator.next_checkpoint_id
+        self.feed_request()
+        for slot in range(self.graph.slots_required):
+            self.acknowledge(slot, attempt, number)
+        return number
+
+    def feed_request(self) -> None:
+        self.call(lambda ticket: job.SnapshotRequested(ticket, on.CheckpointKind.CHECKPOINT, f"t{ticket}"))
+
+    def commands(self, slot: int, kind: type[Any]) -> list[Any]:
+        return [command for command in self.sent[slot] if isinstance(command, kind)]
+
+    @property
+    def state(self) -> str:
+        return self.master.state.value
+
+    @property
+    def restarts(self) -> int:
+        return self.master.lifecycle.incidents.restarts
+
+    def deployment(self, slot: int) -> Deployment:
+        return self.master.lifecycle.next.deployments[slot]
+
+    def key(self, vertex: int, slot: int) -> SubtaskKey:
+        return SubtaskKey(self.graph.vertices[vertex].vertex_id, slot)
