@@ -95,10 +95,6 @@ class Execution:
     def all_terminal(self) -> bool:
         return all(task.state in _TERMINAL for task in self._tasks.values())
 
-    def has_reported(self, slot: int) -> bool:
-        """Every task of the slot is at least initializing."""
-        return all(_RANK[task.state] >= 3 for key, task in self._tasks.items() if key.subtask == slot)
-
     def counts(self) -> Mapping[TaskState, int]:
         return Counter(task.state for task in self._tasks.values())
 

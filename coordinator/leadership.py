@@ -6,7 +6,7 @@ which a stale leader loses."""
 from __future__ import annotations
 
 from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_record, encode_record
-from coordinator.store import put_once, read_optional
+from coordinator.store import put_once
 from statebackends.errors import FencedError
 from statebackends.storage.operations import Flow, ListFolder, StatFile
 
@@ -38,10 +38,3 @@ def check_leadership(paths: JobPaths, epoch: int) -> Flow[None]:
     if size is not None:
         message = f"epoch {epoch + 1} leads job {paths.job_id}, not {epoch}"
         raise FencedError(message, job=paths.job_id, epoch=epoch, newer=epoch + 1)
-
-
-def read_leader(paths: JobPaths, epoch: int) -> Flow[LeaderRecord | None]:
-    """Who took an epoch; None if nobody did."""
-    path = paths.leader(epoch)
-    content = yield from read_optional(path)
-    return None if content is None else decode_record(LeaderRecord, content, path)

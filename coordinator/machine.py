@@ -91,10 +91,6 @@ class CheckpointCoordinator:
         return self._fenced
 
     @property
-    def scheduler_running(self) -> bool:
-        return self._triggering.schedule.running
-
-    @property
     def savepoints_pending(self) -> int:
         """Plain savepoints under way."""
         preparing = self._triggering.preparing

@@ -105,13 +105,6 @@ class PendingCheckpoint:
             raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't be completed")
         self.status = PendingStatus.WRITING_METADATA
 
-    def set_deadline(self, deadline_ms: int) -> bool:
-        """False once it is complete or disposed of: there is nothing left to expire."""
-        if self.status not in (PendingStatus.CLAIMING, PendingStatus.AWAITING_ACKS):
-            return False
-        self.deadline_ms = deadline_ms
-        return True
-
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
         return {task: self.acks[task].states for task in sorted(self.acks)}
 

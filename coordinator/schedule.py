@@ -17,10 +17,6 @@ class PeriodicSchedule:
         self._next_ms: int | None = None
 
     @property
-    def running(self) -> bool:
-        return self._next_ms is not None
-
-    @property
     def next_ms(self) -> int | None:
         """Time of the next tick; None while stopped."""
         return self._next_ms

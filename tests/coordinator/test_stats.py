@@ -1,0 +1,83 @@
+"""Numbers that users see: counts, a bounded history, summaries."""
+
+from __future__ import annotations
+
+from barriers.messages import AcknowledgeCheckpoint, CheckpointMetrics, FailureReason, SubtaskKey
+from coordinator.events import CheckpointRequest
+from coordinator.stats import HISTORY_MAX, CheckpointStats, summarise
+from coordinator.views import Quantiles, RestoredView
+
+TASKS = [SubtaskKey("V", 0), SubtaskKey("V", 1)]
+
+
+def complete(stats: CheckpointStats, number: int, size: int = 10) -> None:
+    stats.triggered(number, CheckpointRequest(), TASKS, 1_000)
+    for task in TASKS:
+        metrics = CheckpointMetrics(
+            checkpointed_size=size, state_size=2 * size, sync_duration_ms=3, async_duration_ms=4, start_delay_ms=5
+        )
+        ack = AcknowledgeCheckpoint(1, number, task.vertex, task.subtask, {}, metrics)
+        stats.acknowledged(ack, 1_000 + 10 * (task.subtask + 1))
+    stats.completed(number, f"job/chk-{number}", 1_030)
+
+
+def test_completed_checkpoint_sums_its_subtasks() -> None:
+    stats = CheckpointStats()
+    complete(stats, 1)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert (view.status, view.checkpointed_size, view.state_size, view.end_to_end_ms) == ("COMPLETED", 20, 40, 30)
+    assert (view.latest_ack_ms, view.location, view.is_savepoint) == (1_020, "job/chk-1", False)
+    vertex = view.vertices["V"]
+    assert [subtask.end_to_end_ms for subtask in vertex.subtasks] == [10, 20]
+    assert vertex.summary["sync"].max == 3
+    assert vertex.summary["start_delay"].avg == 5
+
+
+def test_pending_and_failed_checkpoints_are_shown_with_what_is_missing() -> None:
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    stats.acknowledged(AcknowledgeCheckpoint(1, 1, "V", 1), 1_005)
+    pending = stats.checkpoint(1)
+    assert pending is not None
+    assert (pending.status, pending.num_acknowledged_subtasks) == ("IN_PROGRESS", 1)
+    assert [subtask.acknowledged for subtask in pending.vertices["V"].subtasks] == [False, True]
+    stats.failed(1, FailureReason.EXPIRED, "no acknowledgement in time", 1_100)
+    failed = stats.view().latest_failed
+    assert failed is not None
+    assert (failed.failure_reason, failed.failure_message, failed.failure_ms) == ("expired", "no acknowledgement in time", 1_100)
+
+
+def test_id_that_failed_before_its_trigger_is_not_shown() -> None:
+    stats = CheckpointStats()
+    stats.failed(1, FailureReason.TRIGGER_FAILURE, "", 1)
+    assert stats.view().counts.total == 0
+
+
+def test_history_is_bounded_and_counts_go_on() -> None:
+    stats = CheckpointStats()
+    for number in range(1, 3 * HISTORY_MAX):
+        complete(stats, number)
+    view = stats.view()
+    assert len(view.history) == HISTORY_MAX
+    assert view.history[0].checkpoint_id == 3 * HISTORY_MAX - 1
+    assert view.counts.completed == 3 * HISTORY_MAX - 1
+    assert stats.checkpoint(1) is None
+
+
+def test_dropped_checkpoint_is_marked_and_restores_are_counted() -> None:
+    stats = CheckpointStats()
+    complete(stats, 1)
+    stats.dropped(1)
+    stats.restored(RestoredView(1, 5, False, "job/chk-1"))
+    view = stats.view()
+    assert view.history[0].discarded
+    assert view.counts.restored == 1
+    assert view.latest_restored is not None
+
+
+def test_quantiles_by_nearest_rank() -> None:
+    assert summarise([]) == Quantiles()
+    quantiles = summarise(range(1, 101))
+    assert (quantiles.min, quantiles.max, quantiles.avg) == (1, 100, 50.5)
+    assert (quantiles.p50, quantiles.p90, quantiles.p99, quantiles.p999) == (51, 91, 100, 100)
