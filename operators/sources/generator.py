@@ -26,7 +26,8 @@ MakeBatch = Callable[[npt.NDArray[np.int64]], pa.RecordBatch]
 class GeneratorSource:
     """`rows` records; `make_batch(indices)` must depend on the indices alone, and be picklable.
 
-    rows_per_second: of the whole source, shared equally by its subtasks; None for full speed."""
+    rows_per_second: of the whole source, shared equally by its subtasks; None for full speed. Rows with an index below
+    `unpaced_rows` are not paced: a job loads its state at full speed first."""
 
     make_batch: MakeBatch
     rows: int
@@ -34,9 +35,12 @@ class GeneratorSource:
     rows_per_second: float | None = None
     batch_rows: int = BATCH_ROWS
     name: str = "generator"
+    unpaced_rows: int = 0
 
     def __post_init__(self) -> None:
         check_rate(self.rows_per_second)
+        if self.unpaced_rows < 0:
+            raise InvalidConfigError(f"unpaced_rows must be at least 0, got {self.unpaced_rows}", setting="unpaced_rows")
         if self.rows < 0 or self.batch_rows < 1:
             raise InvalidConfigError(f"rows must be at least 0 and batch_rows at least 1, got {self.rows} and {self.batch_rows}")
 
@@ -68,6 +72,10 @@ class GeneratorReader:
         self._cursor = StripeCursor(self._stripe_count, starts, self._source.rows, next_indices=starts)
 
     def poll(self, rows_max: int, now_ms: int) -> Poll:
+        if self._source.unpaced_rows:
+            indices = self._cursor.take(min(rows_max, self._source.batch_rows), self._source.unpaced_rows)
+            if len(indices):
+                return Poll(batch=Batch(columns=self._make(indices)))
         count = self._rate.allowed(min(rows_max, self._source.batch_rows), now_ms)
         if count == 0:
             if self._cursor.peek() is None:

@@ -26,11 +26,14 @@ def opened(source: GeneratorSource, subtask: int, parallelism: int, entries: lis
     return reader
 
 
-def drain(reader: GeneratorReader, rows_max: int = 1000) -> list[int]:
+def drain(reader: GeneratorReader, rows_max: int = 1000, now_ms: int = 0) -> list[int]:
     values: list[int] = []
-    while not (poll := reader.poll(rows_max, 0)).finished:
-        assert poll.batch is not None
-        values += poll.batch.columns().column("i").to_pylist()
+    while not (poll := reader.poll(rows_max, now_ms)).finished:
+        if poll.batch is not None:
+            values += poll.batch.columns().column("i").to_pylist()
+        else:
+            assert poll.ready_at_ms is not None
+            now_ms = poll.ready_at_ms
     return values
 
 
@@ -100,3 +103,29 @@ def test_a_trivial_generator_is_no_bottleneck() -> None:
             best = max(best, rows / (time.perf_counter() - start))
         # Its goal is 30 M/s; the bound here only catches a per-record path on a crowded machine.
         assert best > 10e6
+
+
+def test_rows_below_the_bound_are_not_paced_and_none_is_lost() -> None:
+    source = GeneratorSource(numbers, 100, SCHEMA, rows_per_second=10, unpaced_rows=61)
+    for parallelism in (1, 2):
+        for subtask in range(parallelism):
+            reader = opened(source, subtask, parallelism)
+            polls = []
+            while (batch := reader.poll(40, 0).batch) is not None:
+                polls.append(batch.columns().column("i").to_pylist())
+            at_once = [index for poll in polls for index in poll]
+            mine = list(range(subtask, 100, parallelism))
+            below = sum(index < 61 for index in mine)
+            assert at_once == mine[: below + 1], "the first paced row comes at once, and waits do not"
+            rest = drain(opened(source, subtask, parallelism, reader.snapshot()), now_ms=10**7)
+            assert at_once + rest == mine
+
+
+def test_a_restored_source_paces_what_lies_above_the_bound() -> None:
+    source = GeneratorSource(numbers, 100, SCHEMA, rows_per_second=10, unpaced_rows=20)
+    reader = opened(source, 0, 1)
+    reader.poll(50, 0)
+    restored = opened(source, 0, 1, reader.snapshot())
+    assert [restored.poll(50, 0).batch is None for _ in range(2)] == [False, True]
+    with pytest.raises(InvalidConfigError):
+        GeneratorSource(numbers, 1, SCHEMA, unpaced_rows=-1)
