@@ -18,7 +18,7 @@ demo: setup
 	@$(PYTHON) examples/flights.py $(ARGS)
 
 test: setup
-	@$(PYTHON) -m pytest $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(ARGS)
 
 check:
 	@scripts/setup --no-java

@@ -118,21 +118,6 @@ class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
 Answerable: TypeAlias = AcknowledgeCheckpoint | DeclineCheckpoint
 
 
-class SubtaskStatus(msgspec.Struct, frozen=True):
-    """State of one subtask of one attempt, with the failure if it failed."""
-
-    attempt: int
-    vertex: str
-    subtask: int
-    state: TaskState
-    drained: bool = False
-    """All input was consumed and finish() ran; the subtask stays RUNNING until told to end."""
-    error: str = ""
-    """`ErrorClass: message` when FAILED."""
-    traceback: str = ""
-    changed_ms: int = 0
-
-
 class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Counters since the attempt began."""
 
@@ -147,6 +132,23 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     idle_ms: int = 0
     backpressured_ms: int = 0
     watermark_ms: int | None = None
+
+
+class SubtaskStatus(msgspec.Struct, frozen=True):
+    """State of one subtask of one attempt, with the failure if it failed."""
+
+    attempt: int
+    vertex: str
+    subtask: int
+    state: TaskState
+    drained: bool = False
+    """All input was consumed and finish() ran; the subtask stays RUNNING until told to end."""
+    error: str = ""
+    """`ErrorClass: message` when FAILED."""
+    traceback: str = ""
+    changed_ms: int = 0
+    metrics: SubtaskMetrics | None = None
+    """The counters as they are with this state, once the subtask is drained or has ended: no later heartbeat tells them."""
 
 
 class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):

@@ -289,6 +289,7 @@ class StorageEffects:
             cause=action.cause,
             started_ms=self._identity.started_ms,
             created_ms=self._wall_ms(),
+            metrics=action.metrics,
         )
         try:
             yield from check_leadership(self._paths, self._identity.epoch)

@@ -63,6 +63,8 @@ class Execution:
         task = self._tasks.get(SubtaskKey(status.vertex, status.subtask))
         if task is None or status.attempt != self.attempt:
             return False
+        if status.metrics is not None and task.state not in _TERMINAL:
+            task.metrics = status.metrics
         drained = status.drained and not task.drained
         task.drained = task.drained or status.drained
         return self._enter(task, status.state, wall_ms) or drained
@@ -74,10 +76,14 @@ class Execution:
                 self._enter(task, TaskState.CANCELED, wall_ms)
 
     def measure(self, metrics: Iterable[SubtaskMetrics]) -> None:
+        """Counters of a heartbeat; those of a task that has ended came with its last state, and are final."""
         for entry in metrics:
             task = self._tasks.get(SubtaskKey(entry.vertex, entry.subtask))
-            if task is not None:
+            if task is not None and task.state not in _TERMINAL:
                 task.metrics = entry
+
+    def metrics(self) -> tuple[SubtaskMetrics, ...]:
+        return tuple(task.metrics for _, task in sorted(self._tasks.items()))
 
     @property
     def all_running(self) -> bool:

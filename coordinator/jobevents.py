@@ -11,7 +11,16 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from barriers.jobgraph import JobGraph
-from barriers.messages import AckBatch, CheckpointKind, Heartbeat, NumberedCommand, RegisterWorker, StatusBatch, SubtaskKey
+from barriers.messages import (
+    AckBatch,
+    CheckpointKind,
+    Heartbeat,
+    NumberedCommand,
+    RegisterWorker,
+    StatusBatch,
+    SubtaskKey,
+    SubtaskMetrics,
+)
 from coordinator import events as on
 from coordinator.events import CompletedCheckpoint
 from coordinator.records import RestorePoint, ResultRecord
@@ -253,6 +262,7 @@ class WriteResult:
     cause: str
     last_checkpoint_id: int
     newest_completed: int
+    metrics: tuple[SubtaskMetrics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
     assert record is not None
     assert result is not None
     execution = Execution(0, record.graph)
+    execution.measure(result.metrics)
     attempt = job.newest_attempt
     overview = JobOverviewView(
         job_id=job.job_id,

@@ -292,7 +292,8 @@ class Lifecycle:
         state, cause = self._ending
         newest = self._coordinator.newest
         newest_id = newest.checkpoint_id if newest is not None else 0
-        self._turn.out.append(job.WriteResult(state, cause, self._coordinator.next_checkpoint_id - 1, newest_id))
+        metrics = self.execution.metrics() if self.execution is not None else ()
+        self._turn.out.append(job.WriteResult(state, cause, self._coordinator.next_checkpoint_id - 1, newest_id, metrics))
 
     def result_written(self, event: job.ResultWritten) -> None:
         """The submission is over as the stored record says, whoever wrote it."""

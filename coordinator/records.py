@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
-from barriers.messages import CheckpointKind, FailureReason
+from barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 RECORD_VERSION = 1
@@ -142,6 +142,8 @@ class ResultRecord(msgspec.Struct, frozen=True):
     cause: str = ""
     started_ms: int = 0
     created_ms: int = 0
+    metrics: tuple[SubtaskMetrics, ...] = ()
+    """The last attempt's counters, as far as they were told."""
     version: int = RECORD_VERSION
 
 

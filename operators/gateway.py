@@ -203,7 +203,7 @@ class Gateway:
         clock: Clock,
         *,
         deliver: Callable[[WorkerCommand], None],
-        metrics: Callable[[], tuple[SubtaskMetrics, ...]],
+        metrics: Callable[[int], tuple[SubtaskMetrics, ...]],
         random_source: random.Random | None = None,
     ) -> None:
         self._identity = identity
@@ -294,7 +294,7 @@ class Gateway:
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
             case PostHeartbeat(session=session, attempt=attempt):
-                beat = Heartbeat(slot, session, attempt, self._metrics())
+                beat = Heartbeat(slot, session, attempt, self._metrics(attempt))
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
 
     def _post(self, path: str, message: Any, kind: type[T]) -> T:

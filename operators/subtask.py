@@ -142,8 +142,9 @@ class Subtask:
             text = f"{type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
         key, now_ms = self.key, self._clock.wall_ms()
+        metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None
         self._ports.report(
-            SubtaskStatus(self.attempt, key.vertex, key.subtask, self.state, self.is_drained, text, trace, now_ms)
+            SubtaskStatus(self.attempt, key.vertex, key.subtask, self.state, self.is_drained, text, trace, now_ms, metrics)
         )
 
     def metrics(self) -> SubtaskMetrics:

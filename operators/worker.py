@@ -63,8 +63,8 @@ class Worker:
         self._cancelled_up_to = 0
         self._sequences_due_ms = 0
         self._metrics_due_ms = 0
-        self.metrics: tuple[SubtaskMetrics, ...] = ()
-        """Replaced whole now and then; read by the control thread."""
+        self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
+        """(attempt, counters), replaced whole now and then; read by the control thread."""
         self.leaving: ShutdownWorker | None = None
         self.cancelling_since_ms: int | None = None
         """Since when subtasks are to be gone and are not; the control thread ends a process that takes too long."""
@@ -80,6 +80,11 @@ class Worker:
 
     def wake(self) -> None:
         self._transport.wake()
+
+    def metrics_of(self, attempt: int) -> tuple[SubtaskMetrics, ...]:
+        """Counters of an attempt; none while another one's are all there is, since the next begins at 0."""
+        measured, metrics = self._metrics
+        return metrics if measured == attempt else ()
 
     # ------------------------------------------------------------------------------------------------------------ loop
 
@@ -301,7 +306,7 @@ class Worker:
     def _housekeep(self, attempt: _Attempt, now_ms: int) -> None:
         if now_ms >= self._metrics_due_ms:
             self._metrics_due_ms = now_ms + METRICS_INTERVAL_MS
-            self.metrics = tuple(each.subtask.metrics() for each in attempt.subtasks)
+            self._metrics = (attempt.deployment.attempt, tuple(each.subtask.metrics() for each in attempt.subtasks))
         if now_ms >= self._sequences_due_ms:
             self._sequences_due_ms = now_ms + LAST_SEQUENCE_INTERVAL_MS
             for each in attempt.subtasks:

@@ -119,7 +119,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         curve.public if curve else "",
     )
     address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory)
-    gateway = Gateway(identity, address, clock, deliver=worker.post, metrics=lambda: worker.metrics)
+    gateway = Gateway(identity, address, clock, deliver=worker.post, metrics=worker.metrics_of)
     watch = Watch(spec, parent, worker, gateway, clock)
     watch.start()
     gateway.start()

@@ -276,3 +276,18 @@ def test_windows_fire_once_though_barriers_fall_between_their_rows(tmp_path: Pat
     counted = Counter(zip(table["key"].to_pylist(), starts, table["count"].to_pylist(), strict=True))
     wanted = Counter((index % KEYS, index // 10 * 10) for index in range(rows))
     assert counted == Counter((key, start, total) for (key, start), total in wanted.items())
+
+
+def test_last_states_tell_all_that_was_counted(tmp_path: Path) -> None:
+    plan = count_job(1_000, "mem://counters")
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    cluster.run_to_end()
+    read: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    for status in cluster.coordinator.statuses.values():
+        assert status.metrics is not None, "a job may end before its first heartbeat"
+        read[status.vertex] += status.metrics.records_in
+        written[status.vertex] += status.metrics.records_out
+    source, counts = plan.graph.vertices[:2]
+    assert (written[source.vertex_id], read[counts.vertex_id]) == (1_000, 1_000)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first python3 of the PATH
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Spark's own, while it starts
         from pyspark.sql import SparkSession
@@ -23,8 +25,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             SparkSession.builder.master("local[4]")
             .appName("holdfast-tests")
             .config("spark.ui.enabled", "false")
-            .config("spark.pyspark.python", sys.executable)
-            .config("spark.pyspark.driver.python", sys.executable)
             .config("spark.driver.memory", "1g")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
@@ -40,3 +40,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     ship_package(session.sparkContext)
     yield session
     session.stop()
+    patch.undo()
