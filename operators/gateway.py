@@ -52,7 +52,8 @@ from operators.sessionevents import (
     StatusChanged,
     WorkerIdentity,
 )
-from statebackends.errors import HoldfastError
+from statebackends import errors
+from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError
 
 T = TypeVar("T")
 
@@ -65,12 +66,18 @@ STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
 ERROR_HEADER = "X-Holdfast-Error"
+REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
+"""Answers that the same request will get again."""
 LINE_BYTES_MAX = 256 * 1024 * 1024
 """A deployment with inline state can be large; a line beyond this is not from a coordinator."""
 
 
 class _RefusedError(HoldfastError):
     """404 or 409. Fields: fenced."""
+
+
+class _RejectedError(HoldfastError):
+    """Asking again won't help. Fields: error, what a worker is to leave with."""
 
 
 class _UnreachableError(HoldfastError):
@@ -176,7 +183,17 @@ def _check(status: int, kind: str | None, data: bytes) -> None:
         message = data[:200].decode("utf-8", "replace")
     if status in (404, 409):
         raise _RefusedError(message, fenced=status == 409)
+    if status in REJECTED_STATUS:
+        raise _RejectedError(message, error=_typed(kind, status, message))
     raise _UnreachableError(f"{status} {kind or ''}: {message}")
+
+
+def _typed(kind: str | None, status: int, message: str) -> HoldfastError:
+    """The error that the coordinator named, so that a driver reads which it was."""
+    found = getattr(errors, kind or "", None)
+    if isinstance(found, type) and issubclass(found, HoldfastError):
+        return found(message)
+    return AuthenticationError(message) if status in (401, 403) else InvalidConfigError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +234,8 @@ class Gateway:
         self._stream: urllib3.BaseHTTPResponse | None = None
         self._stream_lock = threading.Lock()
         self._stopping = False
+        self.rejection: HoldfastError | None = None
+        """Why the coordinator does not take this worker at all; set before the worker is told to leave."""
         self._thread = threading.Thread(target=self._run, name="holdfast-control", daemon=True)
 
     def start(self) -> None:
@@ -314,7 +333,10 @@ class Gateway:
             return ask()
         except _RefusedError as error:
             return RequestRefused(request, error.message, superseded=request == "register" and error.fenced)
-        except HoldfastError:
+        except HoldfastError as error:
+            if isinstance(error, _RejectedError) and request == "register":
+                self.rejection = error.error
+                return RequestRefused(request, error.message, rejected=True)
             self._http.look_up()
             return RequestFailed(request)
 

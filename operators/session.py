@@ -70,7 +70,7 @@ class SessionState(StrEnum):
     REGISTERING = "registering"
     REGISTERED = "registered"
     ENDED = "ended"
-    """Superseded or told to leave: nothing more is sent."""
+    """Superseded, rejected or told to leave: nothing more is sent."""
 
 
 class Session:
@@ -97,8 +97,9 @@ class Session:
         self._open_triggers: set[int] = set()
         self._heartbeat_interval_ms = 2_000
         self._heartbeat_due_ms = 0
-        self.unreachable_since_ms: int | None = 0
-        """When contact was lost; None while the coordinator answers."""
+        self._began = False
+        self.unreachable_since_ms: int | None = None
+        """When contact was lost, or first sought; None while the coordinator answers."""
 
     # ----------------------------------------------------------------------------------------------------- interface
 
@@ -106,6 +107,8 @@ class Session:
         """Digest one event; the actions are to be performed in order."""
         if self.state is SessionState.ENDED:
             return []
+        if not self._began:
+            self._began, self.unreachable_since_ms = True, now_ms
         actions: list[Action] = []
         match event:
             case DeadlineReached():
@@ -229,11 +232,13 @@ class Session:
             self._retry_at_ms[request] = now_ms + self._backoff()
 
     def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
-        if event.request == "register" and event.superseded:
+        if event.request == "register" and (event.superseded or event.rejected):
             self.state = SessionState.ENDED
-            return [Deliver(ShutdownWorker(reason=f"superseded: {event.message}"))]
+            return [Deliver(ShutdownWorker(reason=f"{'superseded' if event.superseded else 'rejected'}: {event.message}"))]
         if event.request not in self._under_way:
             return []
+        if event.request == "register" and self.unreachable_since_ms is None:
+            self.unreachable_since_ms = now_ms  # one that does not know our job leads us no more than none at all
         self._register_again(now_ms, after_failure=event.request == "register")
         return []
 

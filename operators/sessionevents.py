@@ -68,6 +68,8 @@ class RequestRefused:
     request: str
     message: str = ""
     superseded: bool = False
+    rejected: bool = False
+    """A registration that no repetition will make right: a wrong token, or another state directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def pickle_plan(plan: JobPlan) -> bytes:
 def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> ShutdownWorker:
     """Run one worker until it is told to leave; why it left. Ends the process itself in an emergency.
 
-    `guard` runs first (the check that package names are ours); what it raises passes through."""
+    `guard` runs first (the check that package names are ours); what it raises passes through. Raises AuthenticationError or
+    StateDirectoryNotSharedError when the coordinator does not take this worker, so that its driver learns why."""
     if guard is not None:
         guard()
     parent = _tie_to_parent(spec)
@@ -126,6 +127,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     try:
         reason = worker.run()
         gateway.flush(FLUSH_TIMEOUT_S)
+        if gateway.rejection is not None:
+            raise gateway.rejection
         return reason
     finally:
         watch.stop()

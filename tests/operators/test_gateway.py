@@ -33,6 +33,8 @@ from barriers.messages import (
 from operators.gateway import ADDRESS_FILE, CoordinatorAddress, Gateway
 from operators.pool import SystemClock
 from operators.sessionevents import WorkerIdentity
+from operators.worker_main import WorkerSpec, run_worker
+from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StateDirectoryNotSharedError
 
 IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
 DEADLINE_S = 10.0
@@ -215,3 +217,31 @@ def test_trigger_and_notice_are_delivered_over_one_stream(fake: FakeCoordinator,
     fake.commands += [TriggerCheckpoint(0, 1, 0, CheckpointKind.CHECKPOINT, "f"), NotifyCheckpointComplete(0, 1, 0)]
     eventually(lambda: len(client.delivered) == 2, "both")
     assert len(fake.of("commands")) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "named", "kind"),
+    [
+        (400, "StateDirectoryNotSharedError", StateDirectoryNotSharedError),
+        (401, "AuthenticationError", AuthenticationError),
+        (403, "", AuthenticationError),
+        (400, "no_such_kind", InvalidConfigError),
+    ],
+)
+def test_registration_that_can_never_succeed_ends_the_worker_with_its_error(
+    fake: FakeCoordinator, status: int, named: str, kind: type[HoldfastError]
+) -> None:
+    fake.refuse["register"] = (status, named)
+    client = Client(fake.url)
+    eventually(lambda: client.delivered == [ShutdownWorker("rejected: refused")], "the end")
+    assert type(client.gateway.rejection) is kind
+    client.gateway.close()
+    assert len(fake.tokens) == 1, "it is not asked again"
+
+
+def test_worker_raises_what_it_was_rejected_for(fake: FakeCoordinator, tmp_path: Path) -> None:
+    fake.refuse["register"] = (400, "StateDirectoryNotSharedError")
+    spec = WorkerSpec("job", 0, 1, 1, fake.url, "secret", str(tmp_path), b"", str(tmp_path / "local"), watch_parent=False)
+    with pytest.raises(StateDirectoryNotSharedError, match="refused"):
+        run_worker(spec)
+    assert not list((tmp_path / "local").iterdir())

@@ -126,6 +126,30 @@ def test_superseded_process_leaves_and_says_nothing_more(driver: Driver) -> None
     assert driver.session.next_deadline_ms() is None
 
 
+def test_rejected_process_leaves_and_does_not_ask_again(driver: Driver) -> None:
+    driver.handle(DeadlineReached())
+    actions = driver.handle(RequestRefused("register", "missing or wrong bearer token", rejected=True))
+    assert actions == [Deliver(ShutdownWorker("rejected: missing or wrong bearer token"))]
+    assert driver.session.next_deadline_ms() is None
+
+
+def test_lease_runs_from_the_first_attempt_to_register(driver: Driver) -> None:
+    assert driver.session.unreachable_since_ms is None
+    driver.now = 10**9  # the machine has been up for days
+    driver.handle(DeadlineReached())
+    driver.now += 700
+    driver.handle(RequestFailed("register"))
+    assert driver.session.unreachable_since_ms == 10**9
+
+
+def test_coordinator_that_does_not_know_the_job_counts_as_none(running: Driver) -> None:
+    running.handle(RequestRefused("stream"))
+    assert running.session.unreachable_since_ms is None
+    running.now += 50
+    running.handle(RequestRefused("register", "job not found"))
+    assert running.session.unreachable_since_ms == 1_050
+
+
 def test_registration_is_retried_with_growing_backoff(driver: Driver) -> None:
     waits = []
     for _ in range(8):
