@@ -72,6 +72,15 @@ def derive_progress(graph: JobGraph, now: Look, before: Look | None) -> Progress
     )
 
 
+def describe_restart(name: str, now: Look, before: Look | None) -> str | None:
+    """The newest failure's first line, when the job was restarted between two looks."""
+    restarts = int(now.workers.get("restarts") or 0)
+    if before is None or restarts <= int(before.workers.get("restarts") or 0):
+        return None
+    failure = str(now.workers.get("failure") or now.workers.get("last_failure") or "").strip()
+    return f"{name} restart {restarts}: {failure.splitlines()[0] if failure else 'its cause is not on record'}"
+
+
 def format_progress(name: str, progress: Progress, registered: int, slots: int) -> str:
     """One line for people."""
     read, written = _count(progress.records_in_per_second), _count(progress.records_out_per_second)

@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 from barriers.jobgraph import JobGraph
 from operators.launcher import CoordinatorClient, Progress
-from operators.progress import TERMINAL_STATES, Look, ProgressLine, derive_progress, format_progress, registered_slots
+from operators.progress import (
+    TERMINAL_STATES,
+    Look,
+    ProgressLine,
+    derive_progress,
+    describe_restart,
+    format_progress,
+    registered_slots,
+)
 from operators.spark_slots import SlotRunner
 from operators.supervisor import JobEnded, StopRequested, WorkersRegistered
 from statebackends.errors import HoldfastError, JobFailedError
@@ -186,7 +194,8 @@ class SparkJobHandle:
     def _poll(self) -> None:
         job, workers = self.client.job(self.job_id), self.client.workers(self.job_id)
         look = Look(time.monotonic_ns() // 1_000_000, job, self.client.checkpoints(self.job_id), workers)
-        if self._looks and self._looks[-1].workers.get("attempt") != workers.get("attempt"):
+        before = self._looks[-1] if self._looks else None
+        if before is not None and before.workers.get("attempt") != workers.get("attempt"):
             self._looks.clear()  # counters begin again with each attempt
         progress = derive_progress(self._graph, look, self._looks[0] if self._looks else None)
         self._looks.append(look)
@@ -199,6 +208,9 @@ class SparkJobHandle:
         assert self._runner is not None
         self._runner.post(WorkersRegistered(registered))
         name = str(job.get("name", self.job_id))
+        restart = describe_restart(name, look, before)
+        if restart is not None:
+            self._line.say(restart)
         self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
         if progress.state in TERMINAL_STATES:
             self._runner.post(JobEnded())

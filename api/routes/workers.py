@@ -39,6 +39,9 @@ class Workers(schemas.Record):
     epoch: int
     restarts: int
     failure: str | None
+    """Why the job is restarting or has ended; null once it runs again."""
+    last_failure: str | None
+    """The newest failure on record, also when the job has recovered from it."""
     workers: list[Worker]
 
 
@@ -72,6 +75,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         epoch=view.epoch,
         restarts=view.restarts,
         failure=view.failure,
+        last_failure=view.exceptions[0].error if view.exceptions else None,
         workers=[_worker(each) for each in view.workers],
     )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from operators.progress import Look, derive_progress, format_progress, registered_slots
+from operators.progress import Look, derive_progress, describe_restart, format_progress, registered_slots
 
 
 def vertex(name: str, kind: str) -> JobVertex:
@@ -50,3 +50,24 @@ def test_the_line_says_what_matters() -> None:
 
 def test_registered_slots_are_those_that_are_registered() -> None:
     assert registered_slots(look(0, 0, 0).workers) == {0}
+
+
+def restarted(restarts: int, **failures: str | None) -> Look:
+    return Look(0, {}, {}, {"restarts": restarts, **failures})
+
+
+def test_a_restart_names_the_newest_failure_by_its_first_line() -> None:
+    now = restarted(3, failure="UserFunctionError: no\nTraceback ...", last_failure="older")
+    assert describe_restart("job", now, restarted(2)) == "job restart 3: UserFunctionError: no"
+
+
+def test_a_restart_that_is_over_at_the_next_look_is_still_named() -> None:
+    assert describe_restart("job", restarted(1, failure=None, last_failure="WorkerLost: slot 0"), restarted(0)) == (
+        "job restart 1: WorkerLost: slot 0"
+    )
+    assert describe_restart("job", restarted(1), restarted(0)) == "job restart 1: its cause is not on record"
+
+
+def test_no_restart_between_two_looks_is_no_line() -> None:
+    assert describe_restart("job", restarted(2, failure="x"), restarted(2, failure="x")) is None
+    assert describe_restart("job", restarted(2, failure="x"), None) is None, "a driver that comes later did not see it"

@@ -1,0 +1,86 @@
+"""A driver's handle over a client that says what a test wants, with workers that are threads' callbacks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from operators.spark_handle import SparkJobHandle
+from operators.spark_slots import Ended, SlotRunner
+from operators.supervisor import SlotSupervisor, WorkerEnd
+from statebackends.errors import JobFailedError, StorageUnavailableError
+
+SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
+GRAPH = JobGraph("job", (SOURCE,), (), JobConfig())
+
+
+class Client:
+    """One answer per poll; the last one is repeated."""
+
+    url, token = "http://nowhere", None
+
+    def __init__(self, *polls: tuple[str, int, dict[str, Any]]) -> None:
+        self.polls = list(polls)
+        self.left = threading.Event()
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        self.now = self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
+        state, count, _ = self.now
+        if state == "AWAY":
+            raise StorageUnavailableError("restarting")
+        return {"name": "job", "state": state, "vertices": [{"id": "a", "metrics": {"write-records": count}}]}
+
+    def workers(self, job_id: str) -> dict[str, Any]:
+        return {"workers": [{"slot": 0, "registered": True}], "attempt": 1, "restarts": 0, **self.now[2]}
+
+    def checkpoints(self, job_id: str) -> dict[str, Any]:
+        return {}
+
+
+class Workers:
+    """Backend whose workers leave when the job has ended, or raise at once."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+        self.ended: list[Ended] = []
+
+    def start(self, slot: int, spawn: int, ended: Ended) -> None:
+        if self.error:
+            ended(WorkerEnd.RAISED, self.error)
+        else:
+            self.ended.append(ended)
+
+    def cancel(self, slot: int, spawn: int) -> None:
+        self.ended[-1](WorkerEnd.DIED, "cancelled")
+
+
+def started(client: Client, workers: Workers, *, progress: bool = False) -> SparkJobHandle:
+    handle = SparkJobHandle("job", client, GRAPH, 1, progress=progress, release=lambda: None)  # type: ignore[arg-type]
+    handle.start(SlotRunner(SlotSupervisor(1), workers, handle.give_up))
+    return handle
+
+
+def test_final_numbers_and_restarts_outlast_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = {"restarts": 1, "attempt": 2, "failure": None, "last_failure": "PeerLostError: slot 0\nmore"}
+    client = Client(("RUNNING", 0, {}), ("AWAY", 0, {}), ("RUNNING", 4, failed), ("FINISHED", 9, failed))
+    workers = Workers()
+    handle = started(client, workers, progress=True)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    assert handle.wait(10) == "FINISHED"
+    progress = handle.progress()
+    assert (progress.records_in, progress.restarts, progress.records_in_per_second) == (9, 1, 0.0)
+    shown = capsys.readouterr().err
+    assert "job restart 1: PeerLostError: slot 0\n" in shown
+    assert "more" not in shown
+    handle.close()
+
+
+def test_worker_that_is_never_taken_tells_its_driver_why() -> None:
+    handle = started(Client(("CREATED", 0, {"workers": []})), Workers("AuthenticationError: missing or wrong bearer token"))
+    with pytest.raises(JobFailedError, match="worker 0 can't start: AuthenticationError: missing or wrong bearer token"):
+        handle.wait_for_workers(30)
+    handle.close()
