@@ -133,7 +133,8 @@ class StorageEffects:
         except HoldfastError as error:
             return on.ClaimFailed(number, str(error), ambiguous=False)
         if standing == record:
-            return on.ClaimWritten(number)
+            unsure = on.ClaimFailed(number, "nobody can tell who leads the job", ambiguous=True)
+            return (yield from self._confirm(on.ClaimWritten(number), unsure))
         if standing.nonce == record.nonce:
             return on.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
         return on.ClaimTaken(number, standing)
@@ -166,7 +167,21 @@ class StorageEffects:
             return on.MetadataLost(number, standing)
         if action.kind is not CheckpointKind.SAVEPOINT:
             self._newest = (action.folder, metadata)
-        return on.MetadataWritten(number)
+        unsure = on.MetadataAmbiguous(number, "nobody can tell who leads the job")
+        return (yield from self._confirm(on.MetadataWritten(number), unsure))
+
+    def _confirm(self, outcome: job.Event, unsure: job.Event) -> Flow[job.Event | None]:
+        """The outcome of a write to an id's register, unless another leader exists by now.
+
+        That one may have decided the id, gone on and deleted it: its register is empty again then, and a write to it proves nothing.
+        While no other leader exists after the write, whoever comes later reads it before he acts."""
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError:
+            return unsure
+        return outcome
 
     def _metadata(self, action: on.WriteMetadata) -> SnapshotMetadata:
         identity = self._identity
@@ -205,9 +220,9 @@ class StorageEffects:
             mine, standing = yield from abort_checkpoint(self._paths, record)
         except HoldfastError as error:
             return on.AbortFailed(number, str(error))
-        if mine or (isinstance(standing, AbortRecord) and standing.nonce == record.nonce):
-            return on.AbortWritten(number)
-        return on.AbortLost(number, standing)
+        aborted = mine or (isinstance(standing, AbortRecord) and standing.nonce == record.nonce)
+        outcome = on.AbortWritten(number) if aborted else on.AbortLost(number, standing)
+        return (yield from self._confirm(outcome, on.AbortFailed(number, "nobody can tell who leads the job")))
 
     def _discard(self, action: on.DiscardState) -> Flow[job.Event | None]:
         """Whatever could not be deleted is swept by the next recovery."""

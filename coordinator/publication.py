@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from barriers.messages import CheckpointKind, FailureReason
+from barriers.messages import CheckpointKind
 from coordinator.records import (
     AbortRecord,
     AttemptRecord,
@@ -216,9 +216,9 @@ def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:
 
 
 def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> bool:
-    """A stop-with-savepoint was aborted by a change of leaders: sources may have stopped, so the job must fail over.
+    """A stop-with-savepoint was aborted, and its attempt is still the newest: sources may have stopped, so the job must fail over.
 
-    True until an attempt of a later epoch than the abort is recorded."""
+    Whoever aborted it and why: a leader that stored ABORTED may have died before it failed the job over."""
     newest = job.newest_attempt
     for number, checkpoint in job.checkpoints.items():
         decision = checkpoint.decision
@@ -227,7 +227,6 @@ def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> boo
             and checkpoint.claim is not None
             and checkpoint.claim.kind is CheckpointKind.STOP_SAVEPOINT
             and isinstance(decision, AbortRecord)
-            and decision.reason is FailureReason.LEADER_CHANGED
             and newest is not None
             and newest.attempt <= checkpoint.claim.attempt
         ):
