@@ -52,9 +52,11 @@ class KeyedUpdates:
         h = splitmix64(index)
         key = np.where(index < self.keys, index, (h % np.uint64(self.keys)).view(np.int64))
         words = -(-self.value_size // 8)
-        noise = np.repeat(h, words).view(np.uint8).reshape(len(index), words * 8)[:, : self.value_size]
+        # Independent words: values that repeat would be compressed, and the snapshot smaller than the state.
+        noise = splitmix64((index[:, None] * words + np.arange(words)).ravel())
+        bytes_ = noise.view(np.uint8).reshape(len(index), words * 8)[:, : self.value_size]
         offsets = pa.py_buffer(np.arange(len(index) + 1, dtype=np.int32) * np.int32(self.value_size))
         values = pa.Array.from_buffers(
-            pa.binary(), len(index), [None, offsets, pa.py_buffer(np.ascontiguousarray(noise))]
+            pa.binary(), len(index), [None, offsets, pa.py_buffer(np.ascontiguousarray(bytes_))]
         )
         return pa.RecordBatch.from_arrays([pa.array(key), values], schema=KEYED_SCHEMA)
