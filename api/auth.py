@@ -103,7 +103,7 @@ class BearerAuth:
     """ASGI middleware: 401 unless a request carries the token, or asks for an open path.
 
     `token=None` lets loopback callers in without one, if they name a loopback host: a web page that rebinds its
-    name to 127.0.0.1 still sends its own name."""
+    name to 127.0.0.1 still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, open_paths: Iterable[str] = OPEN_PATHS) -> None:
         self._app = app
@@ -122,13 +122,18 @@ class BearerAuth:
 
     def _allowed(self, scope: Scope) -> bool:
         if self._expected is None:
-            return is_loopback(_host_of(_header(scope, b"host")))
+            return is_loopback(_host_of(_header(scope, b"host"))) and _from_here(_header(scope, b"origin"))
         scheme, _, token = _header(scope, b"authorization").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._expected)
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
     return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _from_here(origin: bytes) -> bool:
+    """No browser sent it, or a page of this machine did. Browsers add an origin to all that changes anything."""
+    return not origin or is_loopback(_host_of(origin.partition(b"://")[2]))
 
 
 def _host_of(header: bytes) -> str:

@@ -68,6 +68,17 @@ def test_without_a_token_only_loopback_names_get_in(coordinator: FakeCoordinator
             assert served.request("GET", "/jobs", headers={"Host": host}).status == 401
 
 
+def test_without_a_token_no_web_page_gets_in(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    """A page may post text to any address without asking; a browser says whose page it is."""
+    with serving(coordinator, tmp_path, token=None) as served:
+        path, port = f"/jobs/{JOB}/stop", served.url.rpartition(":")[2]
+        for origin in ("http://evil.example", "null", "https://127.0.0.1.evil.example", "file://", f"http://evil.example:{port}"):
+            assert served.request("POST", path, body=b"{}", headers={"Origin": origin}).status == 401
+        assert coordinator.calls == []
+        for origin in (served.url, f"http://localhost:{port}", "http://[::1]:3000"):
+            assert served.request("POST", path, body=b"{}", headers={"Origin": origin}).status == 202
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
 def test_nothing_listens_beyond_loopback_without_a_token(host: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="without a token"):
