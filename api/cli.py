@@ -226,7 +226,7 @@ def stop(
 
 def _absolute(target: str | None) -> str | None:
     """A relative directory means the caller's working directory, not the coordinator's."""
-    return target if target is None or "://" in target else str(Path(target).expanduser().absolute())
+    return target if target is None or "://" in target else str(Path(os.path.expanduser(target)).absolute())
 
 
 def _show_location(job_id: str, location: str, *, as_json: bool) -> None:

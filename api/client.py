@@ -57,14 +57,15 @@ class RestClient:
 
     def jobs(self) -> list[dict[str, Any]]:
         """Jobs as in GET /v1/jobs/overview, newest first."""
-        jobs: list[dict[str, Any]] = self._get("/v1/jobs/overview")["jobs"]
-        return sorted(jobs, key=lambda job: (-int(job["start-time"]), str(job["jid"])))
+        answer = self._get("/v1/jobs/overview")
+        return _decode(lambda: sorted(answer["jobs"], key=lambda job: (-int(job["start-time"]), str(job["jid"]))), self.url)
 
     def job(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}")
 
     def job_state(self, job_id: str) -> str:
-        return str(self._get(f"/v1/jobs/{job_id}/status")["status"])
+        answer = self._get(f"/v1/jobs/{job_id}/status")
+        return _decode(lambda: str(answer["status"]), self.url)
 
     def exceptions(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/exceptions")

@@ -4,6 +4,7 @@ Nothing is unpickled and nothing is changed. The rows of one state are for state
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def open_snapshot(path: Path, *, follow: bool = True) -> OpenSnapshot:
     """The snapshot in a folder, or whose `_metadata` file `path` is; a savepoint's pointer in its job is followed.
 
     Raises NotFoundError, CorruptStateError, UnsupportedVersionError."""
-    place = path.expanduser().absolute()
+    place = Path(os.path.expanduser(path)).absolute()  # Path.expanduser raises for a user that is not known
     folder = place.parent if place.name == METADATA_NAME and not place.is_dir() else place
     root = folder.parent.parent if folder.name.startswith("chk-") else folder.parent
     storage = LocalStorage(root)

@@ -123,7 +123,7 @@ class Connector:
 def _local(directory: str | None) -> Path | None:
     """A path for a path or a file:/// URL."""
     if directory is None or "://" not in directory:
-        return None if directory is None else Path(directory).expanduser().absolute()
+        return None if directory is None else Path(os.path.expanduser(directory)).absolute()
     parts = urlsplit(directory)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise InvalidConfigError(f"{directory!r} is no directory: use a path or file:///", setting="state_dir")

@@ -4,6 +4,7 @@ It decides precedence (flag, environment, default) and bounds; it opens no socke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> 
     chosen = flag or _text(environment, "STATE_DIR")
     if chosen is None:
         raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
-    path = Path(chosen).expanduser().absolute()
+    path = Path(os.path.expanduser(chosen)).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -147,7 +148,10 @@ def _given_token(
     if token_file is None and (text := _text(environment, "TOKEN")) is not None:
         return check_token(text, origin="HOLDFAST_TOKEN"), None
     file = token_file or _text(environment, "TOKEN_FILE")
-    return (read_token(Path(file)), Path(file).expanduser().absolute()) if file is not None else None
+    if file is None:
+        return None
+    path = Path(os.path.expanduser(file)).absolute()
+    return read_token(path), path
 
 
 def client_settings(

@@ -153,6 +153,27 @@ def test_nobody_there_is_one_line(flags: list[str]) -> None:
     assert "can't reach the coordinator at http://127.0.0.1:9" in fails("jobs", "--url", "http://127.0.0.1:9")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["inspect", "~no-such-user/snapshot"], 1),
+        (["jobs", "--state-dir", "~no-such-user/state"], 2),
+        (["jobs", "--url", "http://127.0.0.1:9", "--token-file", "~no-such-user/token"], 2),
+    ],
+)
+def test_home_of_nobody_is_one_line(arguments: list[str], code: int) -> None:
+    assert "~no-such-user" in fails(*arguments, code=code)
+
+
+def test_token_file_may_lie_in_the_callers_home(
+    served: Served, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "token").write_text(str(served.token))
+    (tmp_path / "token").chmod(0o600)
+    assert JOB in run("jobs", *flags, "--token-file", "~/token")
+
+
 def test_which_coordinator_must_be_said(flags: list[str], tmp_path: Path) -> None:
     assert "--url or --state-dir" in fails("jobs", code=2)
     assert "holdfast serve" in fails("jobs", "--state-dir", str(tmp_path), code=2)

@@ -105,5 +105,12 @@ def test_somebody_else_there(client: RestClient, monkeypatch: pytest.MonkeyPatch
         client.jobs()
 
 
+def test_other_json_is_somebody_else_too(client: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_call", lambda *_: b'{"jobs": [{"id": 1}]}')
+    for ask in (client.jobs, lambda: client.job_state(JOB)):
+        with pytest.raises(ProtocolError):
+            ask()
+
+
 def test_the_token_is_not_shown(client: RestClient) -> None:
     assert TOKEN not in repr(client)
