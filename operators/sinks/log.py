@@ -181,7 +181,8 @@ def _must_claim(
             restored=claimant.restored_checkpoint_id,
             committed=max(beyond),
         )
-    return foreign or bool(beyond)
+    # A job without state of this log starts anew: an older self of it that is still alive must not commit any more.
+    return foreign or bool(beyond) or known is None
 
 
 def _committed(entries: Iterable[LogEntry]) -> frozenset[str]:
@@ -214,6 +215,7 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
                     path=missing,
                     checkpoint=checkpoint.checkpoint_id,
                 )
+            _check_attempt(paths, names - log.committed, entries, claimant)
     yield from _publish(paths, checkpoint)
     return replace(log, committed=log.committed - names)
 
@@ -246,6 +248,18 @@ def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: C
             )
     committed = log.committed | _committed(entries)
     return OpenLog(msgspec.structs.replace(log.position, next_sequence=log.position.next_sequence + len(entries)), committed)
+
+
+def _check_attempt(paths: SinkPaths, left: frozenset[str], entries: list[LogEntry], claimant: Claimant) -> None:
+    """Raise FencedError when a later attempt of this job commits already: what is left here is its to commit, or dead."""
+    newest = max((entry.attempt for entry in entries if entry.job_id == claimant.job_id), default=0)
+    if left and newest > claimant.attempt:
+        raise FencedError(
+            f"sink {paths.sink_id}: attempt {newest} of job {claimant.job_id} commits, this is {claimant.attempt}",
+            sink=paths.sink_id,
+            held=claimant.attempt,
+            newer=newest,
+        )
 
 
 def _link_data(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[str | None]:

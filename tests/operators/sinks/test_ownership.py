@@ -214,6 +214,36 @@ def test_a_zombie_that_commits_the_same_checkpoint_adds_nothing() -> None:
     assert committed(job.storage) == [0, 1, 2, 3]
 
 
+def test_a_zombie_of_an_older_submission_can_not_commit_behind_a_fresh_start() -> None:
+    job = job_at(0)
+    job.emit(2)
+    job.decide(job.snapshot())
+    zombie, context = job.committer, job.contexts[1]
+    fresh = MiniJob(job.storage, job.state)
+    fresh.attempt, fresh.checkpoint_id = job.attempt, job.checkpoint_id
+    fresh.start()
+    zombie.notify_checkpoint_complete(job.checkpoint_id)
+    context.run_pool()
+    assert [type(error) for error in context.failures] == [FencedError]
+    fresh.emit(2)
+    fresh.checkpoint()
+    assert committed(job.storage) == [0, 1]
+
+
+def test_a_zombie_that_knows_another_checkpoint_is_fenced_by_the_commits_of_a_later_attempt() -> None:
+    job = job_at(1)
+    job.emit(2)
+    lost = job.snapshot()
+    zombie, context = job.committer, job.contexts[1]
+    job.start()
+    job.emit(2)
+    job.checkpoint()
+    zombie.notify_checkpoint_complete(lost.checkpoint_id)
+    context.run_pool()
+    assert [type(error) for error in context.failures] == [FencedError]
+    assert committed(job.storage) == [0, 1, 2, 3]
+
+
 def test_a_damaged_or_newer_log_is_refused_by_name() -> None:
     job = job_at(1)
     path = SinkPaths("out").log(1)
