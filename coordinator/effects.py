@@ -173,7 +173,7 @@ class StorageEffects:
     def _confirm(self, outcome: job.Event, unsure: job.Event) -> Flow[job.Event | None]:
         """The outcome of a write to an id's register, unless another leader exists by now.
 
-        That one may have decided the id, gone on and deleted it: its register is empty again then, and a write to it proves nothing.
+        That one may have decided the id, gone on and deleted it: its register is empty then, and a write to it proves nothing.
         While no other leader exists after the write, whoever comes later reads it before he acts."""
         try:
             yield from check_leadership(self._paths, self._identity.epoch)

@@ -7,9 +7,27 @@ from dataclasses import dataclass
 
 from barriers.jobgraph import RestartStrategy
 from coordinator.views import ExceptionView
+from statebackends import errors
 
 EXCEPTIONS_MAX = 50
 """Newest failures kept for users."""
+
+_FINAL_KINDS = (
+    errors.InvalidConfigError,
+    errors.FencedError,
+    errors.CorruptStateError,
+    errors.RestoreError,
+    errors.CommittableLostError,
+    errors.UndeclaredStateError,
+    errors.InputChangedError,
+)
+"""With their subclasses: what fails every further attempt in the same way, or is for the user to decide."""
+
+
+def is_final(error: str) -> bool:
+    """Whether a failure, given as `ErrorClass: message`, is one that no restart can mend: the job fails at once."""
+    kind = getattr(errors, error.partition(":")[0], None)
+    return isinstance(kind, type) and issubclass(kind, _FINAL_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +40,11 @@ class Incident:
     vertex: str = ""
     subtask: int = -1
     slot: int = -1
+
+    @property
+    def is_final(self) -> bool:
+        """A task failed in a way that no restart can mend. What the coordinator finds by itself names no error class."""
+        return is_final(self.error)
 
 
 class Incidents:

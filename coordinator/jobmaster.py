@@ -1,6 +1,6 @@
 """CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
 
-    # ---------------------------------------------------------------------- what the checkpoint coordinator wants
+It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
 job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's."""
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------------------------------------- failover
 
     def fail_over(self, incident: Incident, *, same_incident: bool = False) -> None:
-        """Fence the attempt and go for the next one. Failures of an attempt that is fenced already change nothing."""
+        """Fence the attempt and go for the next one, unless none can do better or is allowed. A fenced attempt can't fail again."""
         if not self.is_deployed:
             return
         fenced = self.attempt
@@ -171,7 +171,7 @@ class Lifecycle:
         self._inbox.append(on.JobFailing(incident.error))
         self._workforce.broadcast(CancelTasks(fenced))
         self._workforce.forget_signs_of_life()
-        delay_ms = self.incidents.restart_delay_ms(same_incident=same_incident)
+        delay_ms = None if incident.is_final else self.incidents.restart_delay_ms(same_incident=same_incident)
         if delay_ms is None:
             self.end(JobState.FAILED, incident.error)
             return
