@@ -18,6 +18,7 @@ from coordinator.views import (
     RestoredView,
     SubtaskCheckpointView,
     VertexCheckpointView,
+    summarise,
 )
 
 HISTORY_MAX = 20
@@ -26,17 +27,7 @@ HISTORY_MAX = 20
 SUMMARY_MAX = 1_000
 """Completed checkpoints whose numbers enter the summaries."""
 
-_QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
 _SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
-
-
-def summarise(values: Iterable[float]) -> Quantiles:
-    """Quantiles by nearest rank; all -1 for no values."""
-    ordered = sorted(values)
-    if not ordered:
-        return Quantiles()
-    ranks = {name: ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] for name, quantile in _QUANTILES}
-    return Quantiles(min=ordered[0], max=ordered[-1], avg=sum(ordered) / len(ordered), **ranks)
 
 
 class _Tracked:
@@ -93,28 +84,17 @@ def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointV
     acked = [subtask for subtask in subtasks if subtask.acknowledged]
     if status == "IN_PROGRESS" and len(acked) == len(subtasks):
         status = "COMPLETED"
-    fields = {
-        "checkpointed_size": [subtask.checkpointed_size for subtask in acked],
-        "state_size": [subtask.state_size for subtask in acked],
-        "end_to_end": [subtask.end_to_end_ms for subtask in acked],
-        "sync": [subtask.sync_ms for subtask in acked],
-        "async": [subtask.async_ms for subtask in acked],
-        "alignment": [subtask.alignment_ms for subtask in acked],
-        "alignment_processed": [subtask.alignment_processed for subtask in acked],
-        "start_delay": [subtask.start_delay_ms for subtask in acked],
-    }
     return VertexCheckpointView(
         vertex=vertex,
         status=status,
         latest_ack_ms=max((subtask.ack_ms for subtask in acked), default=-1),
-        checkpointed_size=sum(fields["checkpointed_size"]),
-        state_size=sum(fields["state_size"]),
-        end_to_end_ms=max(fields["end_to_end"], default=-1),
-        processed_bytes=sum(fields["alignment_processed"]),
+        checkpointed_size=sum(subtask.checkpointed_size for subtask in acked),
+        state_size=sum(subtask.state_size for subtask in acked),
+        end_to_end_ms=max((subtask.end_to_end_ms for subtask in acked), default=-1),
+        processed_bytes=sum(subtask.alignment_processed for subtask in acked),
         num_subtasks=len(subtasks),
         num_acknowledged_subtasks=len(acked),
         subtasks=tuple(subtasks),
-        summary={name: summarise(values) for name, values in fields.items()},
     )
 
 

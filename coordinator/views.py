@@ -5,8 +5,8 @@ knows of field spellings, JSON or HTTP. A view is a copy: it never changes after
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from barriers.jobgraph import JobConfig, JobGraph
 from barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
@@ -162,6 +162,18 @@ class Quantiles:
     p999: float = -1
 
 
+_QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
+
+
+def summarise(values: Iterable[float]) -> Quantiles:
+    """Quantiles by nearest rank; all -1 for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return Quantiles()
+    ranks = {name: ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] for name, quantile in _QUANTILES}
+    return Quantiles(min=ordered[0], max=ordered[-1], avg=sum(ordered) / len(ordered), **ranks)
+
+
 @dataclass(frozen=True, slots=True)
 class VertexCheckpointView:
     """One vertex's part of one checkpoint."""
@@ -177,8 +189,21 @@ class VertexCheckpointView:
     num_subtasks: int
     num_acknowledged_subtasks: int
     subtasks: tuple[SubtaskCheckpointView, ...]
-    summary: Mapping[str, Quantiles] = field(default_factory=dict)
-    """checkpointed_size, state_size, end_to_end, sync, async, alignment, alignment_processed, start_delay."""
+
+    @property
+    def summary(self) -> Mapping[str, Quantiles]:
+        """Of the subtasks that acknowledged; sorted when somebody looks, not on the job's own thread at every checkpoint."""
+        acked = [subtask for subtask in self.subtasks if subtask.acknowledged]
+        return {
+            "checkpointed_size": summarise(subtask.checkpointed_size for subtask in acked),
+            "state_size": summarise(subtask.state_size for subtask in acked),
+            "end_to_end": summarise(subtask.end_to_end_ms for subtask in acked),
+            "sync": summarise(subtask.sync_ms for subtask in acked),
+            "async": summarise(subtask.async_ms for subtask in acked),
+            "alignment": summarise(subtask.alignment_ms for subtask in acked),
+            "alignment_processed": summarise(subtask.alignment_processed for subtask in acked),
+            "start_delay": summarise(subtask.start_delay_ms for subtask in acked),
+        }
 
 
 @dataclass(frozen=True, slots=True)

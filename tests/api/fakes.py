@@ -109,10 +109,7 @@ def make_job(state: str = "RUNNING") -> JobView:
 def make_checkpoint(number: int, status: str, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CheckpointView:
     acknowledged = SubtaskCheckpointView(0, 2_010, 10, 100, 200, 1, 2, 3, 4, 5)
     missing = SubtaskCheckpointView(1, -1, -1, -1, -1, -1, -1, -1, -1, -1)
-    numbers = Quantiles(1, 2, 1.5, 1, 2, 2, 2, 2)
-    vertex = VertexCheckpointView(
-        SOURCE, status, 2_010, 100, 200, 10, 4, 2, 1, (acknowledged, missing), {"checkpointed_size": numbers, "sync": numbers}
-    )
+    vertex = VertexCheckpointView(SOURCE, status, 2_010, 100, 200, 10, 4, 2, 1, (acknowledged, missing))
     return CheckpointView(
         checkpoint_id=number,
         kind=kind,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
+
 from barriers.messages import AcknowledgeCheckpoint, CheckpointMetrics, FailureReason, SubtaskKey
+from coordinator import views
 from coordinator.events import CheckpointRequest
-from coordinator.stats import HISTORY_MAX, CheckpointStats, summarise
-from coordinator.views import Quantiles, RestoredView
+from coordinator.stats import HISTORY_MAX, CheckpointStats
+from coordinator.views import Quantiles, RestoredView, summarise
 
 TASKS = [SubtaskKey("V", 0), SubtaskKey("V", 1)]
 
@@ -32,6 +37,23 @@ def test_completed_checkpoint_sums_its_subtasks() -> None:
     assert [subtask.end_to_end_ms for subtask in vertex.subtasks] == [10, 20]
     assert vertex.summary["sync"].max == 3
     assert vertex.summary["start_delay"].avg == 5
+
+
+def test_quantiles_are_computed_for_who_looks_and_not_at_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def counted(values: Iterable[float]) -> Quantiles:
+        computed.append(1)
+        return summarise(values)
+
+    monkeypatch.setattr(views, "summarise", counted)
+    stats = CheckpointStats()
+    complete(stats, 1)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert not computed
+    assert view.vertices["V"].summary["async"].p99 == 4
+    assert computed
 
 
 def test_pending_and_failed_checkpoints_are_shown_with_what_is_missing() -> None:
