@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+from statebackends.errors import InvalidConfigError
 from statebackends.storage import is_absolute_folder, resolve_folder
 from statebackends.storage.operations import (
     DeleteFolder,
@@ -53,6 +54,7 @@ class RoutedStorage:
             return self._on_folder(operation)
         if not is_absolute_folder(operation.path):
             return self._default.execute(operation)
+        _check_inside(operation.path)
         folder, _, name = operation.path.rpartition("/")
         storage, relative = self.resolve(folder)
         return storage.execute(replace(operation, path=f"{relative}/{name}"))
@@ -60,8 +62,17 @@ class RoutedStorage:
     def _on_folder(self, operation: ListFiles | ListFolder | DeleteFolder) -> Any:
         if not is_absolute_folder(operation.prefix):
             return self._default.execute(operation)
+        _check_inside(operation.prefix)
         storage, relative = self.resolve(operation.prefix)
         result = storage.execute(replace(operation, prefix=relative))
         if isinstance(operation, ListFiles):
             return [operation.prefix + path.removeprefix(relative) for path in result]
         return result
+
+
+def _check_inside(path: str) -> None:
+    """Names of files come from acknowledgements and snapshots: none may lead out of the folder that it was joined to.
+
+    In the state directory the storage itself refuses that; an absolute path would be normalised before anybody looks."""
+    if any(part in (".", "..") for part in path.split("/")):
+        raise InvalidConfigError(f"{path!r} must not contain '.' or '..'", path=path)

@@ -258,6 +258,8 @@ class CoordinatorService(ReadModels):
             )
         if "://" not in location and not location.startswith("/"):
             raise InvalidConfigError(f"savepoint directory {location!r} is not absolute", setting="savepoint_directory")
+        if any(part in (".", "..") for part in location.split("/")):
+            raise InvalidConfigError(f"savepoint directory {location!r} contains '.' or '..'", setting="savepoint_directory")
         storage_from_url(location)
         return location
 

@@ -1,0 +1,40 @@
+"""Names that lead out of a savepoint's folder are refused, whoever made them up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator import events as on
+from coordinator.effects import Identity, StorageEffects
+from coordinator.routing import RoutedStorage
+from statebackends.errors import InvalidConfigError
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import DeleteFile, DeleteFolder, ListFiles, ReadFile, run_flow
+from tests.coordinator.doubles import word_count
+from tests.coordinator.world import JOB
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> RoutedStorage:
+    (tmp_path / "savepoints" / "savepoint-1").mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").write_text("mine")
+    return RoutedStorage(LocalStorage(tmp_path / "state"))
+
+
+def test_late_acknowledgement_can_not_delete_outside_its_savepoint(storage: RoutedStorage, tmp_path: Path) -> None:
+    effects = StorageEffects(Identity(JOB, 1, "n", 1, word_count()), lambda: 0)
+    folder = f"{tmp_path}/savepoints/savepoint-1"
+    run_flow(effects.flow(on.DiscardState(1, folder, ("../../home/precious",))), storage)
+    assert (tmp_path / "home" / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["/savepoints/savepoint-1/../../home/precious", "file://{}/savepoints/../home/precious"])
+def test_absolute_paths_are_not_normalised_away(storage: RoutedStorage, tmp_path: Path, path: str) -> None:
+    location = path.format(tmp_path) if "{}" in path else f"{tmp_path}{path}"
+    for operation in (ReadFile(location), DeleteFile(location), ListFiles(location), DeleteFolder(location)):
+        with pytest.raises(InvalidConfigError):
+            storage.execute(operation)
+    assert (tmp_path / "home" / "precious").exists()
