@@ -41,10 +41,13 @@ def events(spark: SparkSession) -> DataFrame:
     return spark.range(0, ROWS, 1, 3).selectExpr("id", "id % 17 as k", "timestamp_millis(id * 10) as ts").orderBy("id")
 
 
-def build(frame: DataFrame, folder: Path, rows_per_second: float) -> tuple[hf.Environment, hf.ParquetSink, hf.ParquetSink]:
+def build(
+    frame: DataFrame, folder: Path, rows_per_second: float, **where: str
+) -> tuple[hf.Environment, hf.ParquetSink, hf.ParquetSink]:
     import pyarrow as pa
 
-    env = hf.Environment("e2e", parallelism=2, checkpoint_interval_ms=300, state_dir=str(folder / "state"))
+    where = where or {"state_dir": str(folder / "state")}
+    env = hf.Environment("e2e", parallelism=2, checkpoint_interval_ms=300, **where)
     keyed = (
         env.from_dataframe(frame, rows_per_second=rows_per_second)
         .uid("source")
@@ -88,7 +91,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 def test_the_same_worker_is_killed_six_times_and_the_output_is_exact(spark: SparkSession, tmp_path: Path) -> None:
     frame = events(spark)
-    env, windows, counts = build(frame, tmp_path, ROWS / 30)
+    env, windows, counts = build(frame, tmp_path, ROWS / 20)
     job = env.execute(progress=False)
     times: list[float] = []
     for _ in range(6):
@@ -106,6 +109,54 @@ def test_the_same_worker_is_killed_six_times_and_the_output_is_exact(spark: Spar
     assert job.progress().restarts >= 6
     assert_exact(spark, frame, windows, counts)
     sys.stdout.write(f"seconds from kill -9 to RUNNING: {times}\n")
+
+
+def serve(state: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A real `holdfast serve`; returns when it says where it is."""
+    record = state / "_coordinator.json"
+    command = [sys.executable, "-m", "holdfast", "serve", "--state-dir", str(state)]
+    root = Path(__file__).resolve().parents[2]
+    with open(state.parent / "coordinator.log", "ab") as log:
+        process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
+
+    def url() -> str | None:
+        assert process.poll() is None, (state.parent / "coordinator.log").read_text()[-3000:]
+        described = json.loads(record.read_text()) if record.exists() else {}
+        return described["url"] if described.get("pid") == process.pid else None
+
+    return process, wait_for(url)
+
+
+def test_the_coordinator_is_killed_and_the_workers_run_on(spark: SparkSession, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    coordinator, url = serve(state)
+    try:
+        frame = events(spark)
+        env, windows, counts = build(frame, tmp_path, ROWS / 10, coordinator=url, token=(state / "_token").read_text().strip())
+        with env.execute(progress=False) as job:
+
+            def completed() -> int:
+                return int(job.client.checkpoints(job.job_id)["counts"]["completed"])
+
+            def pids() -> list[int]:
+                return [worker["pid"] for worker in job.client.workers(job.job_id)["workers"] if worker["connected"]]
+
+            wait_for(completed)
+            before, attempt = pids(), job.client.workers(job.job_id)["attempt"]
+            coordinator.kill()
+            coordinator.wait()
+            coordinator, again = serve(state)
+            assert again == url
+            wait_for(lambda: job.state() == "RUNNING" and sorted(pids()) == sorted(before))
+            wait_for(completed)
+            assert job.client.workers(job.job_id)["attempt"] == attempt
+            assert job.wait(120) == "FINISHED"
+            assert job.progress().restarts == 0
+        assert_exact(spark, frame, windows, counts)
+    finally:
+        coordinator.kill()
+        coordinator.wait()
 
 
 DRIVER = """
@@ -169,7 +220,7 @@ def test_a_killed_driver_leaves_no_worker_and_its_job_is_resumed_exactly(spark: 
 
 
 def test_a_killed_executor_of_a_cluster_costs_nothing_but_time(tmp_path: Path) -> None:
-    driver, described = drive(tmp_path, "local-cluster[2,2,1024]", ROWS / 12, restarts=1)
+    driver, described = drive(tmp_path, "local-cluster[2,2,1024]", ROWS / 8, restarts=1)
     try:
         wait_for(lambda: list((tmp_path / "counts").glob("part-*.parquet")))
         os.kill(_executor_of(described["workers"][0]["pid"]), signal.SIGKILL)
