@@ -139,7 +139,9 @@ class OperatorChain:
         self.head.operator.process_batch(batch, input_index)
 
     def advance_watermark(self, timestamp_ms: int) -> Iterator[None]:
-        """Apply a watermark of the head's inputs: each operator fires what is due, then the next one; partitions last."""
+        """Apply a watermark of the head's inputs: each operator fires what is due, then the next one; partitions last.
+
+        The head is told at once, the firing is the iterator's."""
         return self._advance(self.head, timestamp_ms)
 
     def own_watermarks(self) -> Iterator[None]:
@@ -152,7 +154,10 @@ class OperatorChain:
                     yield from self._forward(node, timestamp_ms)
 
     def _advance(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
-        yield from node.operator.process_watermark(timestamp_ms)
+        return self._fire(node, timestamp_ms, node.operator.process_watermark(timestamp_ms))
+
+    def _fire(self, node: ChainNode, timestamp_ms: int, slices: Iterator[None]) -> Iterator[None]:
+        yield from slices
         if timestamp_ms == MAX_WATERMARK:
             node.own_watermark_ms = None
             yield from self._forward(node, timestamp_ms)

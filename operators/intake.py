@@ -235,11 +235,15 @@ class Intake:
                 raise InvariantError(f"the gate handed out {type(event).__name__}")
 
     def _time_signal(self, signal: Watermark | WatermarkStatus) -> Iterator[None]:
+        """The work that follows. The head learns of a watermark now: a barrier may be taken before the first slice."""
         if isinstance(signal, WatermarkStatus):
-            self._chain.broadcast(signal)
-        else:
-            self.watermark_ms = signal.timestamp_ms
-            yield from self._chain.advance_watermark(signal.timestamp_ms)
+            return self._pass_on(signal)
+        self.watermark_ms = signal.timestamp_ms
+        return self._chain.advance_watermark(signal.timestamp_ms)
+
+    def _pass_on(self, status: WatermarkStatus) -> Iterator[None]:
+        self._chain.broadcast(status)
+        yield
 
     # -------------------------------------------------------------------------------------------------- source and end
 

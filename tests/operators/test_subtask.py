@@ -429,6 +429,28 @@ def test_barrier_gets_in_between_two_firings() -> None:
     assert bench.port.take() == [barrier(1), "t1", "t2", "t3", Watermark(10), "after"]
 
 
+class Reaching(Recording):
+    """Knows at once how far event time has come, and fires later."""
+
+    reached = 0
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        self.reached = watermark_ms
+        return super().process_watermark(watermark_ms)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self._note("snapshot", checkpoint_id, "at", self.reached)
+
+
+def test_barrier_right_behind_a_watermark_finds_it_reached() -> None:
+    """What was late in front of the crash must be late behind it: the watermark left the channel in front of the barrier."""
+    log: list[str] = []
+    bench = Bench([Reaching("a", log)], 1, log=log).started()
+    bench.events(0, Watermark(10), barrier(1))
+    bench.settle()
+    assert [line for line in log if "snapshot" in line] == ["a snapshot 1 at 10"]
+
+
 def test_input_behind_a_watermark_waits_for_the_last_firing() -> None:
     bench = recordings(1)
     fire_in_slices(bench, ["t1", "t2"])
