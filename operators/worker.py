@@ -73,10 +73,14 @@ class Worker:
 
     def post(self, command: WorkerCommand) -> None:
         """Hand a command to the loop."""
+        self._commands.append(command)
+        # Behind it: a round of the loop that ends in between would find nothing to cancel, and forget the time.
+        self._time_cancellation(command)
+        self._transport.wake()
+
+    def _time_cancellation(self, command: WorkerCommand) -> None:
         if isinstance(command, Deploy | CancelTasks | ShutdownWorker) and self.cancelling_since_ms is None:
             self.cancelling_since_ms = self._clock.monotonic_ms()
-        self._commands.append(command)
-        self._transport.wake()
 
     def wake(self) -> None:
         self._transport.wake()
@@ -168,6 +172,7 @@ class Worker:
         return taken
 
     def _command(self, command: WorkerCommand) -> None:
+        self._time_cancellation(command)  # again: the round before may have forgotten it just when it was posted
         match command:
             case Deploy(deployment=deployment):
                 self._deploy(deployment)

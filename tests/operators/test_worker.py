@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +291,20 @@ def test_last_states_tell_all_that_was_counted(tmp_path: Path) -> None:
         written[status.vertex] += status.metrics.records_out
     source, counts = plan.graph.vertices[:2]
     assert (written[source.vertex_id], read[counts.vertex_id]) == (1_000, 1_000)
+
+
+def test_cancellation_that_meets_an_idle_round_is_still_timed(tmp_path: Path) -> None:
+    """The control thread posts while the loop is between two rounds; a hung cancellation must not escape its timeout."""
+    cluster = MiniCluster(count_job(1_000, "mem://race"), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    cluster.run_until(lambda: cluster.coordinator.all_running)
+    worker = cluster.workers[0]
+
+    class Overtaken(deque[Any]):
+        def append(self, command: Any) -> None:
+            worker.run_once(0)
+            super().append(command)
+
+    worker._commands = Overtaken()
+    worker.post(CancelTasks(1))
+    assert worker.cancelling_since_ms is not None
