@@ -159,7 +159,8 @@ class CoordinatorService(ReadModels):
     def _replace(self, current: JobService) -> None:
         """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
         reason = "superseded by a newer submission"
-        self._wait_for(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
+        if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
+            self._wait_for(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
         current.close(reason)
 
     def _accepted(self, service: JobService, restored: int) -> SubmissionAccepted:
