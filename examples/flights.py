@@ -12,6 +12,7 @@ compared, row for row, with plain Spark SQL over the same file.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -129,7 +130,7 @@ def run(seed: int, folder: Path) -> str:
     try:
         coordinator.start()
         flights = check.register(spark, check.csv_path(folder))
-        say(f"coordinator at {coordinator.url}, dashboard of numbers at {coordinator.url}/docs")
+        say(f"coordinator at {coordinator.url} (REST; OpenAPI at /docs)")
         first, savepoint = first_half(moments, flights, folder, coordinator)
         second, outputs = second_half(moments, flights, folder, coordinator, savepoint)
         return verdict(spark, outputs, [first, second])
@@ -204,6 +205,7 @@ def make_session(folder: Path) -> Any:
     """Spark on this machine: room for four workers and for Spark SQL beside them."""
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     spark = (
         SparkSession.builder.master("local[6]")
         .appName("flights")
