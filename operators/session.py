@@ -54,12 +54,15 @@ from operators.sessionevents import (
     WorkerIdentity,
     ack_key,
     command_key,
+    first_batch,
 )
 
 BACKOFF_MIN_MS = 50
 BACKOFF_MAX_MS = 1_000
 ACK_ITEMS_MAX = 256
 """Acknowledgements in one POST."""
+ACK_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of inline state in one POST, unless a single one holds more: the coordinator bounds the body of a request."""
 UNANSWERED_MAX = 10_000
 REMEMBERED_COMMANDS_MAX = 4_096
 
@@ -161,7 +164,7 @@ class Session:
             self._under_way.add("stream")
             actions.append(OpenStream(self.epoch, self.session, self._last_number))
         if self._unanswered and self._may_send("acks", now_ms):
-            items = tuple(self._unanswered.values())[:ACK_ITEMS_MAX]
+            items = first_batch(self._unanswered.values(), ACK_ITEMS_MAX, ACK_BYTES_MAX)
             self._posted["acks"] = items
             self._under_way.add("acks")
             actions.append(PostAcks(AckBatch(self.epoch, self._identity.slot, self.session, items)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from barriers.messages import (
     AckAnswers,
     AckBatch,
+    AcknowledgeCheckpoint,
     Answerable,
     CancelTasks,
     Deploy,
@@ -23,6 +25,7 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from statebackends.handles import InlineHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,26 @@ AckKey: TypeAlias = tuple[int, int, str, int]
 
 def ack_key(item: Answerable) -> AckKey:
     return (item.attempt, item.checkpoint_id, item.vertex, item.subtask)
+
+
+def inline_bytes(item: Answerable) -> int:
+    """Bytes of state that travel in an acknowledgement."""
+    states = item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ()
+    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
+    parts += [listed.part for state in states for listed in state.operator]
+    return sum(part.length for part in parts if isinstance(part, InlineHandle))
+
+
+def first_batch(items: Iterable[Answerable], items_max: int, bytes_max: int) -> tuple[Answerable, ...]:
+    """The first of some items, at least one, within both bounds."""
+    batch: list[Answerable] = []
+    size = 0
+    for item in items:
+        size += inline_bytes(item)
+        if batch and (len(batch) == items_max or size > bytes_max):
+            break
+        batch.append(item)
+    return tuple(batch)
 
 
 def command_key(command: WorkerCommand) -> tuple[str, int, int] | None:

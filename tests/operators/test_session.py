@@ -30,7 +30,7 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from operators.session import BACKOFF_MAX_MS, Session, SessionState
+from operators.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, Session, SessionState
 from operators.sessionevents import (
     AcksAnswered,
     Action,
@@ -51,6 +51,7 @@ from operators.sessionevents import (
     StatusChanged,
     WorkerIdentity,
 )
+from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
 
 IDENTITY = WorkerIdentity("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir")
 
@@ -148,6 +149,24 @@ def test_coordinator_that_does_not_know_the_job_counts_as_none(running: Driver) 
     running.now += 50
     running.handle(RequestRefused("register", "job not found"))
     assert running.session.unreachable_since_ms == 1_050
+
+
+def test_acks_with_large_state_are_not_all_sent_at_once(running: Driver) -> None:
+    """The memory backend's state travels in them, and a body that is too large is refused for ever."""
+    data = InlineHandle(bytes(ACK_BYTES_MAX // 2))
+    meta = StateMeta("s", "value", "int", "int64")
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (meta,), (data,))
+    states = {"v": OperatorSubtaskState(keyed=(handle,))}
+    items = [AcknowledgeCheckpoint(1, 1, "v", subtask, states) for subtask in range(5)]
+    posted = []
+    for item in items:
+        posted += running.handle(AnswerReady(item))
+    while posted:
+        post = posted.pop()
+        assert isinstance(post, PostAcks)
+        assert len(post.body.items) in (1, 2)
+        posted += running.handle(AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,) * len(post.body.items))))
+    assert running.session.unanswered_count == 0
 
 
 def test_registration_is_retried_with_growing_backoff(driver: Driver) -> None:
