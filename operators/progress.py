@@ -101,12 +101,19 @@ def _count(value: float) -> str:
     return f"{value:.0f}"
 
 
+class _Console(Console):
+    """Falls silent when the reader of its pipe has gone; rich would end the thread, and redirect the program's stdout."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class ProgressLine:
-    """SHELL: the live line; plain lines, and few, when stderr is not a terminal."""
+    """SHELL: the live line; plain lines, and few, when stderr is not a terminal; nothing once nobody reads them."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._console = Console(file=sys.stderr)
+        self._console = _Console(file=sys.stderr)
         self._live: Live | None = None
         self._last_state = ""
 
@@ -115,7 +122,7 @@ class ProgressLine:
             return
         if not self._console.is_terminal:
             if state != self._last_state:
-                self._console.print(line, highlight=False, markup=False)
+                self.say(line)
             self._last_state = state
             return
         if self._live is None:

@@ -189,6 +189,9 @@ class SparkJobHandle:
             except HoldfastError as error:
                 # The coordinator may be restarting: the workers go on without it, and so do we.
                 log.debug("job %s: %s", self.job_id, error)
+            except Exception:
+                # Whoever waits for the job waits for this thread.
+                log.warning("job %s can't be watched just now", self.job_id, exc_info=True)
             self._closing.wait(POLL_S)
 
     def _poll(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import Any
 
@@ -84,3 +85,24 @@ def test_worker_that_is_never_taken_tells_its_driver_why() -> None:
     with pytest.raises(JobFailedError, match="worker 0 can't start: AuthenticationError: missing or wrong bearer token"):
         handle.wait_for_workers(30)
     handle.close()
+
+
+def test_a_driver_whose_progress_nobody_reads_still_learns_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    workers = Workers()
+    handle = started(Client(("RUNNING", 1, {}), ("FINISHED", 2, {})), workers, progress=True)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    assert handle.wait(10) == "FINISHED"
+
+
+def test_an_answer_that_makes_no_sense_is_not_the_end_of_watching() -> None:
+    workers = Workers()
+    handle = started(Client(("RUNNING", 1, {"workers": [{}]}), ("FINISHED", 2, {})), workers)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    assert handle.wait(10) == "FINISHED"
