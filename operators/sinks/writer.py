@@ -27,10 +27,12 @@ class _StagedWrite:
         """Set by the pool when the bytes are safe; read on the loop thread."""
 
     def flow(self) -> Flow[None]:
+        batches = self._batches  # taken before the look at `durable`: another run of this flow lets them go after it set that
         if self.durable:
             return
-        yield WriteFile(self._path, [_encode(self._batches, self._schema)])
+        yield WriteFile(self._path, [_encode(batches, self._schema)])
         self.durable = True
+        self._batches = []
 
 
 def _encode(batches: list[pa.RecordBatch], schema: pa.Schema) -> memoryview:
@@ -85,7 +87,7 @@ class ParquetSinkWriter(Operator):
         self._sequence += 1
         self._files.append(StagedFile(name, sum(batch.num_rows for batch in self._held)))
         write = _StagedWrite(self._paths.staged(name), self._held, self._schema)
-        self._writes.append(write)
+        self._writes = [*(each for each in self._writes if not each.durable), write]
         self._held, self._held_size = [], 0
         return write
 

@@ -16,6 +16,7 @@ from statebackends.errors import GraphError, InvalidConfigError, NotFoundError, 
 from statebackends.storage import operations as ops
 from statebackends.storage.local import LocalStorage
 from tests.operators.ports import Collected, DictStorage, ManualContext
+from tests.operators.sinks.minijob import MiniJob, MortalStorage, committed
 
 SCHEMA = pa.schema([("i", pa.int64())])
 
@@ -128,3 +129,31 @@ def test_blackhole_counts_and_collect_keeps() -> None:
     assert CollectSink.rows("rows") == [{"i": 7}]
     CollectSink.clear("rows")
     assert CollectSink.rows("rows") == []
+
+
+def test_rows_of_files_that_are_safe_are_not_held_until_the_next_checkpoint() -> None:
+    job = MiniJob(MortalStorage({}), DictStorage())
+    job.file_size_max = 1
+    job.start()
+    for _ in range(50):
+        job.emit(2)
+        job.run_pool()
+    assert sum(bool(write._batches) for write in job.writer._writes) == 0
+    assert len(job.writer._writes) <= 1
+    job.checkpoint()
+    assert committed(job.storage) == list(range(100))
+
+
+def test_write_that_runs_twice_writes_the_same_bytes_or_nothing() -> None:
+    job = MiniJob(MortalStorage({}), DictStorage())
+    job.start()
+    job.emit(2)
+    write = job.writer._roll(1)
+    first, second, late = write.flow(), write.flow(), write.flow()
+    assert next(first) == next(second)
+    with pytest.raises(StopIteration):
+        first.send((1, ""))
+    with pytest.raises(StopIteration):
+        second.send((1, ""))
+    with pytest.raises(StopIteration):
+        next(late)
