@@ -237,9 +237,12 @@ def _commit_entry(position: LogPosition, checkpoint: PendingCheckpoint, claimant
 
 
 def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: Claimant) -> OpenLog:
-    """Take in what others appended. Raises FencedError when the sink has a new owner."""
+    """Take in what others appended. Raises FencedError when the sink has a new owner: another job, or a later self of this one.
+
+    An older attempt of this job that was late to open the log has nothing to commit, and takes nothing away."""
     for entry in entries:
-        if isinstance(entry, OwnerEntry):
+        late = entry.job_id == claimant.job_id and entry.attempt < claimant.attempt
+        if isinstance(entry, OwnerEntry) and not late:
             raise FencedError(
                 f"sink {paths.sink_id} was taken over by job {entry.job_id}, attempt {entry.attempt}",
                 sink=paths.sink_id,
@@ -247,7 +250,7 @@ def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: C
                 job_id=claimant.job_id,
             )
     committed = log.committed | _committed(entries)
-    return OpenLog(msgspec.structs.replace(log.position, next_sequence=log.position.next_sequence + len(entries)), committed)
+    return OpenLog(_advance(log.position, entries) or log.position, committed)
 
 
 def _check_attempt(paths: SinkPaths, left: frozenset[str], entries: list[LogEntry], claimant: Claimant) -> None:

@@ -244,6 +244,21 @@ def test_a_zombie_that_knows_another_checkpoint_is_fenced_by_the_commits_of_a_la
     assert committed(job.storage) == [0, 1, 2, 3]
 
 
+def test_an_older_attempt_that_opens_the_log_late_does_not_fence_the_newer_one() -> None:
+    job = job_at(0)
+    job.attempt = 5
+    job.start()
+    late = MiniJob(job.storage, job.state)
+    late.attempt = 3
+    late.start()
+    job.emit(2)
+    job.checkpoint()
+    job.start()
+    job.emit(2)
+    job.checkpoint()
+    assert committed(job.storage) == [0, 1, 2, 3]
+
+
 def test_a_damaged_or_newer_log_is_refused_by_name() -> None:
     job = job_at(1)
     path = SinkPaths("out").log(1)
