@@ -12,7 +12,7 @@ import pytest
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.launcher import JobHandle, LaunchOptions
-from statebackends.errors import GraphError
+from statebackends.errors import GraphError, JobExistsError
 from tests.operators.ends import NamedSink, NamedSource
 
 
@@ -44,6 +44,18 @@ def test_execute_passes_plan_and_options_on() -> None:
         progress=False,
     )
     assert [sink.sink_id for sink in env.sinks] == ["out"]
+
+
+def test_a_refused_job_shows_the_users_line_and_not_ours() -> None:
+    class Refuser:
+        def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
+            raise JobExistsError("job 'job' has ended")
+
+    env = Environment("job", launcher=Refuser())
+    env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
+    with pytest.raises(JobExistsError) as caught:
+        env.execute()
+    assert [entry.name for entry in caught.traceback][1:] == ["execute"]
 
 
 def test_a_graph_that_is_wrong_is_not_launched() -> None:

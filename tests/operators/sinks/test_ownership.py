@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from operators.sinks.manifest import CommitEntry, OwnerEntry, SinkPaths
+from operators.sinks.committer import FileCommitter
+from operators.sinks.manifest import CommitEntry, OwnerEntry, SinkPaths, SinkSettings
 from operators.sinks.parquet import read_log
 from statebackends.errors import (
     AmbiguousWriteError,
@@ -283,3 +284,19 @@ def test_committables_are_listed_as_external_and_pending_work_ends() -> None:
     job.run_pool()
     assert not job.committer.has_pending_work()
     assert job.committer.external_files(2) == ()
+
+
+def test_a_fresh_start_over_committed_rows_is_refused_before_anything_is_dropped() -> None:
+    storage = job_at(2).storage
+
+    def committer(path: str, *, allowed: bool = False) -> FileCommitter:
+        operator = FileCommitter(SinkSettings(path, "out", 1, lambda _: storage), "")
+        operator.allow_output_repeat = allowed
+        return operator
+
+    with pytest.raises(OutputMayRepeatError, match="Remove that folder") as caught:
+        committer("/rows").check_fresh_start()
+    assert (caught.value.sink, caught.value.committed) == ("out", 2)
+    committer("/rows", allowed=True).check_fresh_start()
+    storage = MortalStorage({})
+    committer("/elsewhere").check_fresh_start()

@@ -1,0 +1,103 @@
+"""Every record that is stored or crosses a process boundary, as bytes that must not change unnoticed.
+
+Regenerate with HOLDFAST_GOLDEN=1 after a deliberate change, which needs an ADR and a changelog line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from barriers import codec
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CancelTasks,
+    CheckpointKind,
+    CheckpointMetrics,
+    DeclineCheckpoint,
+    FailureReason,
+    FinishTasks,
+    Heartbeat,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    ShutdownWorker,
+    StatusBatch,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+)
+from coordinator.records import AbortRecord, AttemptRecord, ClaimRecord, LeaderRecord, ResultRecord, SavepointRecord
+from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records_v1.json"
+
+STATE = OperatorSubtaskState(
+    keyed=(
+        KeyedStateHandle(
+            KeyGroupRange(0, 64),
+            "arrow",
+            (StateMeta("total", "value", "int", "utf8"), StateMeta("seen", "list", "str", "utf8")),
+            (FileHandle("u-0-1-n-total.arrow", 12, "xxh3_128:" + "0" * 32), InlineHandle(b"\x00\x01")),
+        ),
+    ),
+    external=("jobs/sources/u/1/manifest.json",),
+)
+ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": STATE}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 20, 30))
+DECLINE = DeclineCheckpoint(3, 8, "a" * 32, 0, FailureReason.ASYNC_EXCEPTION, "disk full")
+STATUS = SubtaskStatus(3, "a" * 32, 1, TaskState.FAILED, False, "E: x", "trace", 99)
+STAGED = StagedFile("part-1.parquet", 5)
+
+RECORDS: dict[str, msgspec.Struct] = {
+    "register": RegisterWorker("j", 0, 1, 2, "n", 10, "h", "tcp://127.0.0.1:1", "d", 3, (STATUS,), (ACK, DECLINE)),
+    "registered": Registered(1, "s", 3, None, 6, (7,), 2000, 50000, (AckStatus.SUCCESS,), 0),
+    "acks": AckBatch(1, 0, "s", (ACK, DECLINE)),
+    "answers": AckAnswers(1, (AckStatus.DUPLICATE, AckStatus.UNKNOWN, AckStatus.DISCARDED)),
+    "states": StatusBatch(1, 0, "s", (STATUS,)),
+    "heartbeat": Heartbeat(0, "s", 3, (SubtaskMetrics("a" * 32, 1, 5, 4),)),
+    "trigger": NumberedCommand(1, "s", 1, TriggerCheckpoint(3, 7, 5, CheckpointKind.STOP_SAVEPOINT, "j/chk-7", True, 6)),
+    "complete": NumberedCommand(1, "s", 2, NotifyCheckpointComplete(3, 7, 5)),
+    "abort": NumberedCommand(1, "s", 3, NotifyCheckpointAborted(3, 8, 7)),
+    "finish": NumberedCommand(1, "s", 4, FinishTasks(3, 7)),
+    "cancel": NumberedCommand(1, "s", 5, CancelTasks(3)),
+    "shutdown": NumberedCommand(1, "s", 6, ShutdownWorker("finished")),
+    "keep-alive": NumberedCommand(1, "s", 6, None),
+    "leader": LeaderRecord(1, "n", "http://x", 5),
+    "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5),
+    "claim": ClaimRecord(7, 1, 1, 3, CheckpointKind.SAVEPOINT, "file:///s", "n", False, "t", 5),
+    "aborted": AbortRecord(8, FailureReason.EXPIRED, 1, "n", "m", 5),
+    "savepoint": SavepointRecord(7, "file:///s", CheckpointKind.SAVEPOINT, 4, 1, "n", 5),
+    "result": ResultRecord(1, "FINISHED", 1, "n", 9, 8, "", 1, 5),
+    "sink-owner": OwnerEntry(1, 0, 1, "n", "j", 1, 0, "", 5),
+    "sink-commit": CommitEntry(1, 1, 1, "n", "j", 3, 7, 5, (STAGED,), "w", 9),
+    "sink-committable": Committable(1, 7, 0, (STAGED,)),
+    "sink-position": LogPosition(1, 2, 1, "n", "j"),
+    "sink-pending": PendingCheckpoint(7, (STAGED,)),
+}
+
+
+def encoded() -> str:
+    document = {name: msgspec.Raw(codec.encode(record)) for name, record in RECORDS.items()}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
+
+
+def test_records_are_written_as_they_always_were() -> None:
+    text = encoded()
+    if os.environ.get("HOLDFAST_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_records_of_version_1_are_read(name: str) -> None:
+    stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, msgspec.Raw])
+    assert codec.decode(bytes(stored[name]), type(RECORDS[name])) == RECORDS[name]
