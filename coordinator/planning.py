@@ -106,20 +106,30 @@ def _resolve(job: RecordedJob, submission: Submission) -> Flow[RestorePoint | No
     restore = submission.restore
     if restore is None:
         if job.result is not None and not submission.fresh:
-            raise JobExistsError(
-                f"job {submission.graph.name!r} is {job.result.state}: say restore= to continue from a snapshot, or fresh=True",
-                job_id=job.job_id,
-                state=job.result.state,
-            )
+            raise _ended_error(job, submission.graph.name, job.result.state)
         return _latest(job) if job.is_live and not submission.fresh else None
     if restore == "latest":
         latest = _latest(job)
         if latest is None:
-            raise RestoreError(f"job {submission.graph.name!r} has no completed checkpoint to restore", job_id=job.job_id)
+            ended = "" if job.result is None else f": it is {job.result.state}, and its checkpoints went with it"
+            raise RestoreError(
+                f"job {submission.graph.name!r} has no completed checkpoint to restore{ended}. "
+                "Give the path of a savepoint, or fresh=True to start anew",
+                job_id=job.job_id,
+            )
         return latest
     if restore.isdecimal():
         return _by_id(job, int(restore))
     return (yield from _by_path(restore))
+
+
+def _ended_error(job: RecordedJob, name: str, state: str) -> JobExistsError:
+    """Says only what can be done: a job that finished kept no checkpoint to go on from."""
+    kept = job.with_fact(CheckpointFact.COMPLETED)
+    choices = "restore='latest' to go on from its last checkpoint, " if kept else "restore='PATH' to go on from a savepoint, "
+    return JobExistsError(
+        f"job {name!r} has ended ({state}). Give {choices}or fresh=True to start anew", job_id=job.job_id, state=state
+    )
 
 
 def _latest(job: RecordedJob) -> RestorePoint | None:

@@ -4,6 +4,7 @@ It knows how to build a job, not how to run one: the launcher comes from outside
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,11 +17,13 @@ from operators.graph import StreamEdge, StreamGraph, build_plan
 from operators.launcher import JobHandle, Launcher, LaunchOptions
 from operators.schema import RowType
 from operators.stream import Stream
-from statebackends.errors import InvalidConfigError
+from statebackends.errors import HoldfastError, InvalidConfigError
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger("holdfast.environment")
 
 
 class Environment:
@@ -106,22 +109,31 @@ class Environment:
 
         `restore`: `latest`, a checkpoint id, or the path of a snapshot. `fresh`: forget what a job of this name has stored.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
+        try:
+            return self._launch(
+                LaunchOptions(
+                    job_id=job_id,
+                    restore=restore,
+                    fresh=fresh,
+                    allow_non_restored_state=allow_non_restored_state,
+                    allow_output_repeat=allow_output_repeat,
+                    coordinator_url=self.coordinator,
+                    token=self.token,
+                    state_directory=self.state_dir,
+                    progress=progress,
+                )
+            )
+        except HoldfastError as error:
+            # The message says what is wrong: the user's own line stands above it, not thirty of ours.
+            log.debug("job %r can't be started", self.name, exc_info=True)
+            raise error.with_traceback(None) from error.__cause__
+
+    def _launch(self, options: LaunchOptions) -> JobHandle:
         plan = self.build()
         if self.launcher is None:
             raise InvalidConfigError(
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
             )
-        options = LaunchOptions(
-            job_id=job_id,
-            restore=restore,
-            fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
-            allow_output_repeat=allow_output_repeat,
-            coordinator_url=self.coordinator,
-            token=self.token,
-            state_directory=self.state_dir,
-            progress=progress,
-        )
         return self.launcher.launch(plan, options)
 
 

@@ -72,6 +72,7 @@ class SparkLauncher:
         context = self._spark.sparkContext
         for warning in apply_settings(context):
             log.warning("%s", warning)
+        _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
         await_slots(context, slots, sum(handle.slots_held for handle in self._handles))
         connection = self._connect(options)
@@ -100,9 +101,6 @@ class SparkLauncher:
                 source.materialise(
                     self._spark, accepted.directory, accepted.job_id, uid, submission=accepted.submission, fresh=options.fresh
                 )
-        for operator in plan.operators.values():
-            if isinstance(operator, FileCommitter):
-                operator.allow_output_repeat = options.allow_output_repeat
         with modules_by_value(user_modules()):
             pickled = pickle_plan(plan)
         template = WorkerTemplate(
@@ -119,6 +117,15 @@ class SparkLauncher:
         self._handles.add(handle)
         handle.start(SlotRunner(SlotSupervisor(accepted.slots), backend, handle.give_up))
         atexit.register(_leave_at_exit, weakref.ref(handle))
+
+
+def _prepare_sinks(plan: JobPlan, options: LaunchOptions) -> None:
+    """Raises OutputMayRepeatError before a fresh start drops the old job's checkpoints."""
+    for operator in plan.operators.values():
+        if isinstance(operator, FileCommitter):
+            operator.allow_output_repeat = options.allow_output_repeat
+            if options.fresh:
+                operator.check_fresh_start()
 
 
 def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:

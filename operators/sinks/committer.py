@@ -12,8 +12,9 @@ import msgspec
 
 from barriers.elements import Batch
 from operators.base import Operator, OperatorContext, Output
-from operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
+from operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow, read_log_flow
 from operators.sinks.manifest import (
+    CommitEntry,
     Committable,
     CommitterState,
     LogPosition,
@@ -23,9 +24,9 @@ from operators.sinks.manifest import (
     StagedFile,
 )
 from operators.sinks.sweep import Orphans
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from statebackends.errors import CorruptStateError, OutputMayRepeatError, UnsupportedVersionError
 from statebackends.state import OperatorListStateDescriptor, StateDescriptor
-from statebackends.storage.operations import Flow
+from statebackends.storage.operations import Flow, run_flow
 
 COMMITTABLES = OperatorListStateDescriptor("committables")
 
@@ -38,6 +39,23 @@ class FileCommitter(Operator):
         self._arrow_schema = arrow_schema
         self.allow_output_repeat = False
         """Set by the launcher when the job was submitted so: a rewind below committed output is then accepted."""
+
+    def check_fresh_start(self) -> None:
+        """Of a job that is to forget all it stored, before it does: raise OutputMayRepeatError if this sink has committed
+        rows, which the job would write once more beside them."""
+        if self.allow_output_repeat:
+            return
+        settings = self._settings
+        entries = run_flow(read_log_flow(SinkPaths(settings.sink_id)), settings.open_storage(settings.path))
+        committed = [entry.checkpoint_id for entry in entries if isinstance(entry, CommitEntry)]
+        if committed:
+            raise OutputMayRepeatError(
+                f"sink {settings.sink_id} has rows of an earlier run in {settings.path}, and a fresh start would write them again. "
+                "Remove that folder or name another one; allow_output_repeat=True adds to it",
+                sink=settings.sink_id,
+                restored=0,
+                committed=max(committed),
+            )
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (COMMITTABLES,)

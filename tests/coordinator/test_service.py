@@ -18,6 +18,7 @@ from statebackends.errors import (
     JobExistsError,
     NotFoundError,
     OutputMayRepeatError,
+    RestoreError,
     StateDirectoryNotSharedError,
     StorageUnavailableError,
     UnclaimedStateError,
@@ -144,7 +145,7 @@ def test_task_failure_with_no_restarts_fails_the_job_with_its_cause(open_service
     view = service.job(crew.job_id)
     assert view.failure == "UserFunctionError: operator 'count' raised"
     crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown")
-    with pytest.raises(JobExistsError):
+    with pytest.raises(JobExistsError, match="restore='latest'"):
         service.submit(submission(word_count()))
 
 
@@ -368,6 +369,11 @@ def test_bounded_job_takes_its_final_checkpoint_at_once_and_finishes(open_servic
     assert (tmp_path / "state" / crew.job_id / "results" / "1.json").exists()
     crew.until(lambda: not list((tmp_path / "state" / crew.job_id).glob("chk-*/_metadata")), what="retention")
     assert service.wait(crew.job_id, 1) == "FINISHED"
+    with pytest.raises(JobExistsError, match="fresh=True") as ended:
+        service.submit(submission(word_count()))
+    assert "latest" not in ended.value.message
+    with pytest.raises(RestoreError, match="its checkpoints went with it"):
+        service.submit(submission(word_count(), restore="latest"))
 
 
 def test_finished_job_is_remembered_after_a_restart_and_refuses_its_workers(open_service: Open) -> None:
