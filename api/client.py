@@ -18,6 +18,7 @@ import urllib3
 from api.errors import ConnectionLostError, NotLeaderError, decode_error
 from api.settings import check_url
 from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.messages import FailureReason
 from statebackends.errors import CheckpointFailedError, ProtocolError
 
 REQUEST_TIMEOUT_S = 30.0
@@ -170,9 +171,20 @@ def _reason(error: BaseException) -> str:
     return text.rpartition(": ")[2] if isinstance(error, urllib3.exceptions.NewConnectionError) else text
 
 
+_REASONS: dict[str, str] = {
+    FailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks of the job run just now: try again when it is RUNNING",
+    FailureReason.JOB_FINISHING: "the job has ended, or is about to: it takes no more snapshots",
+    FailureReason.JOB_FAILOVER: "the job failed meanwhile and restarts: try again when it is RUNNING",
+    FailureReason.TOO_MANY_REQUESTS: "too many snapshots were asked for and wait: try again later",
+    FailureReason.EXPIRED: "it took longer than checkpoint_timeout_ms",
+}
+"""What users are told where the coordinator gives the bare reason."""
+
+
 def _raise_cause(cause: dict[str, Any] | None, job_id: str) -> None:
     if cause is not None:
-        raise CheckpointFailedError(str(cause["stack-trace"]), job_id=job_id, reason=str(cause["class"]))
+        reason, text = str(cause["class"]), str(cause["stack-trace"])
+        raise CheckpointFailedError(_REASONS.get(text, text), job_id=job_id, reason=reason)
 
 
 def _decode(read: Callable[[], T], url: str) -> T:

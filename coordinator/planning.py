@@ -92,7 +92,7 @@ def plan_submission(job: RecordedJob, submission: Submission) -> Flow[Submission
         if metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed and not submission.allow_output_repeat:
             raise OutputMayRepeatError(
                 f"checkpoint {base.checkpoint_id} is older than {job.newest_completed}, whose output is committed: "
-                "what came after it would be written again. Allow that explicitly, or restore the newest one.",
+                "what came after it would be written again. Restore the newest one, or accept that: allow_output_repeat=True",
                 restored=base.checkpoint_id,
                 committed=job.newest_completed,
             )

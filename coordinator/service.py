@@ -255,7 +255,9 @@ class CoordinatorService(ReadModels):
         location = target or self._read(job_id, lambda master: master.setup.graph.config.savepoint_directory)
         if not location:
             raise InvalidConfigError(
-                "a savepoint needs a target directory: name one, or set savepoint_directory", setting="savepoint_directory"
+                "a savepoint needs a target directory: name one (--target on the command line), "
+                "or give the Environment a savepoint_directory",
+                setting="savepoint_directory",
             )
         if "://" not in location and not location.startswith("/"):
             raise InvalidConfigError(f"savepoint directory {location!r} is not absolute", setting="savepoint_directory")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from barriers.alignment import AbortedIds, AlignmentMetrics
@@ -186,7 +186,9 @@ class SubtaskSnapshots:
                 canonical=barrier.kind in CANONICAL_KINDS,
                 inline_threshold=self._inline_threshold,
             )
-            keyed = () if part.keyed is None else (yield from part.keyed.flow(target))
+            # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.
+            tables = replace(target, inline_threshold=0) if target.canonical else target
+            keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
             lists = () if part.lists is None else (yield from part.lists.flow(target))
             states[uid] = OperatorSubtaskState(keyed=tuple(keyed), operator=tuple(lists), external=part.external)
         return states

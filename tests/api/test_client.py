@@ -58,6 +58,14 @@ def test_a_failed_one_is_raised_with_its_reason(client: RestClient, coordinator:
         assert caught.value.reason == "expired"
 
 
+def test_a_bare_reason_is_said_in_words(client: RestClient, coordinator: FakeCoordinator) -> None:
+    reason = "not_all_required_tasks_running"
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.SAVEPOINT, False, failure_reason=reason)
+    with pytest.raises(CheckpointFailedError, match="not all tasks of the job run") as caught:
+        client.savepoint(JOB)
+    assert caught.value.reason == reason
+
+
 def test_waiting_ends(client: RestClient) -> None:
     with pytest.raises(TimeoutError, match="request id"):
         client.savepoint(JOB, timeout_s=0.02)

@@ -147,6 +147,7 @@ class Keyed:
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.frozen = 0
+        self.inline_thresholds: list[int] = []
         self.disposed = 0
 
     def snapshot(self, checkpoint_id: int) -> PendingKeyed:
@@ -168,6 +169,7 @@ class PendingKeyed:
     backend: Keyed
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        self.backend.inline_thresholds.append(target.inline_threshold)
         yield WriteFile(f"{target.folder}/{target.file_prefix}-keyed", [b"k"])
         return (KeyedStateHandle(self.backend.key_groups, "arrow", (), ()),)
 
@@ -317,7 +319,7 @@ class Bench:
             storage=self.storage,
             clock=self.clock,
             nonce="n",
-            inline_threshold=0,
+            inline_threshold=100,
             report=self.reports.append,
         )
         inputs = None

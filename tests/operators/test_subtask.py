@@ -381,6 +381,15 @@ def test_stop_with_drain_fires_and_finishes_before_the_snapshot() -> None:
     assert bench.log == [f"a watermark {MAX_WATERMARK}", "a finish", "a prepare 1", "a snapshot 1", "keyed 1"]
 
 
+def test_the_tables_of_a_savepoint_are_files_however_small() -> None:
+    bench = Bench([SourceOperator(ListSource(list(range(50_000)), 10)), Recording("a", log := [])], log=log)
+    bench.subtask.start()
+    for checkpoint_id, kind in enumerate((CheckpointKind.CHECKPOINT, CheckpointKind.SAVEPOINT), 1):
+        bench.mailbox.put(trigger(checkpoint_id, kind=kind))
+        bench.settle()
+    assert bench.keyed[0].inline_thresholds == [100, 0]
+
+
 def test_inputs_that_all_end_drain_the_subtask_once() -> None:
     bench = recordings(1, 2)
     bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True))
