@@ -6,6 +6,7 @@ carry the driver's nonce and triggers an id drawn here."""
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -27,9 +28,14 @@ REQUEST_TIMEOUT_S = 30.0
 RECONNECT_TIMEOUT_S = 60.0
 """Seconds that a call keeps trying while the coordinator is away: a restart is over in a few."""
 
+SAY_WAITING_S = 2.0
+"""Seconds of waiting in one call after which a warning says so."""
+
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
 
 T = TypeVar("T")
+
+log = logging.getLogger("holdfast.client")
 
 
 class RestClient:
@@ -147,9 +153,16 @@ class RestClient:
             retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            before_sleep=self._say_waiting,
             reraise=True,
         )
         return retrying(self._exchange, method, path, body)
+
+    def _say_waiting(self, call: tenacity.RetryCallState) -> None:
+        """Once per call, when a short absence of the coordinator has become a long one: nobody should wonder at the silence."""
+        before, now = call.idle_for - (call.next_action.sleep if call.next_action else 0.0), call.idle_for
+        if before < SAY_WAITING_S <= now and call.outcome is not None:
+            log.warning("%s; trying for %.0f s at most", call.outcome.exception(), self._reconnect_timeout_s)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"Accept": "application/json"}

@@ -122,3 +122,11 @@ def test_other_json_is_somebody_else_too(client: RestClient, monkeypatch: pytest
 
 def test_the_token_is_not_shown(client: RestClient) -> None:
     assert TOKEN not in repr(client)
+
+
+def test_a_long_absence_of_the_coordinator_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.client.SAY_WAITING_S", 0.1)
+    with pytest.raises(ConnectionLostError):
+        RestClient("http://127.0.0.1:9", reconnect_timeout_s=0.6).jobs()
+    assert len([record for record in caplog.records if record.name == "holdfast.client"]) == 1
+    assert "trying for 1 s at most" in caplog.text
