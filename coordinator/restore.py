@@ -95,7 +95,7 @@ def _unclaimed_operators(
     hint = "".join(f"; was {old!r} renamed to {guess!r}?" for old, guess in renames.items())
     return UnclaimedStateError(
         f"the snapshot holds state of operators that the job lacks: {', '.join(parts)}{hint} "
-        "Give the operator its old uid, or allow non-restored state to drop it.",
+        "Give the operator its old uid, or drop that state with allow_non_restored_state=True.",
         operators=dict(dropped),
         renames=renames,
     )
@@ -122,7 +122,7 @@ def _unclaimed_states(
     parts = [f"operator {uid!r}: {', '.join(names)}" for uid, names in sorted(dropped.items())]
     return UnclaimedStateError(
         f"the snapshot holds states that the job does not declare: {'; '.join(parts)}. "
-        "Declare them, or allow non-restored state to drop them.",
+        "Declare them, or drop them with allow_non_restored_state=True.",
         operators={uid: stored[uid].size for uid in dropped},
         states={uid: list(names) for uid, names in dropped.items()},
     )
