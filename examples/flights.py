@@ -238,16 +238,16 @@ def main() -> int:
     folder = Path(args.keep or tempfile.mkdtemp(prefix="holdfast-demo-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     say(f"seed {seed} (again with: make demo ARGS='--seed {seed}')")
+    if args.keep:
+        say(f"state, output and logs stay in {folder}")
     try:
         print(run(seed, folder), flush=True)
         return 0
     except (chaos.DemoError, hf.HoldfastError) as error:
-        print(f"DEMO FAILED seed={seed}: {error}")
+        print(f"DEMO FAILED seed={seed}: {error}", flush=True)
         return 1
     finally:
-        if args.keep:
-            say(f"kept in {folder}")
-        else:
+        if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
