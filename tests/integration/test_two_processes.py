@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -101,7 +103,7 @@ class Cluster:
         self.client = RestClient(self.coordinator.url, TOKEN)
         self.slots: LocalProcessSlots | None = None
 
-    def submit(self, plan: JobPlan, **options: Any) -> SubmissionAccepted:
+    def submit(self, plan: JobPlan, host: str | None = None, **options: Any) -> SubmissionAccepted:
         accepted = self.client.submit(Submission(plan.graph, driver_nonce=os.urandom(8).hex(), **options))
         spec = WorkerSpec(
             job_id=accepted.job_id,
@@ -113,6 +115,7 @@ class Cluster:
             state_directory=str(self.state),
             plan=pickle_plan(plan),
             local_directory=str(self.local),
+            advertised_host=host,
         )
         environment = {
             "PYTHONPATH": str(ROOT),
@@ -192,3 +195,21 @@ def test_coordinator_restart_leaves_workers_alone(cluster: Cluster, tmp_path: Pa
     assert cluster.slots is not None
     assert [cluster.slots.starts(slot) for slot in range(2)] == [1, 1]
     assert cluster.client.workers(job)["attempt"] == attempt
+
+
+def own_address() -> str:
+    """An address of this machine beyond loopback; loopback where it has no other."""
+    addresses = [each.address for nic in psutil.net_if_addrs().values() for each in nic if each.family is socket.AF_INET]
+    return next((address for address in addresses if not address.startswith("127.")), "127.0.0.1")
+
+
+@pytest.mark.slow
+def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path) -> None:
+    rows, host = 3_000, own_address()
+    job = cluster.submit(counting_plan(rows, 2.0, tmp_path / "out", "memory"), host=host).job_id
+    eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
+    assert {worker["host"] for worker in cluster.client.workers(job)["workers"]} == {host}
+    victim = cluster.kill_worker(0)
+    eventually(lambda: cluster.slots is not None and cluster.slots.pid(0) not in (None, victim), "the successor")
+    cluster.wait_finished(job)
+    assert committed(tmp_path / "out") == expected(rows)
