@@ -242,10 +242,15 @@ class Drill:
             f" longest gap between records {max(gaps):.2f} s"
         )
 
+    def check_nothing_late(self) -> None:
+        """The bound of the watermark must be large enough; DemoError when it is not."""
+        late = self.late_records()
+        if late:
+            raise DemoError(f"{late} records were late: the watermark bound is too small")
+
     def late_records(self) -> int:
-        """Records dropped as late, over all operators of the last attempt."""
-        vertices = self.handle.client.job(self.handle.job_id)["vertices"]
-        return sum(int(vertex["metrics"].get("late-records", 0)) for vertex in vertices)
+        """Records dropped as late since the attempt began, over all operators."""
+        return int(self.workers()["late_dropped"])
 
     def _running(self) -> bool:
         state: str = self.handle.state()

@@ -42,6 +42,8 @@ class Workers(schemas.Record):
     """Why the job is restarting or has ended; null once it runs again."""
     last_failure: str | None
     """The newest failure on record, also when the job has recovered from it."""
+    late_dropped: int
+    """Records that came behind the watermark and were dropped, over all operators, since the attempt began."""
     workers: list[Worker]
 
 
@@ -76,6 +78,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         restarts=view.restarts,
         failure=view.failure,
         last_failure=view.exceptions[0].error if view.exceptions else None,
+        late_dropped=sum(each.metrics.late_dropped for vertex in view.vertices for each in vertex.subtasks),
         workers=[_worker(each) for each in view.workers],
     )
 

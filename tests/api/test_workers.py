@@ -146,7 +146,7 @@ def test_a_body_beyond_the_bound_is_413(coordinator: FakeCoordinator, tmp_path: 
 
 def test_workers_are_listed(served: Served) -> None:
     body = served.json("GET", WORKERS)
-    assert set(body) == {"attempt", "submission", "epoch", "restarts", "failure", "last_failure", "workers"}
+    assert set(body) == {"attempt", "submission", "epoch", "restarts", "failure", "last_failure", "late_dropped", "workers"}
     assert body["workers"] == [
         {
             "slot": 0,
