@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -174,11 +173,6 @@ class RocksStore:
         if not self._closed:
             self._closed = True
             self._db.close()
-
-    def destroy(self) -> None:
-        """Close and delete the files."""
-        self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _rows_from(iterator: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -5,7 +5,7 @@ It decides whether stored state fits a declaration; the rules for types are in e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -86,13 +86,6 @@ class StateCodec:
         if self.map_key is None:
             raise InvariantError(f"state {self.name!r} is no map state")
         return self.map_key.decode(encoded)
-
-    def stored_as(self, stored: StateMeta) -> StateCodec:
-        """A codec that decodes what was stored under a compatible older type."""
-        if stored.value_type == self.meta.value_type:
-            return self
-        text = split_map_text(stored.value_type)[1] if self.map_key is not None else stored.value_type
-        return replace(self, value=TypeSpec.parse(text))
 
 
 def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMeta:
