@@ -1,0 +1,1 @@
+"""The invariants, each checked from outside the job."""

@@ -1,0 +1,31 @@
+"""What a checker is: it hears observations, looks at the world from outside, and reports what must not be."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from chaos.observations import Observation, Report, WorldView
+from chaos.scenario import Scenario
+
+
+class Checker:
+    """One checker of one run. It must not change anything in the world."""
+
+    invariants: ClassVar[tuple[str, ...]] = ()
+    """What it reports: I1 ... I30."""
+    hears: ClassVar[tuple[type, ...]] = ()
+    """Types of observations that it wants."""
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report) -> None:
+        self.world = world
+        self.scenario = scenario
+        self.report = report
+
+    def observe(self, observation: Observation) -> None:
+        """A fact of a type in `hears`, right when it happened."""
+
+    def look(self) -> None:
+        """Called now and then (every 100 ms of virtual time): bounds of what lives in memory."""
+
+    def at_end(self) -> None:
+        """The job has ended, faults are over, every process has done its work."""

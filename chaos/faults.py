@@ -1,0 +1,193 @@
+"""Faults as records, and the catalogue of their kinds. A plan is a tuple of faults: composable, scriptable, minimisable.
+
+A fault says what goes wrong (`kind`), with what (`target`), and when: at a time, at the n-th pass of a named point, or with a
+probability inside a window. It refuses to know how: injector.py carries it out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statebackends.errors import InvalidConfigError
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One thing that goes wrong. Times in ms of virtual time since the run began."""
+
+    kind: str
+    """Name of a `FaultKind`."""
+    target: str = ""
+    """What it hits: `worker-1`, `coordinator`, `driver`, a message kind, a store operation, an operator's uid; see the kind."""
+    at_ms: int | None = None
+    """It begins at this time ..."""
+    on: str = ""
+    """... or when this point is passed (a prefix of the point's name will do) ..."""
+    nth: int = 1
+    """... for the n-th time, n >= 1."""
+    duration_ms: int = 0
+    """How long it lasts; 0 for something that happens once."""
+    probability: float = 1.0
+    """Of each single message or call being hit while it lasts, 0..1."""
+    amount: int = 0
+    """How much, in the unit of the kind: ms of delay, ms of a clock's jump, bytes of a disk, the new parallelism."""
+    name: str = ""
+    """For reports; made from the rest when empty."""
+
+    @property
+    def label(self) -> str:
+        """One line that says what happens and when."""
+        when = f"at {self.at_ms} ms" if self.at_ms is not None else f"on {self.on} #{self.nth}"
+        parts = [self.name or self.kind, self.target, when]
+        if self.duration_ms:
+            parts.append(f"for {self.duration_ms} ms")
+        if self.probability < 1:
+            parts.append(f"p={self.probability:g}")
+        if self.amount:
+            parts.append(f"amount={self.amount}")
+        return " ".join(part for part in parts if part)
+
+
+class FaultKind(msgspec.Struct, frozen=True):
+    """One kind of fault: what it means, and what its target and its amount are."""
+
+    name: str
+    meaning: str
+    target: str
+    amount: str = ""
+    lasts: bool = False
+    """It needs a duration."""
+
+
+MESSAGES = (
+    "register",
+    "acks",
+    "states",
+    "heartbeat",
+    "stream",
+    "deploy",
+    "trigger",
+    "complete",
+    "abort",
+    "cancel",
+    "finish",
+    "shutdown",
+)
+"""Kinds of control messages: requests of workers, then commands to them. `answer:<request>` is the answer to a request."""
+
+STORE_OPERATIONS = (
+    "PutIfAbsent",
+    "WriteFile",
+    "UploadFile",
+    "DownloadFile",
+    "ReadFile",
+    "StatFile",
+    "ListFiles",
+    "ListFolder",
+    "LinkFile",
+    "DeleteFile",
+    "DeleteFolder",
+)
+
+_WORKER = "worker-<slot>, or workers"
+_MESSAGE = f"a kind of message ({', '.join(MESSAGES)}), answer:<request>, or all"
+_STORE = "a store operation such as PutIfAbsent, optionally /part-of-path, or all; coordinator: or worker: in front limits who"
+
+KINDS: dict[str, FaultKind] = {
+    kind.name: kind
+    for kind in (
+        FaultKind("kill_worker", "a worker process dies; its slot gets a successor", _WORKER),
+        FaultKind("kill_coordinator", "the coordinator process dies and is started again", "", "ms until it is back"),
+        FaultKind(
+            "kill_driver", "the driver and its workers die; a new driver submits the job again", "", "ms until it is back"
+        ),
+        FaultKind("kill_all", "every process dies at once", "", "ms until they are back"),
+        FaultKind("power_loss", "every process dies, and storage loses what was not durable", "", "ms until they are back"),
+        FaultKind("kill_recovering", "whoever recovers dies during it", "worker or coordinator"),
+        FaultKind("pause_worker", "a worker stands still, is replaced, and comes back as a zombie", _WORKER, lasts=True),
+        FaultKind("pause_coordinator", "the coordinator stands still for a while", "", lasts=True),
+        FaultKind("second_coordinator", "another coordinator takes over while the first one lives on", "", lasts=True),
+        FaultKind("old_leader_wakes", "the coordinator is paused, another takes over, then the first one wakes", "", lasts=True),
+        FaultKind("drop", "control messages are lost", _MESSAGE, lasts=True),
+        FaultKind("delay", "control messages are late", _MESSAGE, "ms", lasts=True),
+        FaultKind("duplicate", "control messages arrive twice", _MESSAGE, lasts=True),
+        FaultKind("reorder", "control messages overtake each other", _MESSAGE, "ms", lasts=True),
+        FaultKind("partition", "a worker and the coordinator can't reach each other", _WORKER, lasts=True),
+        FaultKind("cut_link", "a data connection between two workers breaks, and can be made anew", "<slot>-<slot>"),
+        FaultKind("slow_link", "a data connection is slow", "<slot>-<slot>, or all", "ms", lasts=True),
+        FaultKind("store_fails", "calls of the store fail without effect", _STORE, lasts=True),
+        FaultKind("store_slow", "calls of the store are slow", _STORE, "ms", lasts=True),
+        FaultKind("store_partial", "a write leaves a part of its bytes behind and fails", _STORE, lasts=True),
+        FaultKind("store_lies", "calls of the store take effect and report failure", _STORE, lasts=True),
+        FaultKind("store_late", "calls of the store report failure and take effect later", _STORE, "ms", lasts=True),
+        FaultKind("disk_full", "nothing can be written", "all, coordinator:, or worker:", lasts=True),
+        FaultKind("clock_jump", "the wall clock of a process jumps", f"coordinator, driver, {_WORKER}", "ms, may be negative"),
+        FaultKind("slow_operator", "every call of an operator takes longer", "uid", "ms", lasts=True),
+        FaultKind("blocked_operator", "one call of an operator blocks its worker's loop", "uid", "ms"),
+        FaultKind("user_error", "the user's function raises", "uid"),
+        FaultKind("checkpoint", "a user asks for a checkpoint", ""),
+        FaultKind("savepoint", "a user takes a savepoint", ""),
+        FaultKind("restore", "the job is stopped with a savepoint, and started again from it", "drain or empty"),
+        FaultKind("rescale", "the driver is replaced by one with another parallelism", "", "new parallelism"),
+    )
+}
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "crashes": ("kill_worker", "kill_coordinator", "kill_driver", "kill_all", "kill_recovering"),
+    "zombies": ("pause_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
+    "messages": ("drop", "delay", "duplicate", "reorder", "partition"),
+    "data": ("cut_link", "slow_link"),
+    "storage": ("store_fails", "store_slow", "store_partial", "store_lies", "store_late", "disk_full", "power_loss"),
+    "clocks": ("clock_jump",),
+    "operators": ("slow_operator", "blocked_operator", "user_error"),
+    "users": ("checkpoint", "savepoint", "restore", "rescale"),
+}
+"""Names that `--faults` takes beside single kinds."""
+
+
+def expand_kinds(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Single kinds named by kinds and families; empty: all. Raises InvalidConfigError naming the choices."""
+    if not names:
+        return tuple(KINDS)
+    wanted: set[str] = set()
+    for name in names:
+        if name in FAMILIES:
+            wanted.update(FAMILIES[name])
+        elif name in KINDS:
+            wanted.add(name)
+        else:
+            choices = ", ".join((*FAMILIES, *KINDS))
+            raise InvalidConfigError(f"there is no fault {name!r}; choose from {choices}", setting="faults")
+    return tuple(kind for kind in KINDS if kind in wanted)
+
+
+def check_plan(plan: tuple[Fault, ...]) -> None:
+    """Raise InvalidConfigError naming the first fault that can't be carried out, and what is wrong with it."""
+    for index, fault in enumerate(plan):
+        where = f"fault {index} ({fault.kind})"
+        kind = KINDS.get(fault.kind)
+        if kind is None:
+            raise InvalidConfigError(
+                f"fault {index}: there is no fault {fault.kind!r}; choose from {', '.join(KINDS)}", setting="plan"
+            )
+        if (fault.at_ms is None) == (not fault.on):
+            raise InvalidConfigError(f"{where} needs at_ms or on, one of them", setting="plan")
+        if fault.nth < 1 or fault.duration_ms < 0 or (fault.at_ms is not None and fault.at_ms < 0):
+            raise InvalidConfigError(f"{where}: nth must be at least 1, at_ms and duration_ms not negative", setting="plan")
+        if not 0 < fault.probability <= 1:
+            raise InvalidConfigError(f"{where}: probability must be above 0 and at most 1, got {fault.probability}", setting="plan")
+        if kind.lasts and fault.duration_ms == 0:
+            raise InvalidConfigError(f"{where} needs a duration_ms", setting="plan")
+
+
+def encode_plan(plan: tuple[Fault, ...]) -> bytes:
+    """A plan as JSON: a list of faults."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1)
+
+
+def decode_plan(content: bytes, where: str) -> tuple[Fault, ...]:
+    """Read a plan, and check it. Raises InvalidConfigError naming `where` and what is wrong."""
+    try:
+        plan = msgspec.json.decode(content, type=tuple[Fault, ...])
+    except msgspec.MsgspecError as error:
+        raise InvalidConfigError(f"{where} is not a plan of faults: {error}", setting="plan") from error
+    check_plan(plan)
+    return plan

@@ -1,0 +1,192 @@
+"""What the simulated world tells its checkers: facts about stores, messages, processes and states, as frozen records.
+
+They are observed outside the product: at the store itself, on the wire, at the ports of a worker. A checker that believed
+what the job says of itself would prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from barriers.jobgraph import JobGraph, Submission
+from barriers.messages import Answerable, SubtaskStatus, WorkerCommand
+from statebackends.storage.operations import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An operation took effect on a store (or was found to have none): seen at the store, not at its caller."""
+
+    at_ms: int
+    actor: str
+    """Name of the process that asked, such as `coordinator-2`; it may be dead by now."""
+    root: str
+    operation: Operation
+    result: Any
+    """What the operation returns; an exception when it failed without effect."""
+    removed: tuple[str, ...] = ()
+    """Paths that are gone now."""
+    added: tuple[str, ...] = ()
+    """Paths that exist now and did not before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A worker's request left for the coordinator. `body` is a record of barriers.messages."""
+
+    at_ms: int
+    actor: str
+    request: str
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The coordinator answered a worker's request; `answer` may be an error."""
+
+    at_ms: int
+    actor: str
+    receiver: str
+    request: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """The coordinator process put a command on a worker's stream."""
+
+    at_ms: int
+    actor: str
+    epoch: int
+    slot: int
+    command: WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A worker process took a command, after its session's fencing and deduplication."""
+
+    at_ms: int
+    actor: str
+    slot: int
+    command: WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A subtask acknowledged, declined or changed its state: what the worker's loop says, before any session or network."""
+
+    at_ms: int
+    actor: str
+    slot: int
+    item: SubtaskStatus | Answerable
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """A coordinator process leads a job from now on: its recovery or its start is done."""
+
+    at_ms: int
+    actor: str
+    job_id: str
+    epoch: int
+    submission: int
+    graph: JobGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A driver asks a coordinator to start the job."""
+
+    at_ms: int
+    actor: str
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """A process was `started`, `killed`, `paused`, `resumed`, or has `left` by itself."""
+
+    at_ms: int
+    actor: str
+    role: str
+    """coordinator | worker | driver."""
+    change: str
+    crash_point: str = ""
+    """For `killed`: the last point that it passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultBegan:
+    """A fault hit: index in the plan. One that never finds its target never begins."""
+
+    at_ms: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseBegan:
+    """`safety` (faults on), `liveness` (faults off), `quiet` (the job has ended and every process has done its work)."""
+
+    at_ms: int
+    phase: str
+
+
+Observation: TypeAlias = (
+    Stored | Requested | Answered | Commanded | Delivered | Reported | Led | Submitted | Lifecycle | FaultBegan | PhaseBegan
+)
+
+
+class StoreView(Protocol):
+    """A store as it is now, read from outside: no latency, no faults, no traces."""
+
+    root: str
+
+    def peek(self, path: str) -> bytes | None:
+        """Content of a file; None if it does not exist."""
+
+    def size(self, path: str) -> int | None: ...
+
+    def paths(self, prefix: str = "") -> list[str]:
+        """Every file below a folder, sorted; paths relative to the root. Temporary files of the store itself are left out."""
+
+
+class WorldView(Protocol):
+    """What checkers may look at."""
+
+    job_id: str
+
+    @property
+    def now_ms(self) -> int: ...
+
+    @property
+    def state(self) -> StoreView:
+        """The state directory."""
+
+    @property
+    def jobs_live(self) -> bool:
+        """A submission has no terminal result yet."""
+
+    def store(self, location: str) -> StoreView:
+        """The store at a location (an absolute path or URL), such as a sink's or a savepoint's parent."""
+
+    def workers(self) -> list[Any]:
+        """Live worker processes (chaos.workerhost.WorkerHost), by name."""
+
+    def coordinators(self) -> list[Any]:
+        """Live coordinator processes (chaos.coordinatorhost.CoordinatorHost), by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that did not hold."""
+
+    invariant: str
+    """I1 ... I30, or `determinism`, `crash` (an internal error of the product that no fault explains)."""
+    message: str
+    at_ms: int = 0
+
+
+Report: TypeAlias = Callable[[str, str], None]
+"""(invariant, message) -> recorded as a Violation; the run ends at the first one."""
