@@ -1,17 +1,16 @@
-"""SHELL: one job. A thread owns its job master; everybody else posts to its bounded inbox and gets a Future.
+"""SHELL: one job. Its owner takes turns; everybody else posts to its bounded inbox and gets a Future.
 
-It decides nothing: it waits until the next deadline, hands events to the core and performs the actions. Storage runs on
-pools, whose outcomes come back as events."""
+It decides nothing: a turn hands one event to the core and performs the actions. It has no thread and no clock of its own:
+an `Owner` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,46 +19,44 @@ from coordinator import events as on
 from coordinator import jobevents as job
 from coordinator.effects import StorageAction, StorageEffects
 from coordinator.jobmaster import JobMaster
+from coordinator.running import Clock, FlowRunner, Owner, SystemClock
 from coordinator.subscription import Subscription
 from statebackends.errors import HoldfastError, StorageUnavailableError
-from statebackends.storage.operations import Storage, run_flow
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_NOTHING = object()
 _STOP = object()
 
-
-def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
+wall_clock_ms = SystemClock().wall_ms
+"""What read models are dated by."""
 
 
 class JobService:
-    """Start it once; `close` ends the thread without ending the job."""
+    """Start it once; `close` ends its turns without ending the job."""
 
     def __init__(
         self,
         master: JobMaster,
         effects: StorageEffects,
-        storage: Storage,
         *,
-        decisions: Executor,
-        cleanup: Executor,
+        clock: Clock,
+        runner: FlowRunner,
+        owner: Owner,
         inbox_events_max: int,
     ) -> None:
         self._master = master
         self._effects = effects
-        self._storage = storage
-        self._decisions = decisions
-        self._cleanup = cleanup
+        self._clock = clock
+        self._runner = runner
+        self._owner = owner
         self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
         self._own: deque[job.Event] = deque()
-        """Events of the owner thread itself: it must not wait for room in its own inbox."""
+        """Events of a turn itself: it must not wait for room in the inbox that only turns empty."""
+        self._turning: int | None = None
+        """The thread that takes a turn at the moment."""
         self._lock = threading.Lock()
         self._closed = False
         self._tickets = 0
@@ -68,7 +65,6 @@ class JobService:
         self._opening: dict[int, Subscription] = {}
         self._streams: dict[int, Subscription] = {}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"job-{master.setup.job_id[:8]}", daemon=True)
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
@@ -93,21 +89,26 @@ class JobService:
         """Set in a terminal state, and when this process does not lead the job any more."""
         return self._ended
 
+    @property
+    def closed(self) -> bool:
+        """The last turn was taken: calls are refused, queries answered at once."""
+        return self._closed
+
     def start(self) -> None:
-        self.post(job.JobStarted())
-        self._thread.start()
+        self._inbox.put(job.JobStarted())
+        self._owner.start(self)
 
     def post(self, event: job.Event) -> None:
-        """An event nobody waits for."""
+        """An event nobody waits for. Blocks while the inbox is full: who posts from the owner's thread lets turns come between."""
         if not self._closed:
-            self._inbox.put(event)
+            self._put(event)
 
     def call(self, make: Callable[[int], job.Event]) -> Future[Any]:
         """Post an event with a new ticket; the Future gets its answer or its error."""
         future: Future[Any] = Future()
         ticket = self._admit(future, None)
         if ticket:
-            self._inbox.put(make(ticket))
+            self._put(make(ticket))
         return future
 
     def subscribe(self, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
@@ -116,11 +117,11 @@ class JobService:
         future: Future[Any] = Future()
         ticket = self._admit(future, subscription)
         if ticket:
-            self._inbox.put(job.StreamOpened(ticket, slot, session, after))
+            self._put(job.StreamOpened(ticket, slot, session, after))
         return subscription, future
 
     def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
-        """Read the core on its own thread, or here when that has ended."""
+        """Read the core in a turn, or here when there will be none."""
         query = _Query(read, Future())
         with self._lock:
             closed = self._closed
@@ -131,18 +132,23 @@ class JobService:
         if closed:
             query.answer(self._master)
         else:
-            self._inbox.put(_Asked(ticket))
+            self._put(_Asked(ticket))
         return query.future
 
     def close(self, reason: str) -> None:
-        """Stop leading and end the thread. Idempotent."""
-        self.post(job.LeadershipEnded(reason))
-        self._inbox.put(_STOP)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        """Stop leading and end the turns; returns at once when called in one. Idempotent."""
+        if not self._closed:
+            self._put(job.LeadershipEnded(reason))
+            self._put(_STOP)
+        if self._turning != threading.get_ident():
+            self._owner.join()
+
+    def _put(self, item: Any) -> None:
+        self._inbox.put(item)
+        self._owner.wake()
 
     def _admit(self, future: Future[Any], subscription: Subscription | None) -> int:
-        """A ticket for a call, or 0 with the Future failed when the thread has ended."""
+        """A ticket for a call, or 0 with the Future failed when the service is closed."""
         with self._lock:
             if not self._closed:
                 self._tickets += 1
@@ -159,40 +165,56 @@ class JobService:
     def _gone(self) -> StorageUnavailableError:
         return StorageUnavailableError(f"job {self.job_id} is not led from here any more", job=self.job_id)
 
-    # -------------------------------------------------------------------------------------------------- owner thread
+    # --------------------------------------------------------------------------------------------- turns of the owner
 
-    def _run(self) -> None:
+    def next_deadline_ms(self) -> int | None:
+        """When a turn is due though nothing waits, monotonic; None for never."""
+        return None if self._closed else self._master.next_deadline_ms()
+
+    def turn(self) -> bool:
+        """Handle one item that waits, else a deadline that has passed, and perform what follows; False when nothing was due."""
+        if self._closed:
+            return False
+        self._turning = threading.get_ident()
         try:
-            while (item := self._take()) is not _STOP:
-                if isinstance(item, _Asked):
-                    self._queries.pop(item.ticket).answer(self._master)
-                    continue
-                for action in self._master.handle(item, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()):
-                    self._perform(action)
-        except BaseException:
+            item = self._take()
+            self._handle(item)
+        except Exception:  # the end of a process, simulated or real, passes through
             logger.critical("job %s: the core failed; the job is not led from here any more", self.job_id, exc_info=True)
-            self._master.lifecycle.stop_leading("the coordinator failed; its log has the error")
+            self._fail()
+            return True
         finally:
-            self._shut()
+            self._turning = None
+        return item is not _NOTHING
 
     def _take(self) -> Any:
-        """The next item, or DeadlineReached when time runs out first."""
         if self._own:
             return self._own.popleft()
-        deadline = self._master.next_deadline_ms()
-        if deadline is None:
-            return self._inbox.get()
         try:
-            return self._inbox.get(timeout=max(0, deadline - monotonic_ms()) / 1000)
+            return self._inbox.get_nowait()
         except queue.Empty:
-            return on.DeadlineReached()
+            deadline = self._master.next_deadline_ms()
+            due = deadline is not None and self._clock.monotonic_ms() >= deadline
+            return on.DeadlineReached() if due else _NOTHING
+
+    def _handle(self, item: Any) -> None:
+        if item is _NOTHING:
+            return
+        if item is _STOP:
+            self._shut()
+        elif isinstance(item, _Asked):
+            self._queries.pop(item.ticket).answer(self._master)
+        else:
+            now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+            for action in self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms):
+                self._perform(action)
 
     def _perform(self, action: job.Action) -> None:
         match action:
             case on.DiscardState() | on.DropCheckpoint():
-                self._cleanup.submit(self._store, action)
+                self._store(action, cleanup=True)
             case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | job.PrepareAttempt() | job.WriteResult():
-                self._decisions.submit(self._store, action)
+                self._store(action, cleanup=False)
             case job.Deliver():
                 self._deliver(action)
             case job.CloseStream():
@@ -211,13 +233,17 @@ class JobService:
                 logger.info("job %s: %s %s", self.job_id, action.state.value, action.reason)
                 self._ended.set()
 
-    def _store(self, action: StorageAction) -> None:
-        """On a pool thread: run the flow, post its outcome."""
-        try:
-            outcome = run_flow(self._effects.flow(action), self._storage)
-        except BaseException:
-            name = type(action).__name__
-            logger.critical("job %s: %s failed in a way that no outcome describes", self.job_id, name, exc_info=True)
+    def _store(self, action: StorageAction, *, cleanup: bool) -> None:
+        self._runner.run(
+            self._effects.flow(action),
+            lambda outcome, error: self._stored(type(action).__name__, outcome, error),
+            cleanup=cleanup,
+        )
+
+    def _stored(self, name: str, outcome: job.Event | None, error: BaseException | None) -> None:
+        """From any thread: a flow has ended, with its outcome or in a way that none describes."""
+        if error is not None:
+            logger.critical("job %s: %s failed in a way that no outcome describes", self.job_id, name, exc_info=error)
             outcome = job.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
             self.post(outcome)
@@ -227,6 +253,7 @@ class JobService:
         if stream is not None and stream.session == action.session and not stream.push(action.commands):
             del self._streams[action.slot]
             self._own.append(job.StreamClosed(action.slot, action.session))
+            self._owner.wake()
 
     def _answer(self, action: job.Answer) -> None:
         subscription = self._opening.pop(action.ticket, None)
@@ -244,8 +271,14 @@ class JobService:
             older.end()
         subscription.push(commands)
 
+    def _fail(self) -> None:
+        try:
+            self._master.lifecycle.stop_leading("the coordinator failed; its log has the error")
+        finally:
+            self._shut()
+
     def _shut(self) -> None:
-        """Nobody waits for this thread any more: streams end, calls fail, queries are answered."""
+        """Nobody waits for a turn any more: streams end, calls fail, queries are answered."""
         with self._lock:
             self._closed = True
         for stream in self._streams.values():

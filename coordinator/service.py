@@ -1,14 +1,13 @@
-"""SHELL: the coordinator of a state directory: many jobs, one storage, one pool. Implements `interface.Coordinator`.
+"""SHELL: the coordinator of a state directory, with threads. Implements `interface.Coordinator`.
 
-It finds the job a call is for and passes it on; starting and taking over jobs runs on the caller's thread, one at a time
-per job. The same class serves REST and a driver that embeds it."""
+It finds the job a call is for and passes it on; starting and taking over jobs (`hosting.py`) runs on the caller's thread,
+one at a time per job. The same class serves REST and a driver that embeds it."""
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 from barriers.jobgraph import Submission, SubmissionAccepted
@@ -23,25 +22,17 @@ from barriers.messages import (
 )
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
-from coordinator.effects import Identity, StorageEffects
-from coordinator.jobevents import JobSetup
-from coordinator.jobmaster import JobMaster
-from coordinator.jobservice import JobService, wall_clock_ms
-from coordinator.leadership import open_directory
-from coordinator.planning import check_graph, derive_triggers
+from coordinator.hosting import HostFlow, JobHost, run_host_flow
+from coordinator.planning import derive_triggers
 from coordinator.reading import ReadModels
-from coordinator.records import JobPaths, derive_job_id
-from coordinator.registry import JobRegistry
 from coordinator.routing import RoutedStorage
-from coordinator.store import list_jobs, read_job
-from coordinator.submitting import Starter, preflight, resume_submission, start_submission
+from coordinator.running import PoolRunner, SystemClock, ThreadOwner
+from coordinator.submitting import identify_job
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from statebackends.storage.local import storage_from_url
-from statebackends.storage.operations import Flow, Storage, run_flow
-
-logger = logging.getLogger(__name__)
+from statebackends.storage.operations import Storage
 
 T = TypeVar("T")
 
@@ -54,22 +45,22 @@ class CoordinatorService(ReadModels):
 
     def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
         config.check()
-        self._config = config
-        self._rng = random.Random(config.seed)
         self._storage = RoutedStorage(storage if storage is not None else storage_from_url(config.state_directory))
-        self._nonce = f"{self._rng.getrandbits(128):032x}"
-        self._directory_nonce = run_flow(open_directory(self._nonce), self._storage)
-        self._decisions = ThreadPoolExecutor(config.storage_threads, thread_name_prefix="storage")
-        self._cleanup = ThreadPoolExecutor(config.cleanup_threads, thread_name_prefix="cleanup")
+        self._rng = random.Random(config.seed)
+        self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
+        clock = SystemClock()
+        self._host = JobHost(
+            config, self._storage.root, rng=self._rng, clock=clock, runner=self._runner, owner=lambda: ThreadOwner(clock)
+        )
         self._closing = threading.Lock()
         self._closed = False
-        self._ready = False
-        super().__init__(JobRegistry(config.jobs_max), self._storage.root, config.call_timeout_ms)
-        self.recover()
+        super().__init__(self._host.registry, self._storage.root, config.call_timeout_ms)
+        self._perform(self._host.open())
+        self._perform(self._host.recover())
 
     @property
     def ready(self) -> bool:
-        return self._ready and not self._closed
+        return not self._closed
 
     @property
     def directory(self) -> str:
@@ -77,102 +68,19 @@ class CoordinatorService(ReadModels):
 
     @property
     def directory_nonce(self) -> str:
-        return self._directory_nonce
-
-    # ------------------------------------------------------------------------------------------------------ recovery
-
-    def recover(self) -> None:
-        """Lead on every live job of the directory that this process does not lead; a damaged one is left alone, and named."""
-        for job_id in self._flow(list_jobs()):
-            with self._registry.lock_of(job_id):
-                if self._registry.find(job_id) is None:
-                    self._recover_job(job_id)
-        self._ready = True
-
-    def _recover_job(self, job_id: str) -> None:
-        try:
-            recorded = self._flow(read_job(JobPaths(job_id)))
-            if not recorded.exists:
-                return
-            if not recorded.is_live:
-                self._registry.put_recorded(recorded)
-                return
-            self._launch(self._flow(resume_submission(job_id, self._starter())))
-        except HoldfastError as error:
-            logger.error("job %s can't be led on: %s", job_id, error)
-            self._registry.put_broken(job_id, error)
-
-    def _starter(self) -> Starter:
-        nonce = f"{self._rng.getrandbits(128):032x}"
-        return Starter(nonce, self._config.url, self._directory_nonce, wall_clock_ms())
-
-    def _launch(self, setup: JobSetup) -> JobService:
-        """Start the owner thread of a job that this process leads."""
-        nonce = f"{self._rng.getrandbits(128):032x}"
-        identity = Identity(setup.job_id, setup.epoch, nonce, setup.submission, setup.graph, setup.started_ms)
-        service = JobService(
-            JobMaster(setup, rng=random.Random(self._rng.getrandbits(64))),
-            StorageEffects(identity, wall_clock_ms),
-            self._storage,
-            decisions=self._decisions,
-            cleanup=self._cleanup,
-            inbox_events_max=self._config.inbox_events_max,
-        )
-        service.start()
-        self._registry.put(service)
-        return service
-
-    def _flow(self, flow: Flow[T]) -> T:
-        return run_flow(flow, self._storage)
+        return self._host.directory_nonce
 
     # -------------------------------------------------------------------------------------------------------- driver
 
     def submit(self, submission: Submission) -> SubmissionAccepted:
-        check_graph(submission.graph)
-        job_id = submission.job_id or derive_job_id(submission.graph.name)
-        if len(job_id) != 32 or any(digit not in "0123456789abcdef" for digit in job_id):
-            raise InvalidConfigError(f"job id {job_id!r} is not 32 lower-case hex digits", setting="job_id")
-        self._check_open()
+        job_id = identify_job(submission)
+        if self._closed:
+            raise StorageUnavailableError("the coordinator is stopping")
         with self._registry.lock_of(job_id):
-            return self._submit(job_id, submission)
+            return self._perform(self._host.submit(submission))
 
-    def _submit(self, job_id: str, submission: Submission) -> SubmissionAccepted:
-        current = self._registry.find(job_id)
-        recorded = self._flow(read_job(JobPaths(job_id)))
-        newest = recorded.newest_submission
-        repeated = newest is not None and submission.driver_nonce and newest.submission.driver_nonce == submission.driver_nonce
-        if repeated and newest is not None and current is not None and current.submission == newest.number:
-            base = newest.base.checkpoint_id if newest.base is not None else 0
-            return self._accepted(current, base)
-        self._flow(preflight(job_id, submission))
-        if current is not None:
-            self._replace(current)
-        try:
-            setup = self._flow(start_submission(job_id, submission, self._starter()))
-        except HoldfastError:
-            self._registry.remove(job_id)
-            self._recover_job(job_id)
-            raise
-        service = self._launch(setup)
-        return self._accepted(service, setup.base.checkpoint_id if setup.base is not None else 0)
-
-    def _replace(self, current: JobService) -> None:
-        """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
-        reason = "superseded by a newer submission"
-        if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
-            self._wait_for(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
-        current.close(reason)
-
-    def _accepted(self, service: JobService, restored: int) -> SubmissionAccepted:
-        return SubmissionAccepted(
-            job_id=service.job_id,
-            submission=service.submission,
-            slots=service.slots,
-            epoch=service.epoch,
-            restored_checkpoint_id=restored,
-            directory=self.directory,
-            directory_nonce=self._directory_nonce,
-        )
+    def _perform(self, flow: HostFlow[T]) -> T:
+        return run_host_flow(flow, self._storage, self._wait_for)
 
     # ------------------------------------------------------------------------------------------------ worker protocol
 
@@ -298,9 +206,4 @@ class CoordinatorService(ReadModels):
             self._closed = True
         for service in self._registry.services():
             service.close("the coordinator stops")
-        self._decisions.shutdown()
-        self._cleanup.shutdown()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageUnavailableError("the coordinator is stopping")
+        self._runner.close()

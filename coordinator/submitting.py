@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from barriers.jobgraph import Submission
 from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader
-from coordinator.planning import derive_setup, plan_submission
+from coordinator.planning import check_graph, derive_setup, plan_submission
 from coordinator.publication import RecordedJob, derive_recovery_point
-from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord
+from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, derive_job_id
 from coordinator.store import Takeover, read_job, settle_job, write_submission
-from statebackends.errors import FencedError, NotFoundError
+from statebackends.errors import FencedError, InvalidConfigError, NotFoundError
 from statebackends.storage.operations import Flow
 
 
@@ -23,6 +23,15 @@ class Starter:
     url: str
     directory_nonce: str
     now_ms: int
+
+
+def identify_job(submission: Submission) -> str:
+    """The id of the job that a submission is for. Raises InvalidConfigError or GraphError on what no job can be."""
+    check_graph(submission.graph)
+    job_id = submission.job_id or derive_job_id(submission.graph.name)
+    if len(job_id) != 32 or any(digit not in "0123456789abcdef" for digit in job_id):
+        raise InvalidConfigError(f"job id {job_id!r} is not 32 lower-case hex digits", setting="job_id")
+    return job_id
 
 
 def preflight(job_id: str, submission: Submission) -> Flow[RecordedJob]:

@@ -34,6 +34,6 @@ def test_job_whose_core_failed_is_led_again_by_a_new_submission(service: Coordin
     accepted = service.submit(submission(word_count()))
     current = service._registry.led(accepted.job_id)
     current.post(job.AttemptPrepared)  # type: ignore[arg-type]  # no event at all: the core crashes
-    current._thread.join(10)
+    assert current.ended.wait(10)
     again = service.submit(submission(word_count()))
     assert (again.submission, service.job(accepted.job_id).overview.state) == (2, "CREATED")

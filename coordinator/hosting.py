@@ -1,0 +1,174 @@
+"""The jobs that one coordinator process leads: how each is taken on, replaced and led on after a restart.
+
+Everything that touches storage, or waits for a job, is a flow that yields what it needs next, and may be killed between any
+two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from barriers.jobgraph import Submission, SubmissionAccepted
+from coordinator import jobevents as job
+from coordinator.config import ServiceConfig
+from coordinator.effects import Identity, StorageEffects
+from coordinator.jobevents import JobSetup
+from coordinator.jobmaster import JobMaster
+from coordinator.jobservice import JobService
+from coordinator.leadership import open_directory
+from coordinator.records import JobPaths
+from coordinator.registry import JobRegistry
+from coordinator.running import Clock, FlowRunner, Owner
+from coordinator.store import list_jobs, read_job
+from coordinator.submitting import Starter, identify_job, preflight, resume_submission, start_submission
+from statebackends.errors import HoldfastError
+from statebackends.storage.operations import Operation, Storage
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until a Future is done, for as long as the driver allows; its result or its error is sent back."""
+
+    future: Future[Any]
+
+
+HostFlow: TypeAlias = Generator[Operation | Await, Any, T]
+
+
+def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Future[Any]], Any]) -> T:
+    """Drive a flow to its end on this thread; errors are thrown into it at its yield."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = wait_for(step.future) if isinstance(step, Await) else storage.execute(step)
+            except Exception as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+
+
+class JobHost:
+    """Run `open`, then `recover`; from then on flows of different jobs may interleave, those of one job must not."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        root: str,
+        *,
+        rng: random.Random,
+        clock: Clock,
+        runner: FlowRunner,
+        owner: Callable[[], Owner],
+    ) -> None:
+        """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led."""
+        self.registry = JobRegistry(config.jobs_max)
+        self.root = root
+        self.directory_nonce = ""
+        """Set by `open`."""
+        self._config = config
+        self._rng = rng
+        self._clock = clock
+        self._runner = runner
+        self._owner = owner
+
+    def open(self) -> HostFlow[None]:
+        """Raises StorageUnavailableError when the state directory can't be written."""
+        self.directory_nonce = yield from open_directory(self._nonce())
+
+    # ------------------------------------------------------------------------------------------------------ recovery
+
+    def recover(self) -> HostFlow[None]:
+        """Lead on every live job of the directory that this process does not lead; a damaged one is left alone, and named."""
+        for job_id in (yield from list_jobs()):
+            if self.registry.find(job_id) is None:
+                yield from self.recover_job(job_id)
+
+    def recover_job(self, job_id: str) -> HostFlow[None]:
+        """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
+        try:
+            recorded = yield from read_job(JobPaths(job_id))
+            if not recorded.exists:
+                return
+            if not recorded.is_live:
+                self.registry.put_recorded(recorded)
+                return
+            self._launch((yield from resume_submission(job_id, self._starter())))
+        except HoldfastError as error:
+            logger.error("job %s can't be led on: %s", job_id, error)
+            self.registry.put_broken(job_id, error)
+
+    # ---------------------------------------------------------------------------------------------------- submission
+
+    def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
+        """Start a job, or replace the running submission of its name; errors as `interface.Coordinator.submit`."""
+        job_id = identify_job(submission)
+        current = self.registry.find(job_id)
+        recorded = yield from read_job(JobPaths(job_id))
+        newest = recorded.newest_submission
+        repeated = newest is not None and submission.driver_nonce and newest.submission.driver_nonce == submission.driver_nonce
+        if repeated and newest is not None and current is not None and current.submission == newest.number:
+            return self._accepted(current, newest.base.checkpoint_id if newest.base is not None else 0)
+        yield from preflight(job_id, submission)
+        if current is not None:
+            yield from self._replace(current)
+        try:
+            setup = yield from start_submission(job_id, submission, self._starter())
+        except HoldfastError:
+            self.registry.remove(job_id)
+            yield from self.recover_job(job_id)
+            raise
+        service = self._launch(setup)
+        return self._accepted(service, setup.base.checkpoint_id if setup.base is not None else 0)
+
+    def _replace(self, current: JobService) -> HostFlow[None]:
+        """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
+        reason = "superseded by a newer submission"
+        if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
+            yield Await(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
+        current.close(reason)
+
+    def _accepted(self, service: JobService, restored: int) -> SubmissionAccepted:
+        return SubmissionAccepted(
+            job_id=service.job_id,
+            submission=service.submission,
+            slots=service.slots,
+            epoch=service.epoch,
+            restored_checkpoint_id=restored,
+            directory=self.root,
+            directory_nonce=self.directory_nonce,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- leading
+
+    def _launch(self, setup: JobSetup) -> JobService:
+        """Start the turns of a job that this process leads."""
+        identity = Identity(setup.job_id, setup.epoch, self._nonce(), setup.submission, setup.graph, setup.started_ms)
+        service = JobService(
+            JobMaster(setup, rng=random.Random(self._rng.getrandbits(64))),
+            StorageEffects(identity, self._clock.wall_ms),
+            clock=self._clock,
+            runner=self._runner,
+            owner=self._owner(),
+            inbox_events_max=self._config.inbox_events_max,
+        )
+        service.start()
+        self.registry.put(service)
+        return service
+
+    def _starter(self) -> Starter:
+        return Starter(self._nonce(), self._config.url, self.directory_nonce, self._clock.wall_ms())
+
+    def _nonce(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
