@@ -28,9 +28,9 @@ class FlowRunner(Protocol):
     """Drives storage flows, each on its own, in any order."""
 
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
-        """Begin; never blocks. `ended(result, None)` or `ended(None, error)` follows, unless the process dies before.
+        """Never blocks, never raises an error of the flow: `ended(result, None)` or `ended(None, error)` follows, once.
 
-        `cleanup` marks deletions, which must not hold up a decision."""
+        It may be called from any thread, and never is when the process dies before. `cleanup` marks deletions, which must not hold up a decision."""
 
 
 class Turns(Protocol):

@@ -1,0 +1,324 @@
+"""JobHost and JobService on one thread: started, used, replaced, closed, and killed between any two operations."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+
+import pytest
+
+from barriers.jobgraph import Submission
+from barriers.messages import (
+    Deploy,
+    Deployment,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+)
+from coordinator import jobevents as job
+from coordinator.jobevents import JobState
+from coordinator.records import derive_job_id
+from coordinator.subscription import Subscription
+from statebackends.errors import FencedError, InvalidConfigError, StorageUnavailableError
+from statebackends.storage.operations import PutIfAbsent
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.stepping import Killed, Process
+from tests.coordinator.world import DictStorage
+
+JOB = derive_job_id("word count")
+
+
+def submitted(nonce: str = "driver", *, interval_ms: int | None = None) -> Submission:
+    return submission(word_count(checkpoint_interval_ms=interval_ms), driver_nonce=nonce)
+
+
+def registration(process: Process, slot: int, *, submission: int = 1) -> RegisterWorker:
+    nonce = f"worker-{submission}-{slot}"
+    address = f"tcp://localhost:{7000 + slot}"
+    return RegisterWorker(JOB, slot, submission, 0, nonce, 1000 + slot, "localhost", address, process.host.directory_nonce)
+
+
+def register(process: Process, slot: int, *, submission: int = 1) -> Registered:
+    message = registration(process, slot, submission=submission)
+    answer = process.call(JOB, lambda ticket: job.RegistrationReceived(ticket, message))
+    assert isinstance(answer, Registered)
+    return answer
+
+
+def open_stream(process: Process, slot: int, *, submission: int = 1) -> Subscription:
+    registered = register(process, slot, submission=submission)
+    subscription, opened = process.service(JOB).subscribe(slot, registered.session, 0)
+    process.wait_for(opened)
+    return subscription
+
+
+def deployed(process: Process, *, submission: int = 1) -> list[int]:
+    """Register both workers; the attempts that they are told to deploy."""
+    streams = [open_stream(process, slot, submission=submission) for slot in range(2)]
+    process.settle()
+    commands = [numbered.command for stream in streams for numbered in stream.take()]
+    return [command.deployment.attempt for command in commands if isinstance(command, Deploy)]
+
+
+def run_tasks(process: Process, slot: int, session: str, deployment: Deployment) -> None:
+    """Report every task of a deployment as running."""
+    statuses = tuple(
+        SubtaskStatus(deployment.attempt, task.vertex, task.subtask, TaskState.RUNNING) for task in deployment.subtasks
+    )
+    batch = StatusBatch(1, slot, session, statuses)
+    process.call(JOB, lambda ticket: job.StatesReceived(ticket, batch))
+
+
+# ------------------------------------------------------------------------------------------------------------ one thread
+
+
+def test_submitted_job_deploys_once_both_workers_registered() -> None:
+    process = Process(DictStorage()).begin()
+    accepted = process.submit(submitted())
+    assert (accepted.job_id, accepted.submission, accepted.epoch, accepted.slots) == (JOB, 1, 1, 2)
+    assert deployed(process) == [1, 1]
+
+
+def test_repeated_submission_of_the_same_driver_is_answered_alike() -> None:
+    process = Process(DictStorage()).begin()
+    assert process.submit(submitted()) == process.submit(submitted())
+
+
+def test_invalid_submission_yields_nothing() -> None:
+    process = Process(DictStorage()).begin()
+    done = len(process.operations)
+    with pytest.raises(InvalidConfigError):
+        process.submit(submission(word_count(), job_id="no id"))
+    assert len(process.operations) == done
+
+
+def test_deadline_is_a_turn_of_its_own_when_time_has_come() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    deployed(process)
+    service = process.service(JOB)
+    deadline = service.next_deadline_ms()
+    assert deadline is not None
+    assert not service.turn()
+    process.clock.now_ms = deadline - 1
+    assert not service.turn()
+    process.clock.now_ms = deadline
+    assert service.turn()
+
+
+def test_silent_workers_are_lost_by_virtual_time_alone() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    deployed(process)
+    for _ in range(100):
+        process.pass_time(1_000)
+    state = process.service(JOB).query(lambda master: master.state)
+    assert process.wait_for(state) is JobState.RESTARTING
+
+
+def test_query_waits_for_its_turn_and_is_answered_at_once_when_closed() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    service = process.service(JOB)
+    waiting = service.query(lambda master: master.state)
+    assert not waiting.done()
+    assert process.wait_for(waiting) is JobState.CREATED
+    service.close("enough")
+    assert service.query(lambda master: master.state).result(0) is JobState.SUSPENDED
+
+
+def test_close_on_one_thread_ends_streams_and_fails_calls() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    stream = open_stream(process, 0)
+    service = process.service(JOB)
+    late = service.call(job.CancelRequested)
+    service.close("the coordinator stops")
+    service.close("again")
+    assert service.closed
+    assert service.ended.is_set()
+    assert stream.closed
+    assert late.done()
+    assert not service.turn()
+    assert service.next_deadline_ms() is None
+    with pytest.raises(StorageUnavailableError):
+        service.call(job.CancelRequested).result(0)
+
+
+def test_close_during_a_turn_returns_and_takes_effect_behind_it() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    service = process.service(JOB)
+    states: list[bool] = []
+
+    def close(_: Future[object]) -> None:
+        service.close("from within")
+        states.append(service.closed)
+
+    service.query(lambda master: master.state).add_done_callback(close)
+    process.settle()
+    assert (states, service.closed) == ([False], True)
+
+
+def test_the_same_seed_performs_the_same_operations() -> None:
+    def operations() -> list[object]:
+        process = Process(DictStorage(), seed=7).begin()
+        process.submit(submitted())
+        deployed(process)
+        process.submit(submitted("second"))
+        deployed(process, submission=2)
+        process.service(JOB).close("end")
+        return list(process.operations)
+
+    assert operations() == operations()
+
+
+# --------------------------------------------------------------------------------------------------- what can't be told
+
+
+def test_flow_that_fails_in_an_undescribed_way_ends_the_leadership(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    for slot in range(2):
+        register(process, slot)
+    process.turn()
+    running = process.runner.flows.pop()
+    with caplog.at_level(logging.CRITICAL):
+        running.ended(None, ZeroDivisionError("a bug"))
+    process.settle()
+    assert process.service(JOB).ended.is_set()
+    assert "PrepareAttempt failed in a way that no outcome describes" in caplog.text
+
+
+def test_core_that_fails_closes_its_service(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    service = process.service(JOB)
+    service.post(job.AttemptPrepared)  # type: ignore[arg-type]  # no event at all
+    with caplog.at_level(logging.CRITICAL):
+        process.settle()
+    assert service.closed
+    assert service.ended.is_set()
+    assert "the core failed" in caplog.text
+
+
+def test_end_of_the_process_passes_through_a_turn_unhandled() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted())
+    service = process.service(JOB)
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    process.runner.run = die  # type: ignore[method-assign]
+    for slot in range(2):
+        message = registration(process, slot)
+        service.call(lambda ticket, message=message: job.RegistrationReceived(ticket, message))  # type: ignore[misc]
+    with pytest.raises(Killed):
+        process.settle()
+    assert not service.closed
+
+
+# ---------------------------------------------------------------------------------------------------------------- crashes
+
+
+def start(process: Process, *submissions: Submission) -> Process:
+    process.begin()
+    for entry in submissions:
+        process.submit(entry)
+    return process
+
+
+def kill_during(storage: DictStorage, operations: int, *submissions: Submission) -> None:
+    """A process that dies after that many operations; what it was doing is simply not continued."""
+    with pytest.raises(Killed):
+        start(Process(storage, operations_max=operations), *submissions)
+
+
+def test_kill_between_any_two_operations_of_a_submission_leaves_nothing_or_the_job() -> None:
+    total = len(start(Process(DictStorage()), submitted()).operations)
+    assert total > 10
+    led = 0
+    for operations in range(1, total + 1):
+        storage = DictStorage()
+        kill_during(storage, operations, submitted())
+        process = Process(storage, seed=1).begin()
+        recovered = process.host.registry.find(JOB)
+        recorded = any(path.startswith(f"{JOB}/submissions/") for path in storage.files)
+        assert (recovered is not None) == recorded
+        led += recorded
+        accepted = process.submit(submitted())
+        assert accepted.submission == 1
+        assert deployed(process) == [1, 1]
+    assert 0 < led < total
+
+
+def test_kill_between_any_two_operations_of_a_replacement_leaves_the_older_or_the_newer_submission() -> None:
+    first, second = submitted("first"), submitted("second")
+    before = len(start(Process(DictStorage()), first).operations)
+    total = len(start(Process(DictStorage()), first, second).operations)
+    seen: set[int] = set()
+    for operations in range(before, total + 1):
+        storage = DictStorage()
+        kill_during(storage, operations, first, second)
+        process = Process(storage, seed=1).begin()
+        seen.add(process.service(JOB).submission)
+        assert process.submit(second).submission == 2
+        assert len(deployed(process, submission=2)) == 2
+    assert seen == {1, 2}
+
+
+def test_kill_between_any_two_operations_of_a_recovery_is_recovered_from() -> None:
+    def left_behind() -> DictStorage:
+        storage = DictStorage()
+        first = Process(storage).begin()
+        first.submit(submitted())
+        deployed(first)
+        return storage
+
+    probe = Process(left_behind(), seed=1).begin()
+    for operations in range(1, len(probe.operations) + 1):
+        storage = left_behind()
+        with pytest.raises(Killed):
+            Process(storage, seed=1, operations_max=operations).begin()
+        process = Process(storage, seed=2).begin()
+        assert process.service(JOB).epoch in (2, 3)
+        assert process.submit(submitted()).submission == 1
+
+
+def test_replaced_job_decides_its_pending_checkpoint_before_the_newer_one_leads() -> None:
+    process = Process(DictStorage()).begin()
+    process.submit(submitted("first", interval_ms=10))
+    sessions = [register(process, slot).session for slot in range(2)]
+    streams = [process.service(JOB).subscribe(slot, session, 0)[0] for slot, session in enumerate(sessions)]
+    process.settle()
+    for slot, stream in enumerate(streams):
+        for numbered in stream.take():
+            if isinstance(numbered.command, Deploy):
+                run_tasks(process, slot, sessions[slot], numbered.command.deployment)
+    process.pass_time(100)
+    assert any(isinstance(numbered.command, TriggerCheckpoint) for numbered in streams[0].take())
+    older = process.service(JOB)
+    process.submit(submitted("second"))
+    paths = [operation.path for operation in process.operations if isinstance(operation, PutIfAbsent)]
+    assert paths.index(f"{JOB}/chk-1/_metadata") < paths.index(f"{JOB}/leader/2")
+    assert older.closed
+    assert all(stream.closed for stream in streams)
+    with pytest.raises(FencedError):
+        register(process, 0, submission=1)
+
+
+def test_paused_leader_loses_the_job_that_another_process_took_over() -> None:
+    storage = DictStorage()
+    older = Process(storage).begin()
+    older.submit(submitted())
+    newer = Process(storage, seed=1).begin()
+    assert newer.service(JOB).epoch == 2
+    for slot in range(2):
+        register(older, slot)
+    older.settle()
+    assert older.service(JOB).ended.is_set()
+    assert deployed(newer) == [2, 2]
