@@ -30,7 +30,8 @@ class FlowRunner(Protocol):
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
         """Never blocks, never raises an error of the flow: `ended(result, None)` or `ended(None, error)` follows, once.
 
-        It may be called from any thread, and never is when the process dies before. `cleanup` marks deletions, which must not hold up a decision."""
+        It may be called from any thread, and is never called when the process dies before. `cleanup` marks deletions, which
+        must not hold up a decision."""
 
 
 class Turns(Protocol):
