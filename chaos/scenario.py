@@ -17,6 +17,10 @@ Row = tuple[Any, ...]
 """Values of one output row, in the order of the sink's columns; timestamps as integers (us)."""
 
 
+Positions = Mapping[str, list[bytes]]
+"""uid of a source -> its entries as snapshotted, of all subtasks."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkExpectation:
     """One sink and its output at the end of the job."""
@@ -27,13 +31,29 @@ class SinkExpectation:
     rows: Callable[[], Counter[Row]] | None
     """All rows with their counts; None: whatever a failure-free run of the same job commits."""
     ordered_by: tuple[int, int] | None = None
-    """(index of the key column, index of its sequence column): sequences of a key never go back, in the order of commits."""
+    """(index of the key column, index of its sequence column): sequences of a key rise, in the order of commits."""
     steps_by_one: bool = False
     """Per key the sequence goes 1, 2, 3 ... without gap or repeat: the step rule (I5)."""
+    compared: tuple[int, ...] | None = None
+    """Columns that `rows` and `at_cut` are about, when the others depend on the order of arrival; None: all."""
+    last_of_key: bool = False
+    """Only the last row of each key (`ordered_by`) counts: how many come before it depends on where batches end."""
+    at_cut: Callable[[Positions], Counter[Row]] | None = None
+    """Rows that are committed with ids up to a completed checkpoint, given its source positions; None: can't be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Possibly:
+    """In a `CutStates`: this value, or nothing at all. What a watermark lets go depends on the path to the cut."""
+
+    value: Any
 
 
 CutStates = Mapping[str, Mapping[Any, Any]]
-"""state name -> key -> value, of one operator, over all its subtasks."""
+"""state name -> key -> value, of one operator, over all its subtasks. States that it does not name are not judged.
+
+Of map state the key is (key, map key), of columnar state (key, namespace) with a dict of accumulators, of timers (key, time)
+with None; of list state the value is a list. A value may be `Possibly`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +62,8 @@ class CutExpectation:
 
     source_uids: tuple[str, ...]
     operator_uid: str
-    expected: Callable[[Mapping[str, list[bytes]]], CutStates]
-    """From the positions of the sources (uid -> entries as snapshotted, of all subtasks) to the operator's keyed state."""
+    expected: Callable[[Positions], CutStates]
+    """From the positions of the sources to the operator's keyed state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +79,8 @@ class Scenario:
     """Uids of operators with user code, for faults that hit operators."""
     cuts: tuple[CutExpectation, ...] = ()
     may_rescale: bool = True
+    may_drain: bool = True
+    """The output is the same when the job is drained in the middle, and goes on later; false where that closes windows early."""
     bounded: bool = True
     """The job ends by itself when its input does."""
 
