@@ -38,13 +38,18 @@ class RoutedStorage:
     def resolve(self, folder: str) -> tuple[Storage, str]:
         """Storage and relative folder of a snapshot; the same storage object for the same root."""
         storage, relative = resolve_folder(folder, self._default)
-        if storage is self._default:
-            return storage, relative
+        return storage if storage is self._default else self._known(storage), relative
+
+    def at(self, location: str) -> Storage:
+        """The same storage object for the same root."""
+        return self._known(self._default.at(location))
+
+    def _known(self, storage: Storage) -> Storage:
         with self._lock:
             known = self._storages.setdefault(storage.root, storage)
             while len(self._storages) > STORAGES_MAX:
                 del self._storages[next(iter(self._storages))]
-        return known, relative
+        return known
 
     def execute(self, operation: Operation) -> Any:
         """Perform one operation where its path points; listed paths come back in the form that was asked for."""

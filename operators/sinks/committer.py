@@ -26,7 +26,7 @@ from operators.sinks.manifest import (
 from operators.sinks.sweep import Orphans
 from statebackends.errors import CorruptStateError, OutputMayRepeatError, UnsupportedVersionError
 from statebackends.state import OperatorListStateDescriptor, StateDescriptor
-from statebackends.storage.operations import Flow, run_flow
+from statebackends.storage.operations import Flow, Storage, run_flow
 
 COMMITTABLES = OperatorListStateDescriptor("committables")
 
@@ -40,13 +40,13 @@ class FileCommitter(Operator):
         self.allow_output_repeat = False
         """Set by the launcher when the job was submitted so: a rewind below committed output is then accepted."""
 
-    def check_fresh_start(self) -> None:
+    def check_fresh_start(self, beside: Storage | None = None) -> None:
         """Of a job that is to forget all it stored, before it does: raise OutputMayRepeatError if this sink has committed
-        rows, which the job would write once more beside them."""
+        rows, which the job would write once more beside them. `beside` as in `SinkSettings.storage`; called on the driver."""
         if self.allow_output_repeat:
             return
         settings = self._settings
-        entries = run_flow(read_log_flow(SinkPaths(settings.sink_id)), settings.open_storage(settings.path))
+        entries = run_flow(read_log_flow(SinkPaths(settings.sink_id)), settings.storage(beside))
         committed = [entry.checkpoint_id for entry in entries if isinstance(entry, CommitEntry)]
         if committed:
             raise OutputMayRepeatError(
@@ -63,7 +63,7 @@ class FileCommitter(Operator):
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._paths = SinkPaths(self._settings.sink_id)
-        self._storage = self._settings.open_storage(self._settings.path)
+        self._storage = self._settings.storage(context.storage)
         self._pending: dict[int, list[StagedFile]] = {}
         self._known: LogPosition | None = None
         self._log: OpenLog | None = None

@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from statebackends.storage.local import storage_from_url
 from statebackends.storage.operations import Storage
 
 LOG_VERSION = 1
@@ -121,7 +122,14 @@ class SinkSettings:
     sink_id: str
     file_size_max: int
     """Bytes of rows in memory, after which a file is closed."""
-    open_storage: Callable[[str], Storage]
+    open_storage: Callable[[str], Storage] | None = None
+    """None: beside the state directory in a worker, by the path's own form elsewhere."""
+
+    def storage(self, beside: Storage | None = None) -> Storage:
+        """The sink's storage. `beside`: the storage whose reach it shares; None: whatever the path names."""
+        if self.open_storage is not None:
+            return self.open_storage(self.path)
+        return storage_from_url(self.path) if beside is None else beside.at(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class ParquetSink:
         *,
         file_size_max: int = FILE_SIZE_MAX,
         name: str = "parquet",
-        open_storage: Callable[[str], Storage] = storage_from_url,
+        open_storage: Callable[[str], Storage] | None = None,
     ) -> None:
         text = os.fspath(path)
         if file_size_max < 1:
@@ -82,7 +82,7 @@ class ParquetSink:
 
     @property
     def storage(self) -> Storage:
-        return self._settings.open_storage(self.path)
+        return self._settings.storage()
 
     def committed_files(self) -> list[str]:
         """Absolute paths of the committed files, in the order of their commits."""

@@ -52,7 +52,7 @@ class ParquetSinkWriter(Operator):
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._paths = SinkPaths(self._settings.sink_id)
-        self._storage = self._settings.open_storage(self._settings.path)
+        self._storage = self._settings.storage(context.storage)
         self._held: list[pa.RecordBatch] = []
         self._held_size = 0
         self._files: list[StagedFile] = []

@@ -18,13 +18,11 @@ def is_absolute_folder(folder: str) -> bool:
 def resolve_folder(folder: str, default: Storage) -> tuple[Storage, str]:
     """Where a snapshot's folder lies: (storage, folder relative to its root).
 
-    A storage-relative folder (`<job>/chk-42`) is in `default`; an absolute location is the last name below a storage of its own.
-    Raises InvalidConfigError for a location that no storage understands."""
+    A storage-relative folder (`<job>/chk-42`) is in `default`; an absolute location is the last name below a storage of its own,
+    which is reached as `default` is. Raises InvalidConfigError for a location that it does not reach."""
     if not is_absolute_folder(folder):
         return default, folder
-    from statebackends.storage.local import storage_from_url  # local.py imports this package
-
     parent, _, name = folder.rstrip("/").rpartition("/")
     if parent.endswith((":/", ":")):
         parent = f"{parent.rstrip('/')}///"
-    return storage_from_url(parent or "/"), name
+    return default.at(parent or "/"), name

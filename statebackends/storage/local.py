@@ -53,6 +53,10 @@ class LocalStorage:
     def root(self) -> str:
         return self._root
 
+    def at(self, location: str) -> LocalStorage:
+        """Another folder of the same file system."""
+        return LocalStorage(_folder_of(location), file_system=self._fs, new_nonce=self._new_nonce)
+
     def execute(self, operation: ops.Operation) -> Any:
         """Perform one operation. I/O errors are StorageUnavailableError with the path and the system's words."""
         path = _path_of(operation)
@@ -326,13 +330,17 @@ def _path_of(operation: ops.Operation) -> str:
 
 def storage_from_url(url: str) -> LocalStorage:
     """Storage named by a plain path or a `file:///` URL. Raises InvalidConfigError naming any other scheme."""
+    return LocalStorage(_folder_of(url))
+
+
+def _folder_of(url: str) -> str:
     parts = urlsplit(url)
     if not url or "\0" in url:
         raise InvalidConfigError("the storage location is empty", url=url)
     if "://" not in url:
-        return LocalStorage(url)
+        return url
     if parts.scheme != "file":
         raise InvalidConfigError(f"storage scheme {parts.scheme!r} is not supported: use a path or file:///", url=url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidConfigError(f"{url!r} names a host: use file:/// and an absolute path", url=url)
-    return LocalStorage(unquote(parts.path))
+    return unquote(parts.path)

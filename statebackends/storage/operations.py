@@ -127,6 +127,11 @@ class Storage(Protocol):
     def root(self) -> str:
         """Printable location, for messages and for `_metadata`; a directory's absolute path or a URL."""
 
+    def at(self, location: str) -> Storage:
+        """Storage of another root, reached as this one is. `location` is a path or a URL, as in `storage_from_url`.
+
+        Raises InvalidConfigError for one that this kind of storage does not reach."""
+
     def execute(self, operation: Operation) -> Any:
         """Perform one operation; its result is described on the record. Raises StorageUnavailableError on I/O errors."""
 

@@ -13,7 +13,7 @@ from coordinator.config import ServiceConfig
 from coordinator.hosting import HostFlow, JobHost, run_host_flow
 from coordinator.jobservice import JobService
 from coordinator.running import Turns
-from statebackends.storage.operations import Flow, Operation
+from statebackends.storage.operations import Flow, Operation, Storage
 from tests.coordinator.world import DictStorage, Steps
 
 T = TypeVar("T")
@@ -155,6 +155,9 @@ class Process:
 
     def turn(self) -> bool:
         return any(owner.turn() for owner in self.owners)
+
+    def at(self, location: str) -> Storage:
+        return self.storage.at(location)
 
     def execute(self, operation: Operation) -> Any:
         self.operations.append(operation)

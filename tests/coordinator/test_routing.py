@@ -31,6 +31,13 @@ def test_late_acknowledgement_can_not_delete_outside_its_savepoint(storage: Rout
     assert (tmp_path / "home" / "precious").read_text() == "mine"
 
 
+def test_one_root_has_one_storage_by_whichever_way_it_is_reached(storage: RoutedStorage, tmp_path: Path) -> None:
+    near = storage.at(f"{tmp_path}/savepoints")
+    assert near.root == f"{tmp_path}/savepoints"
+    assert storage.resolve(f"{tmp_path}/savepoints/savepoint-1") == (near, "savepoint-1")
+    assert storage.at(f"file://{tmp_path}/savepoints") is near
+
+
 @pytest.mark.parametrize("path", ["/savepoints/savepoint-1/../../home/precious", "file://{}/savepoints/../home/precious"])
 def test_absolute_paths_are_not_normalised_away(storage: RoutedStorage, tmp_path: Path, path: str) -> None:
     location = path.format(tmp_path) if "{}" in path else f"{tmp_path}{path}"

@@ -38,6 +38,7 @@ from coordinator.submitting import Starter, resume_submission, start_submission
 from statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
 from statebackends.metadata import decode_metadata
+from statebackends.storage.local import storage_from_url
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -47,6 +48,7 @@ from statebackends.storage.operations import (
     PutIfAbsent,
     ReadFile,
     StatFile,
+    Storage,
     WriteFile,
 )
 from tests.coordinator.doubles import OFFSETS, submission, word_count
@@ -63,6 +65,9 @@ class DictStorage:
         self.files: dict[str, bytes] = {}
         self.trouble: random.Random | None = None
         self.trouble_share = 0.0
+
+    def at(self, location: str) -> Storage:
+        return storage_from_url(location)
 
     def execute(self, operation: Operation) -> Any:
         fails = self.trouble is not None and self.trouble.random() < self.trouble_share

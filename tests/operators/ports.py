@@ -11,6 +11,7 @@ from operators.base import OperatorCounters
 from statebackends.backend import OperatorListState
 from statebackends.errors import ObjectMissingError
 from statebackends.storage import operations as ops
+from statebackends.storage.local import storage_from_url
 
 
 class DictStorage:
@@ -24,6 +25,9 @@ class DictStorage:
     @property
     def root(self) -> str:
         return self._root
+
+    def at(self, location: str) -> ops.Storage:
+        return storage_from_url(location)
 
     def execute(self, operation: ops.Operation) -> Any:
         self.log.append(operation)

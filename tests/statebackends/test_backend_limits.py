@@ -21,7 +21,7 @@ from statebackends.errors import (
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
 from statebackends.settings import StateBackendSettings
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from statebackends.storage.operations import Operation, UploadFile, run_flow
+from statebackends.storage.operations import Operation, Storage, UploadFile, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, use
 
 BLOB = ValueStateDescriptor("blob", bytes)
@@ -266,6 +266,9 @@ def test_every_operation_of_a_native_checkpoint_is_an_upload_of_the_hard_linked_
 
     class Recording:
         root = ""
+
+        def at(self, location: str) -> Storage:
+            return rocks.storage.at(location)
 
         def execute(self, operation: Operation) -> Any:
             seen.append(operation)

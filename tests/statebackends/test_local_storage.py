@@ -396,6 +396,16 @@ def test_left_over_temporary_files_are_swept_by_age(storage: LocalStorage) -> No
     assert read(storage, "a") == b"x"
 
 
+def test_another_root_is_on_the_same_file_system() -> None:
+    file_system = made()
+    storage = crash_storage(file_system).at("file:///disk/sink")
+    assert storage.root == "/disk/sink"
+    storage.execute(ops.WriteFile("a", [DATA]))
+    assert dict(file_system.list_folder("/disk/sink")) == {"a": False, ".tmp": True}
+    with pytest.raises(InvalidConfigError, match="'gs'"):
+        storage.at("gs://bucket/state")
+
+
 def test_storage_urls(tmp_path: Path) -> None:
     assert storage_from_url(str(tmp_path)).root == str(tmp_path)
     assert storage_from_url(f"file://{tmp_path}/with%20space").root == f"{tmp_path}/with space"

@@ -106,6 +106,26 @@ def test_a_write_that_failed_is_part_of_the_next_snapshot() -> None:
     assert len(out.batches) == 1
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_workers_sink_lies_beside_its_state_directory_unless_it_names_a_storage(opened: bool) -> None:
+    sinks, named = {"/sink": DictStorage()}, DictStorage()
+
+    class Near(DictStorage):
+        def at(self, location: str) -> DictStorage:
+            return sinks[location]
+
+    sink = ParquetSink("/sink", "out", file_size_max=16, open_storage=(lambda url: named) if opened else None)
+    writer, context = sink.create_writer(SCHEMA), ManualContext(storage=Near())
+    committer = sink.create_committer()
+    writer.setup(context, Collected())
+    committer.setup(context, Collected())
+    committer.open()
+    writer.process_batch(batch(1, 2), 0)
+    context.run_pool()
+    assert not context.failures
+    assert [len(storage.files) for storage in (sinks["/sink"], named)] == ([0, 2] if opened else [2, 0])
+
+
 def test_files_are_rolled_by_size_and_written_before_the_barrier() -> None:
     disk = DictStorage()
     sink = ParquetSink("/sink", "out", file_size_max=16, open_storage=lambda url: disk)
