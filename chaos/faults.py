@@ -96,13 +96,13 @@ KINDS: dict[str, FaultKind] = {
     for kind in (
         FaultKind("kill_worker", "a worker process dies; its slot gets a successor", _WORKER),
         FaultKind("kill_coordinator", "the coordinator process dies and is started again", "", "ms until it is back"),
-        FaultKind(
-            "kill_driver", "the driver and its workers die; a new driver submits the job again", "", "ms until it is back"
-        ),
+        FaultKind("kill_driver", "the driver and its workers die; a new driver submits the job again", "", "ms until it is back"),
         FaultKind("kill_all", "every process dies at once", "", "ms until they are back"),
         FaultKind("power_loss", "every process dies, and storage loses what was not durable", "", "ms until they are back"),
         FaultKind("kill_recovering", "whoever recovers dies during it", "worker or coordinator"),
-        FaultKind("pause_worker", "a worker stands still, is replaced, and comes back as a zombie", _WORKER, lasts=True),
+        FaultKind(
+            "pause_worker", "a worker stands still and comes back", _WORKER, "1: its driver replaces it meanwhile", lasts=True
+        ),
         FaultKind("pause_coordinator", "the coordinator stands still for a while", "", lasts=True),
         FaultKind("second_coordinator", "another coordinator takes over while the first one lives on", "", lasts=True),
         FaultKind("old_leader_wakes", "the coordinator is paused, another takes over, then the first one wakes", "", lasts=True),
@@ -125,7 +125,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("user_error", "the user's function raises", "uid"),
         FaultKind("checkpoint", "a user asks for a checkpoint", ""),
         FaultKind("savepoint", "a user takes a savepoint", ""),
-        FaultKind("restore", "the job is stopped with a savepoint, and started again from it", "drain or empty"),
+        FaultKind("restore", "the job is stopped with a savepoint, and started again from it", ""),
         FaultKind("rescale", "the driver is replaced by one with another parallelism", "", "new parallelism"),
     )
 }

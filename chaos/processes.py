@@ -27,6 +27,8 @@ class Process:
     paused: bool = False
     last_point: str = "start"
     """Last point that it passed: where it dies, if it dies now."""
+    phase: str = ""
+    """What it is about, part of the names of its points: a coordinator is `recovering` until it listens."""
     wall_offset_ms: int = 0
     """Its wall clock against true time."""
     waiting: list[Act] = field(default_factory=list)
@@ -41,6 +43,8 @@ class Kernel:
         self.trace = trace
         self.now_us = 0
         self.steps = 0
+        self.power_cuts = 0
+        """How often everything lost power: what was on its way then never arrives."""
         self.current: Process | None = None
         self._order: random.Random = streams.of("order")
         self._events: list[tuple[int, float, int, Process | None, Act]] = []

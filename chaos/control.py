@@ -1,0 +1,339 @@
+"""The control plane in virtual time: requests of workers to a coordinator, and the command streams back, as bytes.
+
+It stands for HTTP: a request is answered, or refused because nobody listens, or times out. Messages travel encoded by the
+product's codec, so that what one process keeps is never what another one changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from barriers import codec
+from barriers.messages import (
+    CancelTasks,
+    Deploy,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    ShutdownWorker,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from chaos.injector import Injector
+from chaos.observations import Answered, Commanded, Observation, Requested
+from chaos.processes import Kernel, Process
+from coordinator.subscription import Subscription
+from statebackends.errors import HoldfastError, StorageUnavailableError
+
+WAY_US = (100, 1_500)
+"""Least and most time of a message one way."""
+ANSWER_TIMEOUT_US = 10_000_000
+"""How long a request waits for its answer, as in operators.gateway."""
+KEEP_ALIVE_US = 2_000_000
+"""Silence on a command stream after which a line without a command is sent, as in api.command_stream."""
+SILENCE_US = 10_000_000
+"""Silence on a command stream after which its reader gives it up, as in operators.gateway."""
+
+Reply = Callable[[Any], None]
+"""Takes the answer, or the HoldfastError that came instead."""
+
+
+class Endpoint(Protocol):
+    """A coordinator process, as the network sees it."""
+
+    process: Process
+
+    def serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
+        """Answer a request; the Future has the answer or a HoldfastError."""
+
+    def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
+        """Open a command stream. Raises HoldfastError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who asks for what."""
+
+    sender: Process
+    request: str
+    job_id: str
+    slot: int = -1
+    """Slot of a worker; -1 for a driver."""
+
+
+class ControlNetwork:
+    """Who listens where, and what happens on the way."""
+
+    def __init__(self, kernel: Kernel, injector: Injector, observe: Callable[[Observation], None]) -> None:
+        self.kernel = kernel
+        self.injector = injector
+        self.observe = observe
+        self.random = kernel.streams.of("control network")
+        self.leader: Endpoint | None = None
+        """Whose address is in the state directory: where a client that looks it up goes."""
+        self.streams: list[CommandStream] = []
+
+    def way_us(self) -> int:
+        return self.random.randrange(*WAY_US)
+
+    def process_gone(self, process: Process) -> None:
+        """Its sockets are closed: who is at their other ends learns of it."""
+        for stream in list(self.streams):
+            stream.process_gone(process)
+
+    def ask(self, call: Call, endpoint: Endpoint | None, body: Any, kind: Any, reply: Reply) -> None:
+        """Send a request to an endpoint; `reply` is called once, as the sender: with the answer (of type `kind`) or an error."""
+        exchange = _Exchange(self, call, kind, reply)
+        sender, request, slot = call.sender, call.request, call.slot
+        if endpoint is None or not endpoint.process.alive:
+            self.kernel.after(self.way_us(), lambda: exchange.end(_unreachable("connection refused")), sender)
+            return
+        self.observe(Requested(self.kernel.now_ms, sender.name, request, body))
+        content = codec.encode(body)
+        fate = self.injector.message(request, slot)
+        self.kernel.after(ANSWER_TIMEOUT_US, lambda: exchange.end(_unreachable("no answer in time")), sender)
+        if fate.lost:
+            return
+        for _ in range(fate.copies):
+            delay_us = self.way_us() + fate.delay_us
+            self.kernel.after(delay_us, lambda: exchange.arrive(endpoint, content, type(body)))
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("_call", "_ended", "_kind", "_network", "_reply")
+
+    def __init__(self, network: ControlNetwork, call: Call, kind: Any, reply: Reply) -> None:
+        self._network = network
+        self._call = call
+        self._kind = kind
+        self._reply = reply
+        self._ended = False
+
+    def arrive(self, endpoint: Endpoint, content: bytes, kind: Any) -> None:
+        """At the coordinator's machine."""
+        kernel = self._network.kernel
+        if not endpoint.process.alive:
+            kernel.after(self._network.way_us(), lambda: self.end(_unreachable("connection reset")), self._call.sender)
+            return
+
+        def serve() -> None:
+            self._network.injector.point(f"coordinator.receive.{self._call.request}", endpoint.process)
+            if not endpoint.process.alive:
+                return
+            future = endpoint.serve(self._call.request, self._call.job_id, codec.decode(content, kind))
+            future.add_done_callback(lambda done: self._answer(endpoint, done))
+
+        kernel.run_as(endpoint.process, serve)
+
+    def _answer(self, endpoint: Endpoint, future: Future[Any]) -> None:
+        """The coordinator has an answer; it may die, or the network lose it, before it is there."""
+        error = future.exception()
+        if error is not None and not isinstance(error, HoldfastError):
+            raise error
+        value = error if error is not None else future.result()
+        answer = error if error is not None else codec.encode(value)
+        injector, kernel = self._network.injector, self._network.kernel
+        injector.point(f"coordinator.answer.{self._call.request}", endpoint.process)
+        now_ms, call = kernel.now_ms, self._call
+        self._network.observe(Answered(now_ms, endpoint.process.name, call.sender.name, call.request, value))
+        fate = injector.message(f"answer:{self._call.request}", self._call.slot)
+        if fate.lost or not endpoint.process.alive:
+            return
+
+        def deliver() -> None:
+            if isinstance(answer, bytes):
+                self.end(None if self._kind is None else codec.decode(answer, self._kind))
+            else:
+                self.end(answer)
+
+        kernel.after(self._network.way_us() + fate.delay_us, deliver, self._call.sender)
+
+    def end(self, answer: Any) -> None:
+        """The sender has an answer, or gave up; what comes later is not heard."""
+        if not self._ended:
+            self._ended = True
+            self._reply(answer)
+
+
+class CommandStream:
+    """One open command stream: lines in order, keep-alives, and an end that both sides notice.
+
+    A line that a fault takes out, repeats or moves stands for what a proxy or a bug may do; the session must notice."""
+
+    def __init__(
+        self, network: ControlNetwork, call: Call, heard: Callable[[NumberedCommand], None], ended: Callable[[Any], None]
+    ) -> None:
+        """`heard` takes each line and `ended` the reason why no more will come (None: just closed), both as the reader."""
+        self._network = network
+        self._call = call
+        self._heard = heard
+        self._ended = ended
+        self._endpoint: Endpoint | None = None
+        self._subscription: Subscription | None = None
+        self._session = ""
+        self._open = True
+        self._last_us = 0
+        self._sent_us = 0
+        self._heard_us = network.kernel.now_us
+
+    def ask(self, endpoint: Endpoint | None, session: str, after: int) -> None:
+        """Send the request."""
+        network = self._network
+        self._endpoint, self._session = endpoint, session
+        network.streams.append(self)
+        self._watch_silence()
+        if endpoint is None or not endpoint.process.alive:
+            self._end_soon(_unreachable("connection refused"))
+            return
+        fate = network.injector.message("stream", self._call.slot)
+        if not fate.lost:
+            network.kernel.after(network.way_us() + fate.delay_us, lambda: self._serve(after), endpoint.process)
+
+    def close(self) -> None:
+        """The reader does not want it any more."""
+        if self._open:
+            self._shut()
+            self._leave()
+
+    def process_gone(self, process: Process) -> None:
+        """One of its ends has died."""
+        if self._open and self._endpoint is not None and process is self._endpoint.process:
+            self._end_soon(_unreachable("the stream broke"))
+        elif self._open and process is self._call.sender:
+            self.close()
+
+    # ---------------------------------------------------------------------------------------------- at the coordinator
+
+    def _serve(self, after: int) -> None:
+        assert self._endpoint is not None
+        self._network.injector.point("coordinator.receive.stream", self._endpoint.process)
+        if not self._open or not self._endpoint.process.alive:
+            return
+        try:
+            subscription, opened = self._endpoint.subscribe(self._call.job_id, self._call.slot, self._session, after)
+        except HoldfastError as error:
+            self._end_soon(error)
+            return
+        opened.add_done_callback(lambda done: self._opened(subscription, done))
+
+    def _opened(self, subscription: Subscription, done: Future[Any]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._end_soon(error)
+            return
+        self._subscription = subscription
+        if not self._open:
+            self._leave()
+            return
+        subscription.add_listener(self._pump)
+        self._keep_alive()
+
+    def _pump(self) -> None:
+        """Commands wait, or the stream was closed."""
+        subscription = self._subscription
+        assert subscription is not None
+        assert self._endpoint is not None
+        closed = subscription.closed
+        for line in subscription.take():
+            if not self._send(line):
+                return
+        if closed:
+            self._end_soon(None)
+
+    def _send(self, line: NumberedCommand) -> bool:
+        """Put a line on its way; False when the coordinator died over it."""
+        assert self._endpoint is not None
+        network, process = self._network, self._endpoint.process
+        kind = command_kind(line.command)
+        if line.command is not None:
+            network.injector.point(f"coordinator.send.{kind}", process)
+            if not process.alive:
+                return False
+            network.observe(Commanded(network.kernel.now_ms, process.name, line.epoch, self._call.slot, line.command))
+        fate = network.injector.message(kind, self._call.slot)
+        self._sent_us = network.kernel.now_us
+        if fate.lost:
+            return True
+        content = codec.encode(line)
+        for copy in range(fate.copies):
+            due_us = network.kernel.now_us + network.way_us() + fate.delay_us
+            if fate.delay_us == 0 and copy == 0:
+                due_us = self._last_us = max(self._last_us + 1, due_us)
+            network.kernel.after(due_us - network.kernel.now_us, lambda: self._arrive(content), self._call.sender)
+        return True
+
+    def _keep_alive(self) -> None:
+        """A line without a command after each silent interval: a reader that missed the last command notices."""
+        assert self._endpoint is not None
+        subscription, kernel = self._subscription, self._network.kernel
+        if not self._open or subscription is None or subscription.closed:
+            return
+        if kernel.now_us - self._sent_us >= KEEP_ALIVE_US:
+            self._send(NumberedCommand(subscription.epoch, self._session, subscription.last_number, None))
+        kernel.after(KEEP_ALIVE_US, self._keep_alive, self._endpoint.process)
+
+    def _leave(self) -> None:
+        """The reader's socket is closed: the coordinator is told."""
+        if self._endpoint is not None and self._subscription is not None:
+            self._network.kernel.after(self._network.way_us(), self._subscription.close, self._endpoint.process)
+
+    # --------------------------------------------------------------------------------------------------- at the worker
+
+    def _arrive(self, content: bytes) -> None:
+        if self._open:
+            self._heard_us = self._network.kernel.now_us
+            self._heard(codec.decode(content, NumberedCommand))
+
+    def _watch_silence(self) -> None:
+        kernel = self._network.kernel
+
+        def look() -> None:
+            if not self._open:
+                return
+            silent_us = kernel.now_us - self._heard_us
+            if silent_us >= SILENCE_US:
+                self._end(_unreachable("the stream is silent"))
+                self._leave()
+            else:
+                kernel.after(SILENCE_US - silent_us, look, self._call.sender)
+
+        kernel.after(SILENCE_US, look, self._call.sender)
+
+    def _end_soon(self, reason: Any) -> None:
+        due_us = max(self._last_us + 1, self._network.kernel.now_us + self._network.way_us())
+        self._network.kernel.after(due_us - self._network.kernel.now_us, lambda: self._end(reason), self._call.sender)
+
+    def _end(self, reason: Any) -> None:
+        if self._open:
+            self._shut()
+            self._ended(reason)
+
+    def _shut(self) -> None:
+        self._open = False
+        if self in self._network.streams:
+            self._network.streams.remove(self)
+
+
+_KINDS: dict[type, str] = {
+    Deploy: "deploy",
+    TriggerCheckpoint: "trigger",
+    NotifyCheckpointComplete: "complete",
+    NotifyCheckpointAborted: "abort",
+    CancelTasks: "cancel",
+    FinishTasks: "finish",
+    ShutdownWorker: "shutdown",
+}
+
+
+def command_kind(command: WorkerCommand | None) -> str:
+    """A command's kind of message; `keep_alive` for a line without one."""
+    return "keep_alive" if command is None else _KINDS[type(command)]
+
+
+def _unreachable(reason: str) -> HoldfastError:
+    return StorageUnavailableError(f"the coordinator can't be reached: {reason}")

@@ -1,0 +1,311 @@
+"""One simulated coordinator process: the real job host, job masters, checkpoint coordinators and storage flows.
+
+It stands for the REST service: requests come from the simulated network, and each job's turns are events of this process."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+
+from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.messages import CheckpointKind
+from chaos.gateway import Epoch
+from chaos.observations import Led
+from chaos.pool import FlowPool
+from chaos.processes import Process, ProcessClock
+from chaos.stores import StoreClient
+from chaos.workerhost import Surroundings
+from coordinator import jobevents as job
+from coordinator.config import ServiceConfig
+from coordinator.hosting import HostFlow, JobHost
+from coordinator.jobmaster import JobMaster
+from coordinator.jobservice import JobService
+from coordinator.jobview import view_recorded_job
+from coordinator.reading import ReadModels
+from coordinator.routing import RoutedStorage
+from coordinator.running import Turns
+from coordinator.subscription import Subscription
+from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
+from statebackends.storage.operations import Flow, Storage
+
+T = TypeVar("T")
+
+TURN_US = (10, 250)
+"""Least and most time until an owner takes its next turn."""
+CALL_TIMEOUT_MS = 30_000
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a driver is told of its job."""
+
+    state: str
+    submission: int
+    attempt: int
+    slots: tuple[int, ...]
+    """Slots whose worker is registered."""
+    failure: str = ""
+    completed: int = 0
+    """Newest completed checkpoint."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a user asks for."""
+
+    kind: CheckpointKind | None
+    """None: cancel."""
+    trigger_id: str
+    target: str | None = None
+    drain: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a wish ended, or that it has not."""
+
+    in_progress: bool
+    location: str = ""
+    failure: str = ""
+
+
+class CoordinatorHost:
+    """Leads the jobs of the state directory from `start` until it is killed."""
+
+    def __init__(
+        self, around: Surroundings, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
+    ) -> None:
+        self.process = process
+        self._around = around
+        self._storage = storage
+        self._on_ready = ready
+        self.is_ready = False
+        self.clock = ProcessClock(around.kernel, process)
+        self._routed = RoutedStorage(storage)
+        self._decisions = FlowPool(around.kernel, process, storage, around.injector, threads=8)
+        self._cleanup = FlowPool(around.kernel, process, storage, around.injector, threads=2)
+        rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
+        config = ServiceConfig(storage.root, url=f"sim://{process.name}")
+        self.host = JobHost(config, storage.root, rng=rng, clock=self.clock, runner=self, owner=lambda: SimOwner(self))
+        self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS)
+        self._starting: deque[tuple[HostFlow[Any], Callable[[Any, BaseException | None], None]]] = deque()
+        self._start_under_way = False
+        process.phase = "recovering"
+
+    @property
+    def services(self) -> list[JobService]:
+        """Jobs that this process leads, or led."""
+        return self.host.registry.services()
+
+    def summary(self) -> str:
+        """What its jobs are about."""
+        if not self.is_ready:
+            return "recovering"
+        return ",".join(
+            f"e{each.epoch} {each._master.state.value.lower()} a{each._master.lifecycle.attempt}" for each in self.services
+        )
+
+    @property
+    def around(self) -> Surroundings:
+        return self._around
+
+    @property
+    def is_idle(self) -> bool:
+        """No flow is under way."""
+        return self._decisions.is_idle and self._cleanup.is_idle
+
+    def start(self) -> None:
+        """Open the state directory and lead on what lives in it; then listen."""
+        self._in_turn(self._begin(), self._began)
+
+    def _begin(self) -> HostFlow[None]:
+        yield from self.host.open()
+        yield from self.host.recover()
+
+    def _began(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._around.kernel.trace.add(self.process.name, "can't start", str(error))
+            self._around.kernel.after(200_000, self.start, self.process)
+            return
+        self.process.phase = ""
+        self.is_ready = True
+        self._around.control.leader = self
+        self._on_ready(self)
+
+    # --------------------------------------------------------------------------------------------- flows (FlowRunner)
+
+    def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
+        """As coordinator.running.FlowRunner."""
+        storage: Storage = self._routed
+        (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
+
+    def _in_turn(self, flow: HostFlow[Any], ended: Callable[[Any, BaseException | None], None]) -> None:
+        """Starting and taking over jobs: one at a time, as the lock of a job has it."""
+        self._starting.append((flow, ended))
+        self._start_next()
+
+    def _start_next(self) -> None:
+        if self._start_under_way or not self._starting:
+            return
+        self._start_under_way = True
+        flow, ended = self._starting.popleft()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._start_under_way = False
+            ended(result, error)
+            self._start_next()
+
+        self._decisions.drive(flow, done, self._routed)
+
+    # -------------------------------------------------------------------------------------------- requests (Endpoint)
+
+    def serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
+        """As the routes of the REST service."""
+        try:
+            return self._serve(request, job_id, body)
+        except HoldfastError as error:
+            future: Future[Any] = Future()
+            future.set_exception(error)
+            return future
+
+    def _serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
+        call = self._models._call
+        match request:
+            case "register":
+                return call(job_id, lambda ticket: job.RegistrationReceived(ticket, body))
+            case "acks":
+                return call(job_id, lambda ticket: job.AckBatchReceived(ticket, body))
+            case "states":
+                return call(job_id, lambda ticket: job.StatesReceived(ticket, body))
+            case "heartbeat":
+                return _then(call(job_id, lambda ticket: job.HeartbeatReceived(ticket, body)), Epoch)
+            case "submit":
+                return self._submit(body)
+            case "look":
+                return self._look(job_id)
+            case "wish":
+                return self._wish(job_id, body)
+            case _:
+                return self._outcome(job_id, body)
+
+    def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
+        """As the route of the command stream."""
+        return self._models._led(job_id).subscribe(slot, session, after)
+
+    def _submit(self, submission: Submission) -> Future[Any]:
+        future: Future[SubmissionAccepted] = Future()
+
+        def ended(accepted: Any, error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(accepted)
+            else:
+                future.set_exception(error)
+
+        self._in_turn(self.host.submit(submission), ended)
+        return future
+
+    def _look(self, job_id: str) -> Future[Any]:
+        recorded = self._models._recorded_only(job_id)
+        if recorded is None:
+            return self._models._led(job_id).query(_look_at)
+        future: Future[Any] = Future()
+        view = view_recorded_job(recorded, self.clock.wall_ms())
+        newest = recorded.newest_submission
+        future.set_result(Look(view.overview.state, newest.number if newest is not None else 0, view.attempt, ()))
+        return future
+
+    def _wish(self, job_id: str, wish: Wish) -> Future[Any]:
+        kind = wish.kind
+        if kind is None:
+            return _then(self._models._call(job_id, job.CancelRequested), lambda _: "")
+        if kind is not CheckpointKind.CHECKPOINT and wish.target is None:
+            raise NotFoundError("a savepoint needs a target")
+        return self._models._call(
+            job_id,
+            lambda ticket: job.SnapshotRequested(ticket, kind, wish.trigger_id, target=wish.target, drain=wish.drain),
+        )
+
+    def _outcome(self, job_id: str, trigger_id: str) -> Future[Any]:
+        return self._models._led(job_id).query(lambda master: _outcome_of(master, trigger_id))
+
+
+def _look_at(master: JobMaster) -> Look:
+    slots = tuple(slot.index for slot in master.workforce.slots if slot.is_ready)
+    setup = master.setup
+    restored = master.lifecycle.restore_point
+    completed = restored.checkpoint_id if restored is not None else 0
+    return Look(master.state.value, setup.submission, master.lifecycle.attempt, slots, master.lifecycle.failure or "", completed)
+
+
+def _outcome_of(master: JobMaster, trigger_id: str) -> Outcome:
+    view = master.triggers.get(trigger_id)
+    if view is None:
+        raise NotFoundError(f"no trigger {trigger_id}")
+    return Outcome(view.in_progress, view.location or "", view.failure or "")
+
+
+def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
+    """The future's value, made into something else."""
+    made_future: Future[Any] = Future()
+
+    def done(ended: Future[Any]) -> None:
+        error = ended.exception()
+        if error is None:
+            made_future.set_result(made(ended.result()))
+        else:
+            made_future.set_exception(error)
+
+    future.add_done_callback(done)
+    return made_future
+
+
+class SimOwner:
+    """Implements coordinator.running.Owner: a job's turns as events of its process."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._kernel = host.around.kernel
+        self._random = self._kernel.streams.of(f"owner/{host.process.name}")
+        self._service: Turns | None = None
+        self._due_us: int | None = None
+
+    def start(self, service: Turns) -> None:
+        self._service = service
+        if isinstance(service, JobService):
+            setup = service._master.setup
+            self._host.around.observe(
+                Led(self._kernel.now_ms, self._host.process.name, setup.job_id, setup.epoch, setup.submission, setup.graph)
+            )
+            self._kernel.trace.add(self._host.process.name, "leads", f"epoch {setup.epoch} submission {setup.submission}")
+        self.wake()
+
+    def wake(self) -> None:
+        self._turn_after(self._random.randrange(*TURN_US))
+
+    def join(self) -> None:
+        """On one thread nobody else takes the turns that are left."""
+        service = self._service
+        while service is not None and not service.closed:
+            if not service.turn():
+                raise StorageUnavailableError("a closing job has no turn left")
+
+    def _turn_after(self, delay_us: int) -> None:
+        due_us = self._kernel.now_us + delay_us
+        if self._due_us is not None and self._due_us <= due_us:
+            return
+        self._due_us = due_us
+        self._kernel.after(delay_us, lambda: self._turn(due_us), self._host.process)
+
+    def _turn(self, due_us: int) -> None:
+        service = self._service
+        if due_us != self._due_us or service is None or service.closed:
+            return
+        self._due_us = None
+        if service.turn():
+            self.wake()
+            return
+        deadline_ms = service.next_deadline_ms()
+        if deadline_ms is not None:
+            self._turn_after(max(0, deadline_ms * 1000 - self._kernel.now_us))

@@ -1,0 +1,199 @@
+"""The data plane in virtual time: frames between worker processes, in order per connection, as bytes, with the losses of TCP.
+
+A connection delivers everything in order or breaks; who loses one is told once, as ZeroMQ's socket monitor does it in
+production. Frames on their way when a process dies still arrive; those of a connection that is cut do not."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from barriers.frames import Frame, FrameDecoder, FrameEncoder, decode_header
+from barriers.transport import AttemptFence, PeerLost, Received
+from chaos.injector import Injector
+from chaos.processes import Kernel, Process
+from statebackends.errors import InvariantError
+
+WAY_US = (50, 900)
+"""Least and most time of a frame between two workers."""
+
+_SCHEME = "sim://"
+
+
+class _Connection:
+    """One direction between two processes, of one attempt."""
+
+    __slots__ = ("last_us", "open", "target")
+
+    def __init__(self, target: SimTransport) -> None:
+        self.target = target
+        self.open = True
+        self.last_us = 0
+
+
+class DataNetwork:
+    """Every worker's data port, by address."""
+
+    def __init__(self, kernel: Kernel, injector: Injector) -> None:
+        self.kernel = kernel
+        self.injector = injector
+        self.random: random.Random = kernel.streams.of("data network")
+        self.ports: dict[str, SimTransport] = {}
+
+    def open(self, process: Process, slot: int, wake: Callable[[], None]) -> SimTransport:
+        """The data port of a new worker process."""
+        transport = SimTransport(self, process, slot, wake)
+        self.ports[transport.address] = transport
+        return transport
+
+    def close(self, transport: SimTransport) -> None:
+        """The process is gone: its peers learn of it."""
+        if self.ports.pop(transport.address, None) is None:
+            return
+        for other in list(self.ports.values()):
+            other.peer_gone(transport, "disconnected")
+
+    def cut(self, one: int, other: int) -> bool:
+        """Break the connections between the workers of two slots; True if there was one."""
+        broken = False
+        for transport in list(self.ports.values()):
+            if transport.slot in (one, other):
+                broken = transport.cut_from(other if transport.slot == one else one) or broken
+        return broken
+
+
+class SimTransport:
+    """Implements `barriers.transport.Transport` for one simulated worker process. `poll` never waits."""
+
+    def __init__(self, network: DataNetwork, process: Process, slot: int, wake: Callable[[], None]) -> None:
+        self._network = network
+        self._process = process
+        self.slot = slot
+        self._wake = wake
+        self._fence = AttemptFence()
+        self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
+        self._own: deque[Received] = deque()
+        self._inbox: deque[list[Any]] = deque()
+        self._losses: deque[PeerLost] = deque()
+        self._connections: dict[int, _Connection] = {}
+        self._lost: set[int] = set()
+
+    @property
+    def address(self) -> str:
+        return f"{_SCHEME}{self._process.name}"
+
+    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
+        early = self._fence.start(attempt)
+        self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
+        self._own.clear()
+        self._own.extend(early)
+        self._losses.clear()
+        self._lost.clear()
+        self._connections.clear()
+        for slot, address in sorted(addresses.items()):
+            if slot == self.slot:
+                continue
+            target = self._network.ports.get(address)
+            if target is None:
+                self._lose_soon(slot, "connect retried")
+            else:
+                self._connections[slot] = _Connection(target)
+
+    def send(self, frame: Frame) -> None:
+        slot = frame.target_slot
+        if slot == self.slot:
+            self._own.append(frame)
+            return
+        connection = self._connections.get(slot)
+        if connection is None:
+            if slot in self._lost or self._network.kernel.current is not self._process:
+                return
+            self._lose_soon(slot, "not connected")
+            return
+        parts = [bytes(part) for part in self._encoder.encode(frame)]
+        kernel = self._network.kernel
+        delay_us = self._network.random.randrange(*WAY_US) + self._network.injector.link_delay_us(self.slot, slot)
+        connection.last_us = max(connection.last_us + 1, kernel.now_us + delay_us)
+        kernel.after(connection.last_us - kernel.now_us, lambda: self._arrive(connection, parts))
+
+    @staticmethod
+    def _arrive(connection: _Connection, parts: list[Any]) -> None:
+        if connection.open:
+            connection.target.take(parts)
+
+    def take(self, parts: list[Any]) -> None:
+        """Bytes arrived; they wait in the socket until the loop looks."""
+        self._inbox.append(parts)
+        self._wake()
+
+    def peer_gone(self, peer: SimTransport, reason: str) -> None:
+        """A process that this one is connected to has gone; what it sent before is told first."""
+        for slot, connection in sorted(self._connections.items()):
+            if connection.target is peer:
+                del self._connections[slot]
+                self._lose_soon(slot, reason)
+
+    def cut_from(self, slot: int) -> bool:
+        """The connection to a slot breaks, with all that is on its way."""
+        connection = self._connections.pop(slot, None)
+        if connection is None:
+            return False
+        connection.open = False
+        self._lose_soon(slot, "disconnected")
+        return True
+
+    def _lose_soon(self, slot: int, reason: str) -> None:
+        if slot in self._lost:
+            return
+        self._lost.add(slot)
+        attempt = self._fence.attempt
+        kernel = self._network.kernel
+
+        def tell() -> None:
+            if self._fence.attempt == attempt:
+                self._losses.append(PeerLost(slot, reason))
+                self._wake()
+
+        kernel.after(WAY_US[1] + self._network.random.randrange(*WAY_US), tell)
+
+    def poll(self, timeout_ms: int) -> list[Received]:
+        own, self._own = self._own, deque()
+        received: list[Received] = [item for item in own if isinstance(item, PeerLost) or self._fence.admits(item)]
+        while self._inbox:
+            parts = self._inbox.popleft()
+            attempt = decode_header(parts).attempt
+            if attempt < self._fence.attempt:
+                continue
+            frame = (self._decoder if attempt == self._fence.attempt else FrameDecoder()).decode(parts)
+            if self._fence.admits(frame):
+                received.append(frame)
+        received.extend(self._losses)
+        self._losses.clear()
+        return received
+
+    @property
+    def has_input(self) -> bool:
+        """A poll would return something."""
+        return bool(self._own or self._inbox or self._losses)
+
+    def wake(self) -> None:
+        self._wake()
+
+    def stop(self) -> None:
+        self._fence.stop()
+        self._own.clear()
+        self._connections.clear()
+
+    def close(self) -> None:
+        self.stop()
+        self._network.close(self)
+
+
+def slot_of(target: str) -> tuple[int, int]:
+    """The two slots of a link's name, such as `0-1`. Raises InvariantError for anything else."""
+    one, dash, other = target.partition("-")
+    if not dash or not one.isdigit() or not other.isdigit():
+        raise InvariantError(f"{target!r} is not a link such as 0-1")
+    return int(one), int(other)

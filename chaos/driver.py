@@ -1,0 +1,176 @@
+"""One simulated driver: submits the job, keeps a worker in every slot, watches until the job has ended.
+
+The slot supervisor is the product's; what it starts are simulated processes instead of Spark tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.messages import ShutdownWorker
+from chaos.control import Call, Reply
+from chaos.coordinatorhost import Look
+from chaos.observations import Submitted
+from chaos.processes import Process, ProcessClock
+from chaos.workerhost import Surroundings
+from operators.base import JobPlan
+from operators.supervisor import (
+    Action,
+    AllEnded,
+    CancelWorker,
+    DeadlineReached,
+    Event,
+    GiveUp,
+    JobEnded,
+    Launch,
+    SlotSupervisor,
+    SpawnWorker,
+    WorkerEnd,
+    WorkerEnded,
+    WorkersRegistered,
+)
+from operators.worker_main import pickle_plan
+from statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
+
+POLL_US = 250_000
+RETRY_US = (50_000, 300_000)
+TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a driver submits the job."""
+
+    plan: JobPlan
+    restore: str | None = None
+    fresh: bool = False
+
+
+class Slots(Protocol):
+    """Where a driver's workers run."""
+
+    def spawn(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        """Start a worker process."""
+
+    def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        """Kill one."""
+
+
+class DriverHost:
+    """From the submission to the end of the job, or of this driver."""
+
+    def __init__(
+        self, around: Surroundings, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
+    ) -> None:
+        """`ended` is called once: with the job's terminal state, `superseded`, or why it can't be started."""
+        self.process = process
+        self.order = order
+        self._around = around
+        self._slots = slots
+        self._ended = ended
+        self._clock = ProcessClock(around.kernel, process)
+        self._random = around.kernel.streams.of(f"driver/{process.name}")
+        self.plan_bytes = pickle_plan(order.plan)
+        self.job_id = ""
+        self.accepted: SubmissionAccepted | None = None
+        self._supervisor: SlotSupervisor | None = None
+        self.outcome = ""
+        self._superseded = False
+
+    def start(self) -> None:
+        self._submit()
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _call(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
+        control = self._around.control
+        control.ask(Call(self.process, request, self.job_id), control.leader, body, kind, reply)
+
+    def _submit(self) -> None:
+        submission = Submission(
+            self.order.plan.graph,
+            restore=self.order.restore,
+            fresh=self.order.fresh,
+            driver_nonce=self.process.name,
+            allow_output_repeat=False,
+        )
+        self._around.observe(Submitted(self._around.kernel.now_ms, self.process.name, submission))
+        self._call("submit", submission, SubmissionAccepted, self._submitted)
+
+    def _submitted(self, answer: Any) -> None:
+        if isinstance(answer, SubmissionAccepted):
+            self._around.kernel.trace.add(self.process.name, "submitted", f"submission {answer.submission}")
+            self.accepted, self.job_id = answer, answer.job_id
+            self._supervisor = SlotSupervisor(answer.slots)
+            self._handle(Launch())
+            self._around.kernel.after(POLL_US, self._poll, self.process)
+        elif isinstance(answer, JobExistsError):
+            self._end("exists")
+        elif isinstance(answer, StorageUnavailableError):
+            self._around.kernel.after(self._random.randrange(*RETRY_US), self._submit, self.process)
+        else:
+            self._end(f"{type(answer).__name__}: {answer}")
+
+    def _poll(self) -> None:
+        if not self.outcome:
+            self._call("look", None, Look, self._looked)
+
+    def _looked(self, look: Any) -> None:
+        if self.outcome:
+            return
+        self._around.kernel.after(POLL_US, self._poll, self.process)
+        if isinstance(look, HoldfastError) or self.accepted is None:
+            return
+        if look.submission > self.accepted.submission:
+            self._superseded = True
+            self._handle(JobEnded())
+        elif look.submission == self.accepted.submission:
+            self._handle(WorkersRegistered(frozenset(look.slots)))
+            if look.state in TERMINAL:
+                self.outcome = look.state
+                self._handle(JobEnded())
+
+    # ----------------------------------------------------------------------------------------------------------- slots
+
+    def worker_ended(self, slot: int, spawn: int, left: ShutdownWorker | None, error: str = "") -> None:
+        """A worker process of this driver is gone; None: it died."""
+        end = WorkerEnd.DIED
+        if left is not None:
+            if left.respawn:
+                end = WorkerEnd.RESPAWN
+            elif left.reason.startswith("superseded"):
+                end = WorkerEnd.SUPERSEDED
+            elif left.reason.startswith("rejected"):
+                end = WorkerEnd.RAISED
+            else:
+                end = WorkerEnd.LEFT
+        self._superseded = self._superseded or end is WorkerEnd.SUPERSEDED
+        self._handle(WorkerEnded(slot, spawn, end, error))
+
+    def _handle(self, event: Event) -> None:
+        if self._supervisor is None:
+            return
+        for action in self._supervisor.handle(event, now_ms=self._clock.monotonic_ms()):
+            self._perform(action)
+        deadline_ms = self._supervisor.next_deadline_ms()
+        if deadline_ms is not None:
+            self._around.kernel.at_ms(deadline_ms, lambda: self._handle(DeadlineReached()), self.process)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SpawnWorker(slot, spawn):
+                self._slots.spawn(self, slot, spawn)
+            case CancelWorker(slot, spawn):
+                self._slots.cancel(self, slot, spawn)
+            case GiveUp(_, error):
+                self._end(f"gave up: {error}")
+            case AllEnded():
+                self._end(self.outcome or ("superseded" if self._superseded else "workers ended"))
+
+    def _end(self, outcome: str) -> None:
+        if self._supervisor is not None:
+            self._supervisor = None
+        self.outcome = outcome
+        self._ended(self, outcome)

@@ -1,0 +1,220 @@
+"""Dangerous states that a good set of runs must have visited: a checker that never saw them proves little.
+
+Each is recognised from observations alone, as the invariants are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from barriers.messages import (
+    AckAnswers,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    DeclineCheckpoint,
+    Deploy,
+    FailureReason,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    Registered,
+    SubtaskStatus,
+    TaskState,
+)
+from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
+from statebackends.errors import AmbiguousWriteError, FencedError
+from statebackends.storage.operations import DeleteFile, PutIfAbsent
+
+SOMETIMES: dict[str, str] = {
+    "ack_after_decision": "an acknowledgement comes when its checkpoint is decided already",
+    "ack_repeated": "an acknowledgement comes twice",
+    "ack_of_stale_attempt": "a subtask of an older attempt acknowledges",
+    "checkpoint_declined": "a subtask declines a checkpoint",
+    "checkpoint_aborted": "workers are told that a checkpoint is off",
+    "crash_before_store": "a coordinator dies just before an id is decided",
+    "crash_after_store": "a coordinator dies between the durable decision and the notice",
+    "crash_while_recovering": "a coordinator dies before it listens",
+    "crash_while_restoring": "a worker dies while it restores state",
+    "crash_in_commit": "a worker dies around the commit of a sink",
+    "crash_in_deletion": "a coordinator dies while it deletes",
+    "restart_in_restart": "a second attempt is deployed before every subtask of the one before ran",
+    "leader_changed_in_flight": "another coordinator leads on while the job's workers run",
+    "two_leaders": "a coordinator is asked while another one with a higher epoch leads",
+    "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
+    "register_lost": "two processes want one id and one of them loses it",
+    "write_ambiguous": "the store can't tell whether a write happened",
+    "zombie_refused": "a process that was replaced comes back and is refused",
+    "worker_reconnects": "a worker registers again without having died",
+    "stale_command": "a command of an attempt that is over reaches a worker",
+    "savepoint_taken": "a savepoint is complete",
+    "stopped_with_savepoint": "a job is stopped with a savepoint",
+    "restored_from_savepoint": "a submission restores from a savepoint's folder",
+    "rescaled": "a submission runs with another parallelism than the one before",
+    "restored": "an attempt begins from a completed checkpoint",
+    "restored_nothing": "an attempt begins again from nothing",
+    "final_checkpoint": "a job ends with a final checkpoint",
+    "commit_after_restore": "a sink commits an id that was complete before its attempt began",
+    "sink_taken_over": "a sink changes its owner",
+    "retention_dropped": "a checkpoint is dropped because a newer one is complete",
+    "user_code_failed": "the user's code raises",
+    "power_lost": "storage loses what was not durable",
+}
+
+
+class Sometimes:
+    """Counts visits of one run."""
+
+    def __init__(self) -> None:
+        self.visits: Counter[str] = Counter()
+        self._running: set[tuple[int, str, int]] = set()
+        self._deployed: dict[int, set[tuple[str, int]]] = {}
+        self._attempt = 0
+        self._epoch = 0
+        self._leader = ""
+        self._parallelism: tuple[int, ...] = ()
+        self._completed: dict[int, int] = {}
+        self._owners = 0
+
+    def observe(self, observation: Observation) -> None:
+        """Take one fact."""
+        match observation:
+            case Stored():
+                self._stored(observation)
+            case Answered():
+                self._answered(observation)
+            case Reported():
+                self._reported(observation)
+            case Delivered():
+                self._delivered(observation)
+            case Commanded():
+                if isinstance(observation.command, NotifyCheckpointComplete):
+                    self._completed.setdefault(observation.command.checkpoint_id, self._attempt)
+            case Lifecycle():
+                self._lifecycle(observation)
+            case Led():
+                self._led(observation)
+            case Submitted():
+                if observation.submission.restore is not None and "/" in observation.submission.restore:
+                    self._visit("restored_from_savepoint")
+            case Requested():
+                if observation.request == "register" and observation.body.attempt > 0:
+                    self._visit("worker_reconnects")
+            case _:
+                pass
+
+    def _visit(self, name: str) -> None:
+        self.visits[name] += 1
+
+    def _stored(self, fact: Stored) -> None:
+        operation = fact.operation
+        if isinstance(fact.result, AmbiguousWriteError):
+            self._visit("write_ambiguous")
+        if isinstance(operation, PutIfAbsent):
+            self._put(fact, operation)
+        elif isinstance(operation, DeleteFile) and operation.path.endswith("/_claim") and fact.removed:
+            self._visit("retention_dropped")
+
+    def _put(self, fact: Stored, operation: PutIfAbsent) -> None:
+        if fact.result is False and operation.path.endswith(("_metadata", "_claim")):
+            self._visit("register_lost")
+        if fact.actor.startswith("coordinator") and self._leader and fact.actor != self._leader and fact.added:
+            self._visit("stale_leader_writes")
+        if "/log/" in operation.path and fact.added and b'"owner"' in operation.data[:40]:
+            self._owners += 1
+            if self._owners > 1:
+                self._visit("sink_taken_over")
+        elif "/log/" in operation.path and fact.added:
+            number = _number(operation.data, b'"checkpoint_id":')
+            if self._completed.get(number, self._attempt) < self._attempt:
+                self._visit("commit_after_restore")
+
+    def _answered(self, fact: Answered) -> None:
+        if isinstance(fact.answer, AckAnswers):
+            for answer in fact.answer.answers:
+                if answer in (AckStatus.DISCARDED, AckStatus.UNKNOWN):
+                    self._visit("ack_after_decision")
+                elif answer is AckStatus.DUPLICATE:
+                    self._visit("ack_repeated")
+        elif isinstance(fact.answer, FencedError):
+            if fact.request == "register":
+                self._visit("zombie_refused")
+            elif fact.request == "acks":
+                self._visit("ack_of_stale_attempt")
+        elif isinstance(fact.answer, Registered) and fact.answer.epoch < self._epoch:
+            self._visit("two_leaders")
+
+    def _reported(self, fact: Reported) -> None:
+        item = fact.item
+        if isinstance(item, DeclineCheckpoint):
+            self._visit("checkpoint_declined")
+        elif isinstance(item, AcknowledgeCheckpoint):
+            if item.attempt < self._attempt:
+                self._visit("ack_of_stale_attempt")
+        elif isinstance(item, SubtaskStatus):
+            if item.state is TaskState.RUNNING:
+                self._running.add((item.attempt, item.vertex, item.subtask))
+            elif item.state is TaskState.FAILED and "injected" in item.error:
+                self._visit("user_code_failed")
+
+    def _delivered(self, fact: Delivered) -> None:
+        command: Any = fact.command
+        if isinstance(command, Deploy):
+            deployment = command.deployment
+            if deployment.attempt > self._attempt:
+                before = self._deployed.get(self._attempt, set())
+                if any((self._attempt, *key) not in self._running for key in before):
+                    self._visit("restart_in_restart")
+                if deployment.attempt > 1:
+                    self._visit("restored" if deployment.restored_checkpoint_id else "restored_nothing")
+                self._attempt = deployment.attempt
+            keys = self._deployed.setdefault(deployment.attempt, set())
+            keys.update((each.vertex, each.subtask) for each in deployment.subtasks)
+        elif isinstance(command, NotifyCheckpointAborted):
+            self._visit("checkpoint_aborted")
+        elif 0 < getattr(command, "attempt", 0) < self._attempt:
+            self._visit("stale_command")
+
+    def _lifecycle(self, fact: Lifecycle) -> None:
+        if fact.change == "power_loss":
+            self._visit("power_lost")
+        if fact.change != "killed":
+            return
+        point = fact.crash_point
+        for name, parts in _CRASHES.items():
+            if point.startswith(parts):
+                self._visit(name)
+
+    def _led(self, fact: Led) -> None:
+        if self._epoch and fact.epoch > self._epoch and self._running:
+            self._visit("leader_changed_in_flight")
+        self._epoch, self._leader = fact.epoch, fact.actor
+        parallelism = tuple(vertex.parallelism for vertex in fact.graph.vertices)
+        if self._parallelism and parallelism != self._parallelism:
+            self._visit("rescaled")
+        self._parallelism = parallelism
+
+    def completed(self, kind: CheckpointKind) -> None:
+        """A checkpoint of a kind is complete, as the store shows it."""
+        if kind is CheckpointKind.SAVEPOINT:
+            self._visit("savepoint_taken")
+        elif kind is CheckpointKind.STOP_SAVEPOINT:
+            self._visit("stopped_with_savepoint")
+        elif kind is CheckpointKind.FINAL:
+            self._visit("final_checkpoint")
+
+
+_CRASHES: dict[str, tuple[str, ...]] = {
+    "crash_before_store": ("coordinator.PutIfAbsent.metadata",),
+    "crash_after_store": ("coordinator.PutIfAbsent.metadata.done", "coordinator.send.complete"),
+    "crash_while_recovering": ("coordinator.recovering",),
+    "crash_while_restoring": ("worker.restore",),
+    "crash_in_commit": ("worker.PutIfAbsent.log", "worker.LinkFile"),
+    "crash_in_deletion": ("coordinator.DeleteFile", "coordinator.DeleteFolder"),
+}
+
+
+def _number(data: bytes, key: bytes) -> int:
+    """The integer behind a key of a JSON record, -1 without one."""
+    _, found, rest = data.partition(key)
+    digits = rest.lstrip()[:20].split(b",")[0].split(b"}")[0]
+    return int(digits) if found and digits.strip().isdigit() else -1

@@ -1,0 +1,250 @@
+"""One simulated worker process: the real loop, session, pool work and operators, with ports of the simulated world.
+
+A turn of the loop takes virtual time: some for itself, more when an operator is slow. What in production is a thread (control
+thread, pool, watch) is here a series of events of the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from barriers.messages import Answerable, Deployment, ShutdownWorker, SubtaskDeployment, SubtaskStatus, WorkerCommand
+from chaos.control import ControlNetwork, command_kind
+from chaos.datanet import DataNetwork
+from chaos.gateway import SimGateway
+from chaos.injector import Injector
+from chaos.observations import Delivered, Observation, Reported
+from chaos.pool import FlowPool
+from chaos.processes import Kernel, Process, ProcessClock
+from chaos.stores import StoreClient
+from operators.base import Operator
+from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
+from operators.pool import POOL_THREADS
+from operators.sessionevents import WorkerIdentity
+from operators.worker import Worker
+from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce
+
+TURN_US = (300, 2_500)
+"""Least and most time of one turn of the loop."""
+IDLE_WAIT_MS = 1_000
+"""As operators.worker.IDLE_WAIT_MS_MAX: the loop looks up at least so often."""
+WATCH_US = 500_000
+FLUSH_LOOKS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all processes of a world share."""
+
+    kernel: Kernel
+    injector: Injector
+    control: ControlNetwork
+    data: DataNetwork
+    observe: Callable[[Observation], None]
+
+
+Left = Callable[["WorkerHost", ShutdownWorker | None], None]
+"""The process has ended by itself: told to leave, or (None) because it must not live on."""
+
+
+class WorkerHost:
+    """Runs one worker until it leaves, ends itself or is killed."""
+
+    def __init__(
+        self, around: Surroundings, process: Process, spec: WorkerSpec, storage: StoreClient, nonce: str, left: Left
+    ) -> None:
+        self.process = process
+        self.spec = spec
+        self.slot = spec.slot
+        self._around = around
+        self._kernel = around.kernel
+        self._left = left
+        self.clock = ProcessClock(around.kernel, process)
+        self._random = around.kernel.streams.of(f"worker/{process.name}")
+        self._nonces = 0
+        self.pool = FlowPool(around.kernel, process, storage, around.injector, threads=POOL_THREADS)
+        self.transport = around.data.open(process, spec.slot, self.wake)
+        ports = WorkerPorts(
+            job_id=spec.job_id,
+            storage=storage,
+            clock=self.clock,
+            pool=self.pool,
+            wake=self.wake,
+            report=self._report,
+            new_nonce=lambda: self._nonce(nonce),
+            local_directory=f"{spec.local_directory}/{process.name}",
+        )
+        self.worker = Worker(spec.slot, self.transport, self.clock, InstrumentedBuilder(spec.plan, ports, self), self._report)
+        self.gateway = SimGateway(
+            around.kernel,
+            process,
+            around.control,
+            self._identity(storage, nonce),
+            deliver=self._deliver,
+            metrics=self.worker.metrics_of,
+            seed=self._random.getrandbits(32),
+        )
+        self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
+        self._due_us: int | None = None
+        self._idle = False
+        self._leaving = 0
+
+    @property
+    def session(self) -> Any:
+        return self.gateway.session
+
+    def _identity(self, storage: StoreClient, nonce: str) -> WorkerIdentity:
+        spec = self.spec
+        seen = _directory_nonce(storage)
+        address = self.transport.address
+        return WorkerIdentity(spec.job_id, spec.slot, spec.submission, spec.task_attempt, nonce, 1, "sim", address, seen)
+
+    def _nonce(self, prefix: str) -> str:
+        self._nonces += 1
+        return f"{prefix}{self._nonces:02x}"
+
+    def start(self) -> None:
+        self.gateway.start()
+        self._turn_after(0)
+        self._kernel.after(WATCH_US, self._look, self.process)
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+
+    def wake(self) -> None:
+        """Something waits for the loop."""
+        self._turn_after(self._random.randrange(20, 300))
+
+    def _turn_after(self, delay_us: int) -> None:
+        due_us = self._kernel.now_us + delay_us
+        if self._due_us is not None and self._due_us <= due_us:
+            return
+        self._due_us = due_us
+        self._kernel.after(delay_us, lambda: self._turn(due_us), self.process)
+
+    def _turn(self, due_us: int) -> None:
+        if due_us != self._due_us:
+            return  # an earlier one was ordered meanwhile
+        self._due_us = None
+        busy_until_us = self._kernel.now_us
+        progress = self.worker.run_once(IDLE_WAIT_MS if self._idle else 0)
+        busy_until_us += self.clock.spent_us
+        spent_us, self.clock.spent_us = self.clock.spent_us, 0
+        if self.worker.has_left:
+            self._leave()
+            return
+        was_idle, self._idle = self._idle, not progress
+        if progress or not was_idle:
+            self._turn_after(spent_us + self._random.randrange(*TURN_US))
+            return
+        wakeup_ms = self.worker.next_wakeup_ms()
+        wait_us = IDLE_WAIT_MS * 1000
+        if wakeup_ms is not None:
+            wait_us = min(wait_us, max(0, wakeup_ms * 1000 - self._kernel.now_us))
+        self._turn_after(spent_us + max(100, wait_us))
+
+    def dispose(self) -> None:
+        """The process is gone; only real resources of its state are released (RocksDB's handles)."""
+        self.gateway.close()
+        if self.spec.local_directory:
+            for each in self.subtasks():
+                each.subtask.chain.dispose()
+
+    def summary(self) -> str:
+        """One word of the session, and the state of each subtask."""
+        states = ",".join(each.subtask.state.value.lower() for each in self.subtasks())
+        return f"{self.session.state.value} a{self.session.attempt}: {states}"
+
+    def subtasks(self) -> tuple[DeployedSubtask, ...]:
+        """What the loop runs now."""
+        attempt = self.worker._attempt
+        return attempt.subtasks if attempt is not None else ()
+
+    def _leave(self) -> None:
+        """Told to leave: what was reported is sent first, for a while."""
+        self._leaving += 1
+        if not self.gateway.is_flushed and self._leaving < FLUSH_LOOKS:
+            self._kernel.after(int(FLUSH_TIMEOUT_S * 1e6) // FLUSH_LOOKS, self._leave, self.process)
+            return
+        self._left(self, self.worker.leaving)
+
+    def _look(self) -> None:
+        """What the watch thread does."""
+        if self._watch.verdict(self.clock.monotonic_ms()) is not None:
+            self._left(self, None)
+        else:
+            self._kernel.after(WATCH_US, self._look, self.process)
+
+    # ----------------------------------------------------------------------------------------------------------- ports
+
+    def _deliver(self, command: WorkerCommand) -> None:
+        kind = command_kind(command)
+        self._around.injector.point(f"worker.receive.{kind}", self.process)
+        if not self.process.alive:
+            return
+        self._kernel.trace.add(self.process.name, f"takes {kind}", _describe(command))
+        self._around.observe(Delivered(self._kernel.now_ms, self.process.name, self.slot, command))
+        self.worker.post(command)
+
+    def _report(self, item: SubtaskStatus | Answerable) -> None:
+        if not self.process.alive:
+            return
+        kind = (
+            item.state.value.lower() if isinstance(item, SubtaskStatus) else type(item).__name__.removesuffix("Checkpoint").lower()
+        )
+        self._kernel.trace.add(self.process.name, f"reports {kind}", _describe(item))
+        self._around.observe(Reported(self._kernel.now_ms, self.process.name, self.slot, item))
+        self.gateway.report(item)
+
+    # ------------------------------------------------------------------------------------------------------- operators
+
+    def instrument(self, deployed: DeployedSubtask) -> None:
+        """Let faults hit the operators of a subtask: a wrapper on the instance takes the place of each method."""
+        for node in deployed.subtask.chain.nodes:
+            self._wrap(node.operator, node.context.uid)
+
+    def _wrap(self, operator: Operator, uid: str) -> None:
+        for method, what in (
+            ("process_batch", "process"),
+            ("initialize_state", "restore"),
+            ("snapshot_state", "snapshot"),
+            ("close", "close"),
+        ):
+            setattr(operator, method, self._hook(getattr(operator, method), f"worker.{what}.{uid}", uid))
+
+    def _hook(self, original: Callable[..., Any], point: str, uid: str) -> Callable[..., Any]:
+        injector, process, clock = self._around.injector, self.process, self.clock
+
+        def call(*arguments: Any) -> Any:
+            injector.point(point, process)
+            injector.operator(uid, clock)
+            return original(*arguments)
+
+        return call
+
+
+class InstrumentedBuilder(SubtaskBuilder):
+    """Builds subtasks as in production, and lets faults hit their operators."""
+
+    def __init__(self, plan: bytes, ports: WorkerPorts, host: WorkerHost) -> None:
+        super().__init__(plan, ports)
+        self._host = host
+
+    def build(self, deployment: Deployment, wanted: SubtaskDeployment) -> DeployedSubtask:
+        deployed = super().build(deployment, wanted)
+        self._host.instrument(deployed)
+        return deployed
+
+
+def _describe(item: Any) -> str:
+    """The numbers of a message: attempt, id, subtask."""
+    parts = []
+    for name, short in (("attempt", "a"), ("checkpoint_id", "id"), ("vertex", ""), ("subtask", "/")):
+        value = getattr(item, name, None)
+        if value is not None:
+            parts.append(f"{short}{value[:6] if isinstance(value, str) else value}")
+    deployment = getattr(item, "deployment", None)
+    if deployment is not None:
+        parts.append(f"a{deployment.attempt} from {deployment.restored_checkpoint_id}")
+    text = getattr(item, "error", "") or getattr(item, "reason", "")
+    return " ".join([*parts, str(text)]) if text else " ".join(parts)

@@ -1,0 +1,235 @@
+"""One run of one seed: draw a job and its faults, let them happen, see that the job still ends, check everything.
+
+A run has three phases: safety (faults on), liveness (faults off: the job must end within a bound) and quiet (the job has ended:
+what is left in the stores is checked)."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from barriers.messages import SubtaskStatus, TaskState
+from chaos.checkers import make_checkers
+from chaos.checkers.base import Checker
+from chaos.cluster import Cluster
+from chaos.faults import Fault, expand_kinds
+from chaos.observations import Observation, PhaseBegan, Reported, Stored
+from chaos.plan import HORIZON_MS, draw_plan
+from chaos.processes import Kernel
+from chaos.results import RunResult, ViolationRecord
+from chaos.scenario import Scenario
+from chaos.sometimes import Sometimes
+from chaos.streams import Streams
+from chaos.trace import Trace
+from chaos.workloads import find_workload
+from coordinator.publication import Completed, decode_decision
+from coordinator.records import ClaimRecord, SavepointRecord, decode_record
+from statebackends.storage.operations import PutIfAbsent
+
+FAULTS_END_MS = 2 * HORIZON_MS
+"""Faults are off from here on."""
+LIVENESS_MS = 180_000
+"""Virtual time without faults in which the job must end: several of the longest timeouts of the protocols."""
+STEPS_MAX = 400_000
+"""Events in which it must end."""
+QUIET_MS = 15_000
+"""Virtual time after the end in which every process must have come to rest."""
+LOOK_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run."""
+
+    seed: int
+    workload: str
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults, or families, that may be drawn; empty: all."""
+    plan: tuple[Fault, ...] | None = None
+    """The faults themselves; None: drawn from the seed."""
+    sabotage: str | None = None
+    backend: str | None = None
+    """State backend instead of the workload's."""
+    faults: int | None = None
+    """How many faults are drawn; None: drawn too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run and its trace."""
+
+    result: RunResult
+    trace: Trace
+
+
+def run_seed(request: RunRequest) -> Run:
+    """Run one seed. Raises InvalidConfigError for an unknown workload, fault or sabotage; everything else is in the result."""
+    workload = find_workload(request.workload)
+    kinds = expand_kinds(request.kinds)
+    if request.sabotage is None:
+        return _Simulation(request, workload.make, kinds).run()
+    from chaos.sabotage import find_sabotage
+
+    with find_sabotage(request.sabotage).apply():
+        return _Simulation(request, workload.make, kinds).run()
+
+
+class _Simulation:
+    """The run itself."""
+
+    def __init__(self, request: RunRequest, make: Callable[..., Scenario], kinds: tuple[str, ...]) -> None:
+        self._request = request
+        self._streams = Streams(request.seed)
+        self.trace = Trace(lambda: self._kernel.now_us)
+        self._kernel = Kernel(self._streams, self.trace)
+        self._scenario = make(self._streams.of("workload"))
+        slots = self._scenario.plan(None).graph.slots_required
+        plan = request.plan
+        if plan is None:
+            plan = draw_plan(self._streams.of("plan"), kinds, self._scenario, slots, faults=request.faults)
+        self._plan = plan
+        self._violations: list[ViolationRecord] = []
+        self._sometimes = Sometimes()
+        self._hearers: dict[type, list[Checker]] = {}
+        self._completed = 0
+        self._attempts: set[int] = set()
+        self._cluster = Cluster(self._streams, self.trace, self._kernel, self._scenario, plan, self._observe)
+        self._cluster.on_trouble = self._report
+        self._cluster.use(backend=request.backend)
+        self._checkers = make_checkers(self._cluster, self._scenario, self._report)
+        for checker in self._checkers:
+            for kind in checker.hears:
+                self._hearers.setdefault(kind, []).append(checker)
+        self._next_look_ms = 0
+
+    # ----------------------------------------------------------------------------------------------------- observations
+
+    def _report(self, invariant: str, message: str) -> None:
+        self.trace.add("checker", f"VIOLATION {invariant}", message)
+        self._violations.append(ViolationRecord(invariant, message, self._kernel.now_ms))
+
+    def _observe(self, observation: Observation) -> None:
+        self._sometimes.observe(observation)
+        if isinstance(observation, Stored):
+            self._note_stored(observation)
+        elif isinstance(observation, Reported):
+            self._note_reported(observation)
+        for checker in self._hearers.get(type(observation), ()):
+            checker.observe(observation)
+
+    def _note_stored(self, fact: Stored) -> None:
+        operation = fact.operation
+        if not isinstance(operation, PutIfAbsent) or not fact.added or not operation.path.endswith("/_metadata"):
+            return
+        decision = decode_decision(operation.data, operation.path)
+        if not isinstance(decision, Completed | SavepointRecord):
+            return
+        claim = self._cluster.state.peek(operation.path.removesuffix("_metadata") + "_claim")
+        if claim is not None:
+            self._completed += 1
+            self._sometimes.completed(decode_record(ClaimRecord, claim, operation.path).kind)
+
+    def _note_reported(self, fact: Reported) -> None:
+        self._attempts.add(fact.item.attempt)
+        if isinstance(fact.item, SubtaskStatus) and fact.item.state is TaskState.FAILED:
+            error = fact.item.error
+            if error.startswith(("InvariantError", "AssertionError", "KeyError", "AttributeError", "TypeError", "IndexError")):
+                self._report("crash", f"{fact.actor}: {error}\n{fact.item.traceback}")
+
+    # -------------------------------------------------------------------------------------------------------------- run
+
+    def run(self) -> Run:
+        """All three phases, or up to the first violation."""
+        handler = _Alarm(self._report)
+        logger = logging.getLogger("coordinator")
+        propagate, logger.propagate = logger.propagate, False
+        logger.addHandler(handler)
+        try:
+            self._run()
+        except Exception:
+            self._report("crash", traceback.format_exc(limit=-12))
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+            self._cluster.close()
+        return Run(self._result(), self.trace)
+
+    def _run(self) -> None:
+        self._phase("safety")
+        self._cluster.begin()
+        self._cluster.injector.start()
+        self._steps(lambda: self._has_ended or self._kernel.now_ms >= FAULTS_END_MS, STEPS_MAX, "safety")
+        if not self._violations and not self._has_ended:
+            self._cluster.injector.stop()
+            self._phase("liveness")
+            end_ms = self._kernel.now_ms + LIVENESS_MS
+            self._steps(lambda: self._has_ended or self._kernel.now_ms >= end_ms, STEPS_MAX, "liveness")
+            if not self._violations and not self._has_ended:
+                self._report("I30", f"the job has not ended {LIVENESS_MS} ms after the last fault: {self._cluster.standing()}")
+        if self._violations:
+            return
+        self._cluster.injector.stop()
+        self._phase("quiet")
+        end_ms = self._kernel.now_ms + QUIET_MS
+        self._steps(lambda: self._kernel.now_ms >= end_ms or self._cluster.is_quiet, STEPS_MAX, "quiet")
+        for checker in self._checkers:
+            if not self._violations:
+                checker.at_end()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._cluster.has_ended
+
+    def _phase(self, phase: str) -> None:
+        self.trace.add("world", phase)
+        self._observe(PhaseBegan(self._kernel.now_ms, phase))
+
+    def _steps(self, over: Callable[[], bool], steps_max: int, phase: str) -> None:
+        for _ in range(steps_max):
+            if self._violations or over():
+                return
+            if not self._kernel.step():
+                self._report("I30", f"nothing can happen any more: {self._cluster.standing()}")
+                return
+            if self._kernel.now_ms >= self._next_look_ms:
+                self._next_look_ms = self._kernel.now_ms + LOOK_MS
+                for checker in self._checkers:
+                    checker.look()
+        self._report("I30", f"the {phase} phase has not ended after {steps_max} events: {self._cluster.standing()}")
+
+    def _result(self) -> RunResult:
+        cluster = self._cluster
+        return RunResult(
+            seed=self._request.seed,
+            workload=self._request.workload,
+            plan=self._plan,
+            violations=tuple(self._violations[:1]),
+            faults_hit=tuple(sorted(cluster.injector.hit)),
+            crashes=len(cluster.crashes),
+            crash_points=tuple(sorted(set(cluster.crashes))),
+            checkpoints=self._completed,
+            restarts=max(0, len(self._attempts) - 1),
+            records=self._scenario.records,
+            sometimes=dict(sorted(self._sometimes.visits.items())),
+            virtual_ms=self._kernel.now_ms,
+            steps=self._kernel.steps,
+            trace_digest=self.trace.digest(),
+            backend=cluster.job_plan(None).graph.config.state_backend,
+            ended=cluster.outcome,
+        )
+
+
+class _Alarm(logging.Handler):
+    """An internal error of the coordinator that no fault explains is a violation."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        super().__init__(logging.CRITICAL)
+        self._report_violation = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += "\n" + "".join(traceback.format_exception(record.exc_info[1], limit=-8))
+        self._report_violation("crash", text)
