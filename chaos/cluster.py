@@ -192,7 +192,9 @@ class Cluster:
         return host
 
     def _ensure_coordinator(self) -> None:
-        if not any(not host.process.paused for host in self._coordinators.values()):
+        """As a service manager does: the newest process is started again when it is gone; older ones may linger, fenced."""
+        newest = self._coordinators.get(f"coordinator-{self._counts.get('coordinator', 0)}")
+        if newest is None or newest.process.paused:
             self.start_coordinator()
 
     def _newest_coordinator(self) -> CoordinatorHost | None:

@@ -154,6 +154,8 @@ class DriverHost:
             return
         for action in self._supervisor.handle(event, now_ms=self._clock.monotonic_ms()):
             self._perform(action)
+        if self._supervisor is None:  # an action has ended this driver
+            return
         deadline_ms = self._supervisor.next_deadline_ms()
         if deadline_ms is not None:
             self._around.kernel.at_ms(deadline_ms, lambda: self._handle(DeadlineReached()), self.process)
@@ -170,7 +172,6 @@ class DriverHost:
                 self._end(self.outcome or ("superseded" if self._superseded else "workers ended"))
 
     def _end(self, outcome: str) -> None:
-        if self._supervisor is not None:
-            self._supervisor = None
+        self._supervisor = None
         self.outcome = outcome
         self._ended(self, outcome)

@@ -143,10 +143,18 @@ class Session:
         """When `handle(DeadlineReached())` has something to do; None when only events can bring it."""
         if self.state is SessionState.ENDED:
             return None
-        deadlines = [at for request, at in self._retry_at_ms.items() if request not in self._under_way]
-        if self.state is SessionState.REGISTERED and "heartbeat" not in self._under_way:
-            deadlines.append(self._heartbeat_due_ms)
-        return min(deadlines, default=None)
+        if self.state is SessionState.WAITING:
+            return self._retry_at_ms.get("register", 0)
+        if self.state is not SessionState.REGISTERED:
+            return None
+        # Only of requests that have something to say: the time of a retry that is over and done with must not wake anybody.
+        wanted = {"stream": 0, "heartbeat": self._heartbeat_due_ms}
+        if self._unanswered:
+            wanted["acks"] = 0
+        if self._dirty:
+            wanted["states"] = 0
+        waiting = [max(at, self._retry_at_ms.get(request, 0)) for request, at in wanted.items() if request not in self._under_way]
+        return min(waiting, default=None)
 
     @property
     def unanswered_count(self) -> int:

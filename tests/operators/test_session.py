@@ -312,3 +312,16 @@ def test_loss_of_contact_is_dated(running: Driver) -> None:
 def test_shutdown_ends_the_session(running: Driver) -> None:
     assert running.command(ShutdownWorker("done")) == [Deliver(ShutdownWorker("done"))]
     assert running.handle(AnswerReady(ack(1))) == []
+
+
+def test_the_time_of_a_retry_that_succeeded_wakes_nobody(running: Driver) -> None:
+    """A past deadline with nothing to send made the control thread spin."""
+    running.handle(AnswerReady(ack(1)))
+    running.handle(RequestFailed("acks"))
+    due = running.session.next_deadline_ms()
+    assert due is not None
+    running.now = due
+    assert [type(action) for action in running.handle(DeadlineReached())] == [PostAcks]
+    running.handle(AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,))))
+    later = running.session.next_deadline_ms()
+    assert later is None or later > running.now
