@@ -34,7 +34,7 @@ from operators.subtask import Report
 from operators.worker import Worker
 from statebackends.errors import HoldfastError
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import ReadFile
+from statebackends.storage.operations import ReadFile, Storage
 
 log = logging.getLogger("holdfast.worker")
 
@@ -210,7 +210,7 @@ def route_address(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _directory_nonce(storage: LocalStorage) -> str:
+def _directory_nonce(storage: Storage) -> str:
     """What this process reads in the state directory; empty if it can't, and the coordinator will say so."""
     try:
         return bytes(storage.execute(ReadFile(DIRECTORY_FILE))).decode("utf-8").strip()
