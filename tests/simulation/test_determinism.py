@@ -1,0 +1,79 @@
+"""The same seed twice, in two interpreters with other hashes: the first event that differs is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from chaos.determinism import DETERMINISM, Difference, first_difference, run_twice
+from chaos.results import ViolationRecord
+from chaos.seedprocess import HANG, SIMULATOR, Outcome, perform
+from tests.simulation import fakes
+from tests.simulation.fakes import make_task
+
+
+def outcome(*events: str) -> Outcome:
+    return Outcome(perform(fakes.run_seed, make_task(1)).result, events)  # type: ignore[arg-type]
+
+
+def twice(workload: str, seeds: int = 1, *, limit_s: float = 20.0) -> list[Outcome]:
+    return list(run_twice((make_task(seed, workload) for seed in range(seeds)), jobs=2, entry=fakes.ENTRY, limit_s=limit_s))
+
+
+def test_equal_runs_do_not_differ() -> None:
+    assert first_difference(outcome("a", "b"), outcome("a", "b")) is None
+
+
+@pytest.mark.parametrize(
+    ("second", "difference"),
+    [(("a", "x", "c"), Difference(2, "b", "x")), (("a", "b"), Difference(3, "c", "")), ((), Difference(1, "a", ""))],
+)
+def test_the_first_event_that_differs_is_told(second: tuple[str, ...], difference: Difference) -> None:
+    assert first_difference(outcome("a", "b", "c"), outcome(*second)) == difference
+
+
+def test_a_difference_names_both_events() -> None:
+    text = str(Difference(12, "  1.500  worker-1   snapshot", ""))
+    assert text.startswith(
+        "event 12 is not the same when the run is repeated: first `1.500 worker-1 snapshot`, then `the end of the run`."
+    )
+
+
+def test_results_differ_too() -> None:
+    first = outcome("a")
+    second = replace(first, result=msgspec.structs.replace(first.result, records=3))
+    assert first_difference(first, second) == Difference(2, "result: records=1000", "result: records=3")
+
+
+def test_a_workload_that_repeats_is_not_blamed() -> None:
+    outcomes = twice("good", 5)
+    assert [outcome.result.seed for outcome in outcomes] == list(range(5))
+    assert all(outcome.result.violations == () for outcome in outcomes)
+
+
+def test_the_order_of_a_set_is_found() -> None:
+    (found,) = twice("ordered by hash")
+    (violation,) = found.result.violations
+    assert violation.invariant == DETERMINISM
+    assert "nobody event seven" in violation.message
+
+
+def test_what_outlives_a_run_is_found() -> None:
+    first, second = twice("remembering", 2)
+    assert first.result.violations == ()
+    (violation,) = second.result.violations
+    assert violation.invariant == DETERMINISM
+    assert "run 2 of this process" in violation.message
+
+
+def test_what_a_run_breaks_itself_is_kept() -> None:
+    outcomes = twice("broken", 4)
+    assert outcomes[3].result.violations == (ViolationRecord("I5", "after 6 faults", 420),)
+
+
+@pytest.mark.parametrize(("workload", "invariant"), [("raising", SIMULATOR), ("hanging", HANG)])
+def test_a_run_that_fails_twice_in_the_same_way_repeats(workload: str, invariant: str) -> None:
+    outcomes = twice(workload, 4, limit_s=1.0)
+    assert [violation.invariant for violation in outcomes[3].result.violations] == [invariant]
