@@ -1,0 +1,255 @@
+"""A campaign: seeds over workloads, run until they are through or enough has broken; then each failure made small and told.
+
+It decides which seed runs which workload, when to stop, and what is looked at again. It prints nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from chaos.determinism import DETERMINISM, run_twice
+from chaos.faults import Fault
+from chaos.minimise import Minimised, minimise
+from chaos.results import RunResult, ViolationRecord
+from chaos.runner import LIMIT_S, SeedRunner, cpu_count
+from chaos.seedprocess import HANG, RUN_SEED, SIMULATOR, Outcome, Task
+from chaos.summary import Failure, Summary, Tally
+
+if TYPE_CHECKING:
+    from chaos.world import RunRequest
+
+FAILURES_MAX = 5
+"""Failures told in full; beyond them only their count."""
+
+EVENTS_SHOWN = 12
+"""Last events shown of a failed run."""
+
+NOT_CHECKED = frozenset({SIMULATOR, HANG})
+"""What no checker found: neither minimised, nor counted as catching a sabotage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What is to be run. Checked before: every name in it exists."""
+
+    seeds: int
+    workloads: tuple[str, ...]
+    start: int = 0
+    kinds: tuple[str, ...] = ()
+    """Single kinds of faults; empty: all."""
+    plan: tuple[Fault, ...] | None = None
+    """The same faults for every seed; None: drawn from it."""
+    sabotage: str | None = None
+    backend: str | None = None
+    options: tuple[str, ...] = ()
+    """Faults and plan as the user named them, for the command that replays."""
+
+    def workload_of(self, seed: int) -> str:
+        """Seeds take turns over the workloads: a seed's workload depends on nothing but it and the list."""
+        return self.workloads[seed % len(self.workloads)]
+
+    def request(self, seed: int) -> RunRequest:
+        """One run."""
+        from chaos.world import RunRequest  # the whole product comes with it
+
+        return RunRequest(
+            seed=seed,
+            workload=self.workload_of(seed),
+            kinds=self.kinds,
+            plan=self.plan,
+            sabotage=self.sabotage,
+            backend=self.backend,
+        )
+
+    def requests(self) -> Iterator[RunRequest]:
+        """All runs, in the order of their seeds."""
+        return (self.request(seed) for seed in range(self.start, self.start + self.seeds))
+
+    def replay(self, seed: int, *, invariant: str, kept: tuple[int, ...] | None) -> str:
+        """The command that runs a seed again, with these faults of its plan; None: with all."""
+        words = ["--workload", self.workload_of(seed), *self.options]
+        if self.sabotage is not None:
+            words += ["--sabotage", self.sabotage]
+        if self.backend is not None:
+            words += ["--backend", self.backend]
+        if invariant == DETERMINISM:
+            return shlex.join(["holdfast", "chaos", "sim", "--start", str(seed), "--seeds", "1", *words, "--check-determinism"])
+        if kept is not None:
+            words += ["--only", ",".join(map(str, kept)) or "none"]
+        return shlex.join(["holdfast", "chaos", "replay", str(seed), *words, "--trace", f"{seed}.trace"])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How it is run: nothing here changes what a seed does."""
+
+    jobs: int = field(default_factory=cpu_count)
+    limit_s: float = LIMIT_S
+    stop_after: int = 0
+    """Runs that break something, then it stops; 0: never. With a sabotage only those count in which a checker found it."""
+    check_determinism: bool = False
+    minimise: bool = True
+    entry: str = RUN_SEED
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def ran(self, result: RunResult, tally: Tally) -> None:
+        """One more run is over."""
+
+    def looks_at(self, seed: int, what: str) -> None:
+        """A seed is run again, for this."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A campaign's result."""
+
+    summary: Summary
+    failures: tuple[Failure, ...]
+
+
+def run_campaign(campaign: Campaign, settings: Settings, watcher: Watcher, *, sometimes: tuple[str, ...] = ()) -> Finding:
+    """Run it. An interruption ends the runs, not the report on what ran before."""
+    tally = Tally(sometimes)
+    failed: list[tuple[RunResult, ViolationRecord]] = []
+    caught_after = checked = 0
+    interrupted = False
+    began = time.monotonic()
+    try:
+        with contextlib.closing(_results(campaign, settings)) as results:
+            for result in results:
+                tally.add(result)
+                watcher.ran(result, tally)
+                if not result.violations:
+                    continue
+                found = _telling(result)
+                failed.append((result, found))
+                checked += found.invariant not in NOT_CHECKED
+                if campaign.sabotage is not None and checked == 1 and not caught_after:
+                    caught_after = tally.seeds
+                if settings.stop_after and (tally.violations if campaign.sabotage is None else checked) >= settings.stop_after:
+                    break
+    except KeyboardInterrupt:
+        interrupted = True
+    summary = tally.summary(
+        start=campaign.start,
+        seconds=time.monotonic() - began,
+        cores=min(settings.jobs, cpu_count()),
+        sabotage=campaign.sabotage or "",
+        caught_after=caught_after,
+        interrupted=interrupted,
+    )
+    failed.sort(key=lambda pair: pair[1].invariant in NOT_CHECKED)
+    again = replace(settings, minimise=settings.minimise and not interrupted)
+    return Finding(summary, _failures(campaign, again, watcher, failed[:FAILURES_MAX]))
+
+
+def _telling(result: RunResult) -> ViolationRecord:
+    """The violation that names a failed run: the first one that a checker found."""
+    checked = [violation for violation in result.violations if violation.invariant not in NOT_CHECKED]
+    return (checked or list(result.violations))[0]
+
+
+def _results(campaign: Campaign, settings: Settings) -> Generator[RunResult, None, None]:
+    """Results in the order of the seeds. The first seed of each workload of a user's own is always run twice."""
+    requests = campaign.requests()
+    if settings.check_determinism:
+        outcomes = _twice(requests, settings)
+    else:
+        outcomes = _once(requests, campaign, settings)
+    with contextlib.closing(outcomes):
+        for outcome in outcomes:
+            yield outcome.result
+
+
+def _twice(requests: Iterator[RunRequest], settings: Settings) -> Generator[Outcome, None, None]:
+    tasks = map(Task, requests)
+    yield from run_twice(tasks, jobs=settings.jobs, entry=settings.entry, limit_s=settings.limit_s)
+
+
+def _once(requests: Iterator[RunRequest], campaign: Campaign, settings: Settings) -> Generator[Outcome, None, None]:
+    """Runs, with the first seed of each workload from a file checked before anything else of it is believed."""
+    foreign = {name for name in campaign.workloads if is_foreign(name)}
+    checked: list[RunRequest] = []
+    while foreign:
+        request = next(requests, None)
+        if request is None:
+            break
+        checked.append(request)
+        foreign.discard(request.workload)
+    yield from _twice(iter(checked), settings)
+    with SeedRunner(settings.jobs, entry=settings.entry, limit_s=settings.limit_s) as runner:
+        yield from runner.run(map(Task, requests))
+
+
+def is_foreign(workload: str) -> bool:
+    """It is a user's own: FILE.py:function."""
+    return ":" in workload
+
+
+def _failures(
+    campaign: Campaign, settings: Settings, watcher: Watcher, failed: list[tuple[RunResult, ViolationRecord]]
+) -> tuple[Failure, ...]:
+    """Each failure with the faults that it takes and its last events. An interruption leaves the rest as they are."""
+    failures: list[Failure] = []
+    with SeedRunner(1, entry=settings.entry, limit_s=settings.limit_s) as runner:
+        for result, violation in failed:
+            try:
+                failures.append(_failure(campaign, settings, watcher, runner, result, violation))
+            except KeyboardInterrupt:
+                settings = replace(settings, minimise=False)
+                failures.append(_bare(campaign, result, violation, None))
+    return tuple(failures)
+
+
+def _failure(
+    campaign: Campaign,
+    settings: Settings,
+    watcher: Watcher,
+    runner: SeedRunner,
+    result: RunResult,
+    violation: ViolationRecord,
+) -> Failure:
+    if violation.invariant in NOT_CHECKED or violation.invariant == DETERMINISM:
+        return _bare(campaign, result, violation, None)
+    request = campaign.request(result.seed)
+    small: Minimised | None = None
+    if settings.minimise and result.plan:
+        watcher.looks_at(result.seed, "minimise")
+
+        def run(kept: tuple[int, ...]) -> RunResult:
+            return runner.run_one(Task(replace(request, plan=_part(result.plan, kept)))).result
+
+        small = minimise(result, violation.invariant, run)
+        request = replace(request, plan=_part(result.plan, small.kept))
+    watcher.looks_at(result.seed, "events")
+    told = runner.run_one(Task(request, EVENTS_SHOWN))
+    now = next((found for found in told.result.violations if found.invariant == violation.invariant), violation)
+    return msgspec.structs.replace(_bare(campaign, result, now, small), events=told.events)
+
+
+def _bare(campaign: Campaign, result: RunResult, violation: ViolationRecord, small: Minimised | None) -> Failure:
+    kept = tuple(range(len(result.plan))) if small is None else small.kept
+    return Failure(
+        result.seed,
+        result.workload,
+        violation.invariant,
+        violation.message,
+        campaign.replay(result.seed, invariant=violation.invariant, kept=None if len(kept) == len(result.plan) else kept),
+        at_ms=violation.at_ms,
+        faults={index: result.plan[index] for index in kept},
+        planned=len(result.plan),
+        minimised=small is not None and small.complete,
+        runs=0 if small is None else small.runs,
+    )
+
+
+def _part(plan: tuple[Fault, ...], kept: tuple[int, ...]) -> tuple[Fault, ...]:
+    return tuple(plan[index] for index in kept)

@@ -1,0 +1,73 @@
+"""What the runs of a campaign did not touch is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos import coverage
+from chaos.coverage import MISSING, has_functions, measure, report, sample
+from tests.simulation.fakes import make_request
+
+GROUPS = "tests.simulation.fakes:run_keygroups"
+
+
+@pytest.mark.parametrize(
+    ("source", "runs"),
+    [
+        ("X = 1\nclass Record:\n    x: int\n", False),
+        (
+            "class Port:\n    def send(self) -> None:\n        '''Send.'''\n    def at(self) -> int: ...\n",
+            False,
+        ),
+        ("def f():\n    return 1\n", True),
+        ("class A:\n    async def f(self):\n        await self\n", True),
+    ],
+)
+def test_a_module_without_functions_has_nothing_to_run(source: str, runs: bool) -> None:
+    assert has_functions(source) is runs
+
+
+def test_a_sample_is_spread_over_the_seeds() -> None:
+    seeds = [request.seed for request in sample([make_request(seed) for seed in range(100)])]
+    assert len(seeds) == coverage.RUNS_MAX
+    assert seeds[0] == 0
+    assert seeds[-1] > 90
+    assert [request.seed for request in sample([make_request(5)])] == [5]
+
+
+def test_modules_that_never_ran_are_listed(tmp_path: Path) -> None:
+    ran, idle, records = (tmp_path / name for name in ("ran.py", "idle.py", "records.py"))
+    for path in (ran, idle):
+        path.write_text("def f(x):\n    return 1 if x else 2\n")
+    records.write_text("X = 1\n")
+    modules = {"barriers.ran": ran, "barriers.idle": idle, "operators.records": records}
+    figures = {
+        str(ran): {"summary": {"covered_branches": 3, "num_branches": 4}, "executed_lines": [2]},
+        str(idle): {"summary": {"covered_branches": 0, "num_branches": 2}, "executed_lines": []},
+    }
+    found = report(modules, figures, 7)
+    assert found.never_ran == ("barriers.idle",)
+    assert (found.runs, found.branches_percent) == (7, 50.0)
+    assert found.packages["barriers"] == 50.0
+
+
+def test_only_what_runs_after_the_imports_counts() -> None:
+    found = measure([make_request(seed) for seed in range(3)], limit_s=60, entry=GROUPS)
+    assert found.unavailable == ""
+    assert found.runs == 3
+    assert "statebackends.keygroups" not in found.never_ran
+    assert {"barriers.aligner", "coordinator.machine", "operators.mailbox", "statebackends.snapshot"} <= set(found.never_ran)
+    assert 0 < found.packages["statebackends"] < 50
+    assert found.packages["coordinator"] == 0
+
+
+def test_what_goes_wrong_is_said_in_the_report() -> None:
+    found = measure([make_request(1)], limit_s=60, entry="tests.simulation.fakes:nothing")
+    assert found.unavailable.startswith("its process ended with code 1: AttributeError")
+
+
+def test_without_the_library_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "find_spec", lambda name: None)
+    assert measure([make_request(1)], limit_s=60).unavailable == MISSING
