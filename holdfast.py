@@ -180,9 +180,17 @@ def main() -> None:
     except Exception as error:
         sys.stderr.write(f"holdfast: {error}\n")
         raise SystemExit(2) from error
-    from api.cli import main as run
+    command_line()(prog_name="holdfast")
 
-    run()
+
+def command_line() -> Any:
+    """Every command, those of the packages above the CLI's own included."""
+    from api.cli import app
+    from chaos.cli import app as chaos
+
+    if not any(group.name == "chaos" for group in app.registered_groups):
+        app.add_typer(chaos, name="chaos")
+    return app
 
 
 if __name__ == "__main__":

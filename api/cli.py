@@ -292,8 +292,3 @@ def bench(context: typer.Context) -> None:
     if not (root / "benchmarks" / "run.py").is_file():
         raise InvalidConfigError("the benchmarks are not installed: run `holdfast bench` or `make bench` in a source checkout")
     raise typer.Exit(subprocess.run([sys.executable, "-m", "benchmarks.run", *context.args], cwd=root, check=False).returncode)
-
-
-def main() -> None:
-    """Entry point of the `holdfast` command."""
-    app(prog_name="holdfast")

@@ -1,0 +1,247 @@
+"""The command line of the simulator: `holdfast chaos sim | replay | list`.
+
+Commands parse, call and print. What they print is in report.py, which names exist in catalogue.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api import console
+from chaos.seedprocess import RUN_SEED
+from statebackends.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from chaos.campaign import Campaign, Finding, Settings
+    from chaos.sabotage import Sabotage
+    from chaos.summary import CoverageReport
+
+SEEDS = 200
+"""Seeds of a campaign for which no number was given."""
+STOP_AFTER = 5
+INTERRUPTED = 130
+ENTRY = RUN_SEED
+"""What runs a seed."""
+ALL = "all"
+
+app = typer.Typer(
+    help="Run jobs under seeded failures in one process, and check that exactly-once holds.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option("--workload", metavar="NAME", help="A workload, or FILE.py:function; again for more. All if left out."),
+]
+Faults = Annotated[
+    str | None,
+    typer.Option("--faults", metavar="A,B|@PLAN", help="Kinds or families of faults, or a plan in a file. All if left out."),
+]
+SabotageName = Annotated[str | None, typer.Option("--sabotage", metavar="NAME", help="Break one rule of the product on purpose.")]
+Backend = Annotated[str | None, typer.Option("--backend", help="State backend; drawn from the seed if left out.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+@app.command()
+def sim(
+    *,
+    seeds: Annotated[int | None, typer.Option("--seeds", help=f"Number of runs; {SEEDS} if left out.", show_default=False)] = None,
+    start: Annotated[int, typer.Option("--start", help="First seed.")] = 0,
+    workload: Workloads = None,
+    faults: Faults = None,
+    sabotage: Annotated[
+        str | None, typer.Option("--sabotage", metavar="NAME", help="Break one rule of the product on purpose; all: each in turn.")
+    ] = None,
+    backend: Backend = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes; one for each CPU if left out.", show_default=False)] = None,
+    stop_after: Annotated[
+        int | None,
+        typer.Option(
+            "--stop-after", help=f"Stop after that many failed runs, 0: never; {STOP_AFTER} if left out.", show_default=False
+        ),
+    ] = None,
+    seed_timeout: Annotated[float, typer.Option("--seed-timeout", help="Seconds of real time for one run.")] = 60.0,
+    check_determinism: Annotated[bool, typer.Option("--check-determinism", help="Run every seed twice and compare.")] = False,
+    coverage: Annotated[
+        bool | None, typer.Option("--coverage/--no-coverage", help="Measure the product's branches on some of the seeds.")
+    ] = None,
+    minimise: Annotated[bool, typer.Option("--minimise/--no-minimise", help="Find the faults that a failure takes.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run many seeds; exit code 1 if any of them breaks an invariant."""
+    from chaos.campaign import Settings
+    from chaos.runner import cpu_count
+
+    _at_least("--seeds", seeds, 1)
+    _at_least("--start", start, 0)
+    _at_least("--jobs", jobs, 1)
+    _at_least("--stop-after", stop_after, 0)
+    _at_least("--seed-timeout", seed_timeout, 0.001)
+    settings = Settings(
+        jobs=jobs or cpu_count(),
+        limit_s=seed_timeout,
+        stop_after=stop_after if stop_after is not None else (STOP_AFTER if sabotage is None else 1),
+        check_determinism=check_determinism,
+        minimise=minimise,
+        entry=ENTRY,
+    )
+    names = tuple(workload or ())
+    if sabotage == ALL:
+        _prove(settings, seeds, start, names, faults, backend, as_json=as_json)
+    campaign = make_campaign(seeds, start, names, faults, sabotage, backend)
+    found, measured = _run(campaign, settings, coverage=sabotage is None if coverage is None else coverage, quiet=as_json)
+    if as_json:
+        _show_json(found, measured)
+    else:
+        from chaos import catalogue, report
+
+        report.show_finding(found, measured, catalogue.invariants())
+    if found.summary.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(console.EXIT_FAILED if found.summary.violations else 0)
+
+
+def make_campaign(
+    seeds: int | None, start: int, workloads: tuple[str, ...], faults: str | None, sabotage: str | None, backend: str | None
+) -> Campaign:
+    """From what was typed. Raises InvalidConfigError naming the choices."""
+    from chaos import catalogue
+    from chaos.campaign import Campaign
+
+    kinds, plan = catalogue.choose_faults(faults)
+    chosen = catalogue.choose_sabotage(sabotage)
+    return Campaign(
+        seeds=seeds or (SEEDS if chosen is None else chosen.seeds_max),
+        workloads=catalogue.choose_workloads(workloads, chosen),
+        start=start,
+        kinds=kinds,
+        plan=plan,
+        sabotage=sabotage,
+        backend=catalogue.choose_backend(backend),
+        options=() if faults is None else ("--faults", faults),
+    )
+
+
+def _run(campaign: Campaign, settings: Settings, *, coverage: bool, quiet: bool) -> tuple[Finding, CoverageReport | None]:
+    from chaos import catalogue, report
+    from chaos import coverage as branches
+    from chaos.campaign import run_campaign
+
+    with report.ProgressBar(campaign.seeds, quiet=quiet) as bar:
+        found = run_campaign(campaign, settings, bar, sometimes=tuple(catalogue.sometimes()))
+        if not coverage or found.summary.interrupted:
+            return found, None
+        bar.looks_at(campaign.start, "coverage")
+        requests = branches.sample([campaign.request(campaign.start + index) for index in range(found.summary.seeds)])
+        return found, branches.measure(requests, limit_s=settings.limit_s, entry=settings.entry)
+
+
+def _show_json(found: Finding, measured: CoverageReport | None) -> None:
+    from chaos import report
+
+    coverage = None if measured is None else report.plain(measured)
+    console.show_json({**report.plain(found), "coverage": coverage})
+
+
+def _prove(
+    settings: Settings,
+    seeds: int | None,
+    start: int,
+    workloads: tuple[str, ...],
+    faults: str | None,
+    backend: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Every sabotage in turn; exit code 1 if one is not caught."""
+    from dataclasses import replace
+
+    from chaos import report
+    from chaos.proof import Trial, try_all
+    from chaos.sabotage import SABOTAGES
+
+    trials = [
+        Trial(name, make_campaign(seeds, start, workloads, faults, name, backend), found.invariants)
+        for name, found in SABOTAGES.items()
+    ]
+    brief = replace(settings, minimise=False, stop_after=1, check_determinism=False)
+    verdicts = try_all(trials, lambda campaign: _run(campaign, brief, coverage=False, quiet=True)[0])
+    if as_json:
+        console.show_json(report.plain(verdicts))
+    else:
+        report.show_verdicts(verdicts)
+    raise typer.Exit(0 if all(verdict.caught_after for verdict in verdicts) else console.EXIT_FAILED)
+
+
+@app.command()
+def replay(
+    *,
+    seed: Annotated[int, typer.Argument(metavar="SEED", help="The seed.")],
+    workload: Annotated[
+        list[str] | None, typer.Option("--workload", metavar="NAME", help="Its workload; needed if the campaign named any.")
+    ] = None,
+    faults: Faults = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Faults in a file; the same as --faults @FILE.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="N,M", help="These faults of the plan alone, counted from 0; or none.")
+    ] = None,
+    sabotage: SabotageName = None,
+    backend: Backend = None,
+    trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write every event into this file.")] = None,
+    save_plan: Annotated[Path | None, typer.Option("--save-plan", metavar="FILE", help="Write the faults into this file.")] = None,
+    events: Annotated[int, typer.Option("--events", help="Last events to print.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run one seed again, event for event; exit code 1 if it breaks an invariant."""
+    from chaos import report
+    from chaos.replay import replay_seed
+
+    _at_least("SEED", seed, 0)
+    _at_least("--events", events, 0)
+    if plan is not None and faults is not None:
+        raise InvalidConfigError("give --plan or --faults, not both")
+    campaign = make_campaign(1, seed, tuple(workload or ()), f"@{plan}" if plan is not None else faults, sabotage, backend)
+    done = replay_seed(campaign.request(seed), only)
+    lines = done.trace.lines()
+    if trace is not None:
+        trace.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    if save_plan is not None:
+        from chaos.faults import encode_plan
+
+        save_plan.write_bytes(encode_plan(done.result.plan))
+    shown = lines[len(lines) - min(events, len(lines)) :]
+    if as_json:
+        console.show_json({"result": report.plain(done.result), "events": shown})
+    else:
+        for line in shown:
+            console.show_line(line)
+        report.show_run(done.result, done.trace.digest(), len(lines))
+    raise typer.Exit(console.EXIT_FAILED if done.result.violations else 0)
+
+
+@app.command(name="list")
+def list_names(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="workloads, faults, sabotages, invariants, or sometimes.")],
+    as_json: Json = False,
+) -> None:
+    """Print names that can be chosen, one a line, with what each means."""
+    from chaos import catalogue
+
+    found = catalogue.entries(what)
+    if as_json:
+        console.show_json([{"name": name, "meaning": meaning} for name, meaning in found])
+    else:
+        width = max((len(name) for name, _ in found), default=0)
+        for name, meaning in found:
+            console.show_line(f"{name:<{width}}  {meaning}")
+
+
+def _at_least(name: str, value: float | None, least: float) -> None:
+    if value is not None and value < least:
+        raise InvalidConfigError(f"{name} must be at least {least:g}, got {value:g}")

@@ -1,0 +1,270 @@
+"""The simulator's command line: what it prints and refuses, its exit codes. Runs come to what their workload is named after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import holdfast
+from chaos import cli, coverage, world
+from chaos.faults import FAMILIES, KINDS, decode_plan, encode_plan
+from chaos.sabotage import SABOTAGES
+from chaos.scenario import Workload
+from chaos.sometimes import SOMETIMES
+from chaos.summary import CoverageReport
+from chaos.workloads import WORKLOADS
+from tests.simulation import fakes
+
+runner = CliRunner()
+SABOTAGE = min(SABOTAGES)
+
+
+@pytest.fixture(autouse=True)
+def fake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake runs under the names of real workloads, and beside them."""
+
+    def make(_: Any) -> Any:
+        pytest.fail("a fake run makes no scenario")
+
+    for name in ("good", "broken", "always", "raising", "printing"):
+        monkeypatch.setitem(WORKLOADS, name, Workload(name, f"comes to what it is named after: {name}", make))
+    monkeypatch.setattr(cli, "ENTRY", fakes.ENTRY)
+    monkeypatch.setattr(world, "run_seed", fakes.run_seed)
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(holdfast.command_line(), ["chaos", *arguments])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    result = runner.invoke(holdfast.command_line(), ["chaos", *arguments])
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def sim(*arguments: str, code: int = 0) -> str:
+    return call("sim", "--jobs", "2", "--no-coverage", *arguments, code=code)
+
+
+def paragraphs(output: str) -> dict[str, str]:
+    """Label -> text of the summary."""
+    found: dict[str, str] = {}
+    label = ""
+    for line in output.splitlines():
+        if line[:13].strip() and line[13:14].strip() and line[12] == " ":
+            label = line[:13].strip()
+            found[label] = line[13:]
+        elif label and line.startswith(" " * 13):
+            found[label] += " " + line.strip()
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------- sim
+
+
+def test_a_campaign_without_violations() -> None:
+    output = sim("--seeds", "20", "--workload", "good", "--workload", "printing")
+    assert output.startswith("20 seeds from 0 over 2 workloads in ")
+    lines = paragraphs(output)
+    assert lines["violations"] == "0"
+    assert lines["faults"] == "120 planned, 48 hit, of 1 kind"
+    assert lines["crashes"] == "48 at 3 distinct points"
+    assert lines["checkpoints"] == "200 completed"
+    assert lines["no fault hit"] == "in 4 runs: seeds 0, 5, 10, 15"
+    assert lines["visited"].startswith(f"1 of {len(SOMETIMES)} dangerous states; never: ")
+    assert "minute and core" in lines["runs"]
+    assert "coverage" not in lines
+
+
+def test_a_failure_ends_with_the_command_that_replays_it() -> None:
+    output = sim("--seeds", "9", "--workload", "broken", code=1)
+    lines = output.splitlines()
+    assert lines[0] == "seed 3 of broken broke I5 at 420 ms: after 2 faults"
+    assert lines[1].startswith("  I5: ")
+    assert lines[2].startswith("  it takes 2 of its 6 faults (")
+    assert lines[3:5] == ["     1  kill_worker worker-1 at 100 ms", "     4  kill_worker worker-4 at 400 ms"]
+    again = next(line for line in lines if line.startswith("  again: "))
+    assert again == "  again: holdfast chaos replay 3 --workload broken --only 1,4 --trace 3.trace"
+    events = [line for line in lines if "event" in line and "nobody" in line]
+    assert len(events) == 3
+    assert len({line.index("nobody") for line in events}) == 1
+    assert paragraphs(output)["violations"] == "1 (I5 in 1 run)"
+
+
+def test_the_command_that_replays_fails_in_the_same_way(tmp_path: Path) -> None:
+    trace = tmp_path / "3.trace"
+    output = call("replay", "3", "--workload", "broken", "--only", "1,4", "--trace", str(trace), code=1)
+    assert output.splitlines()[-1] == "broke I5 at 420 ms: after 2 faults"
+    assert len(trace.read_text().splitlines()) == 3
+
+
+def test_a_campaign_as_json() -> None:
+    found = json.loads(sim("--seeds", "9", "--workload", "broken", "--json", code=1))
+    assert found["summary"]["violations"] == 1
+    (failure,) = found["failures"]
+    assert failure["seed"] == 3
+    assert failure["faults"]["4"]["target"] == "worker-4"
+    assert found["coverage"] is None
+
+
+def test_coverage_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def measure(requests: list[Any], **_: Any) -> CoverageReport:
+        asked.extend(request.seed for request in requests)
+        return CoverageReport(len(requests), 71.5, {"barriers": 80.0}, ("barriers.transport",))
+
+    monkeypatch.setattr(coverage, "measure", measure)
+    output = call("sim", "--seeds", "5", "--start", "10", "--workload", "good", "--jobs", "1")
+    assert asked == [10, 11, 12, 13, 14]
+    assert paragraphs(output)["coverage"] == "71.5 % of branches in 5 runs (barriers 80.0 %)"
+    assert paragraphs(output)["never ran"] == "barriers.transport"
+
+
+def test_a_sabotage_that_is_caught_is_a_failure() -> None:
+    output = sim("--seeds", "50", "--workload", "broken", "--sabotage", SABOTAGE, "--no-minimise", code=1)
+    assert paragraphs(output)["sabotage"] == f"{SABOTAGE}: caught after 4 seeds"
+    assert f"--sabotage {SABOTAGE}" in output
+
+
+def test_a_sabotage_that_is_not_caught_says_so() -> None:
+    output = sim("--seeds", "5", "--workload", "good", "--sabotage", SABOTAGE)
+    assert paragraphs(output)["sabotage"] == f"{SABOTAGE}: NOT caught"
+
+
+def test_all_sabotages_must_be_caught() -> None:
+    output = sim("--seeds", "2", "--workload", "always", "--sabotage", "all")
+    assert output.splitlines()[-1] == f"{len(SABOTAGES)} of {len(SABOTAGES)} sabotages caught"
+    output = sim("--seeds", "1", "--workload", "good", "--sabotage", "all", code=1)
+    assert output.splitlines()[-1] == f"0 of {len(SABOTAGES)} sabotages caught"
+    verdicts = json.loads(sim("--seeds", "1", "--workload", "always", "--sabotage", "all", "--json"))
+    assert [verdict["sabotage"] for verdict in verdicts] == list(SABOTAGES)
+
+
+def test_it_stops_after_a_few_failures() -> None:
+    output = sim("--seeds", "500", "--workload", "always", "--no-minimise", code=1)
+    assert f"\n{cli.STOP_AFTER} seeds from 0" in output
+    assert "\n8 seeds from 0" in sim("--seeds", "8", "--workload", "always", "--stop-after", "0", "--no-minimise", code=1)
+
+
+def test_determinism_is_checked_on_request() -> None:
+    assert paragraphs(sim("--seeds", "2", "--workload", "good", "--check-determinism"))["violations"] == "0"
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--workload", "nothing"), ("there is no workload 'nothing'", "counter")),
+        (("--faults", "nothing"), ("there is no fault 'nothing'", "crashes", "kill_worker")),
+        (("--faults", ","), ("no fault is named", "crashes")),
+        (("--faults", "@missing.json"), ("missing.json", "can't be read")),
+        (("--sabotage", "nothing"), ("there is no sabotage 'nothing'", SABOTAGE)),
+        (("--backend", "nothing"), ("there is no state backend 'nothing'", "rocksdb")),
+        (("--seeds", "0"), ("--seeds must be at least 1, got 0",)),
+        (("--start", "-1"), ("--start must be at least 0, got -1",)),
+        (("--jobs", "0"), ("--jobs must be at least 1",)),
+        (("--stop-after", "-1"), ("--stop-after must be at least 0",)),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_choices(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    error = refused("sim", *arguments)
+    assert all(part in error for part in parts)
+    assert error.endswith("[InvalidConfigError]\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("[", "is not a plan of faults"),
+        ('[{"kind": "kill_worker", "when": 3}]', "unknown field `when`"),
+        ('[{"kind": "nothing", "at_ms": 3}]', "there is no fault 'nothing'; choose from kill_worker"),
+        ('[{"kind": "kill_worker"}]', "fault 0 (kill_worker) needs at_ms or on"),
+    ],
+)
+def test_a_malformed_plan_is_refused(tmp_path: Path, content: str, part: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    for arguments in (("sim", "--faults", f"@{path}"), ("replay", "1", "--plan", str(path))):
+        assert part in refused(*arguments, "--workload", "good")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("-3",), "No such option"),
+        (("--", "-3"), "SEED must be at least 0"),
+        (("3", "--only", "6"), "the plan has 6 faults, counted from 0"),
+        (("3", "--only", "one"), "--only takes numbers of faults"),
+        (("3", "--plan", "a", "--faults", "b"), "give --plan or --faults, not both"),
+        (("3", "--events", "-1"), "--events must be at least 0"),
+    ],
+)
+def test_a_replay_that_makes_no_sense_is_refused(arguments: tuple[str, ...], part: str) -> None:
+    result = runner.invoke(holdfast.command_line(), ["chaos", "replay", "--workload", "good", *arguments])
+    assert result.exit_code == 2
+    assert part in result.stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- replay
+
+
+def test_a_replay_shows_the_run_and_which_faults_hit() -> None:
+    lines = call("replay", "4", "--workload", "good", "--events", "2").splitlines()
+    assert [line.split()[-2] for line in lines[:2]] == ["400", "500"]
+    assert "   0  hit     kill_worker worker-0 at 0 ms" in lines
+    assert "   1  no hit  kill_worker worker-1 at 100 ms" in lines
+    assert lines[-1] == "no violation"
+
+
+def test_a_replay_without_a_fault_that_hit_says_so() -> None:
+    assert call("replay", "5", "--workload", "good").splitlines()[-1] == "no violation, and no fault hit"
+
+
+def test_a_replay_as_json() -> None:
+    found = json.loads(call("replay", "3", "--workload", "broken", "--events", "1", "--json", code=1))
+    assert found["result"]["violations"][0]["invariant"] == "I5"
+    assert len(found["events"]) == 1
+
+
+def test_a_plan_can_be_saved_and_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    call("replay", "3", "--workload", "broken", "--only", "1,4", "--save-plan", str(path), code=1)
+    assert decode_plan(path.read_bytes(), "plan") == (fakes.PLAN[1], fakes.PLAN[4])
+    call("replay", "3", "--workload", "broken", "--plan", str(path), code=1)
+    path.write_bytes(encode_plan(()))
+    call("replay", "3", "--workload", "broken", "--faults", f"@{path}")
+    call("replay", "3", "--workload", "broken", "--only", "none")
+
+
+# ---------------------------------------------------------------------------------------------------------------- list
+
+
+def test_lists_have_a_name_a_line() -> None:
+    lines = call("list", "faults").splitlines()
+    assert [line.split()[0] for line in lines] == [*FAMILIES, *KINDS]
+    assert all(len(line.split()) > 2 for line in lines)
+    assert [line.split()[0] for line in call("list", "workloads").splitlines()] == list(WORKLOADS)
+    assert [line.split()[0] for line in call("list", "sabotages").splitlines()] == list(SABOTAGES)
+    assert [line.split()[0] for line in call("list", "sometimes").splitlines()] == list(SOMETIMES)
+    assert {"I1", "I5", "determinism"} <= {line.split()[0] for line in call("list", "invariants").splitlines()}
+
+
+def test_a_list_as_json() -> None:
+    found = json.loads(call("list", "faults", "--json"))
+    assert {"name", "meaning"} == set(found[0])
+
+
+def test_an_unknown_list_names_the_choices() -> None:
+    assert "choose from workloads, faults, sabotages, invariants, sometimes" in refused("list", "nothing")
