@@ -94,6 +94,7 @@ class ControlNetwork:
         self.observe(Requested(self.kernel.now_ms, sender.name, request, body))
         content = codec.encode(body)
         fate = self.injector.message(request, slot)
+        self.kernel.trace.add(sender.name, f"asks {request}", f"{endpoint.process.name}{' lost' if fate.lost else ''}")
         self.kernel.after(ANSWER_TIMEOUT_US, lambda: exchange.end(_unreachable("no answer in time")), sender)
         if fate.lost:
             return
@@ -142,6 +143,8 @@ class _Exchange:
         now_ms, call = kernel.now_ms, self._call
         self._network.observe(Answered(now_ms, endpoint.process.name, call.sender.name, call.request, value))
         fate = injector.message(f"answer:{self._call.request}", self._call.slot)
+        if error is not None:
+            self._network.kernel.trace.add(endpoint.process.name, f"refuses {call.request}", f"{call.sender.name}: {error}")
         if fate.lost or not endpoint.process.alive:
             return
 
@@ -227,6 +230,7 @@ class CommandStream:
             self._end_soon(error)
             return
         self._subscription = subscription
+        self._network.kernel.trace.add(self._call.sender.name, "stream open", self._session[:4])
         if not self._open:
             self._leave()
             return
@@ -250,6 +254,7 @@ class CommandStream:
         assert self._endpoint is not None
         network, process = self._network, self._endpoint.process
         kind = command_kind(line.command)
+        network.kernel.trace.add(process.name, f"sends {kind}", f"slot {self._call.slot} {line.number} of {line.session[:4]}")
         if line.command is not None:
             network.injector.point(f"coordinator.send.{kind}", process)
             if not process.alive:
@@ -315,6 +320,7 @@ class CommandStream:
 
     def _shut(self) -> None:
         self._open = False
+        self._network.kernel.trace.add(self._call.sender.name, "stream closed", self._session[:4])
         if self in self._network.streams:
             self._network.streams.remove(self)
 

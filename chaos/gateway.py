@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ from barriers.messages import (
     AckAnswers,
     Answerable,
     Heartbeat,
-    NumberedCommand,
     Registered,
     SubtaskMetrics,
     SubtaskStatus,
@@ -34,6 +34,14 @@ class Epoch(msgspec.Struct):
     """Answer to a heartbeat."""
 
     epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _FromStream:
+    """What a command stream said; an older stream's is dropped."""
+
+    stream: CommandStream
+    event: on.Event
 
 
 class SimGateway:
@@ -59,7 +67,7 @@ class SimGateway:
         self._clock = ProcessClock(kernel, process)
         self.session = Session(identity, random.Random(seed))
         self._target: Endpoint | None = network.leader
-        self._inbox: deque[on.Event] = deque()
+        self._inbox: deque[on.Event | _FromStream] = deque()
         self._answers: deque[on.Event] = deque()
         self._actions: deque[on.Action] = deque()
         self._busy = False
@@ -90,7 +98,7 @@ class SimGateway:
 
     # ---------------------------------------------------------------------------------------------------------- thread
 
-    def _post(self, event: on.Event) -> None:
+    def _post(self, event: on.Event | _FromStream) -> None:
         self._inbox.append(event)
         self._kernel.after(0, self._turn, self._process)
 
@@ -100,7 +108,11 @@ class SimGateway:
             if self._actions:
                 self._perform(self._actions.popleft())
             elif self._answers or self._inbox:
-                event = (self._answers or self._inbox).popleft()
+                event = self._answers.popleft() if self._answers else self._inbox.popleft()
+                if isinstance(event, _FromStream):
+                    if event.stream is not self._stream:
+                        continue  # what an older stream still said
+                    event = event.event
                 self._actions.extend(self.session.handle(event, now_ms=self._clock.monotonic_ms()))
             else:
                 break
@@ -167,18 +179,19 @@ class SimGateway:
     def _open_stream(self, action: on.OpenStream) -> None:
         if self._stream is not None:
             self._stream.close()
-        stream = CommandStream(self._network, self._call("stream"), self._hear, lambda reason: self._stream_ended(stream, reason))
+        stream = CommandStream(
+            self._network,
+            self._call("stream"),
+            lambda line: self._post(_FromStream(stream, on.CommandReceived(line))),
+            lambda reason: self._stream_ended(stream, reason),
+        )
         self._stream = stream
         stream.ask(self._target, action.session, action.after)
 
-    def _hear(self, line: NumberedCommand) -> None:
-        self._post(on.CommandReceived(line))
-
     def _stream_ended(self, stream: CommandStream, reason: Any) -> None:
-        if stream is not self._stream:
-            return
         refused = isinstance(reason, HoldfastError) and status_of(reason) in (404, 409)
-        self._post(on.RequestRefused("stream", str(reason)) if refused else on.RequestFailed("stream"))
+        event = on.RequestRefused("stream", str(reason)) if refused else on.RequestFailed("stream")
+        self._post(_FromStream(stream, event))
 
     @property
     def has_ended(self) -> bool:

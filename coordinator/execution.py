@@ -90,6 +90,11 @@ class Execution:
         return all(task.state is TaskState.RUNNING for task in self._tasks.values())
 
     @property
+    def all_up(self) -> bool:
+        """Every task runs, or has ended as it should: a leader before this one may have told some of them to finish."""
+        return all(task.state in (TaskState.RUNNING, TaskState.FINISHED) for task in self._tasks.values())
+
+    @property
     def all_finished(self) -> bool:
         return all(task.state is TaskState.FINISHED for task in self._tasks.values())
 

@@ -126,6 +126,8 @@ class StreamOpened:
 class StreamClosed:
     slot: int
     session: str
+    stream: int
+    """Ticket that the stream was opened with: one that was replaced in the same session closes late, and closes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

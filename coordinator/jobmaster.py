@@ -90,7 +90,7 @@ class JobMaster:
             case job.StreamOpened():
                 self._call(event.ticket, lambda: self._open_stream(event))
             case job.StreamClosed():
-                self.workforce.close_stream(event.slot, event.session)
+                self.workforce.close_stream(event.slot, event.session, event.stream)
             case job.SnapshotRequested():
                 self._call(event.ticket, lambda: self._request(event))
             case job.CancelRequested():
@@ -215,7 +215,7 @@ class JobMaster:
 
     def _open_stream(self, event: job.StreamOpened) -> object:
         """Answered before any command is delivered: the caller must have its stream first."""
-        commands = self.workforce.open_stream(event.slot, event.session, event.after)
+        commands = self.workforce.open_stream(event.slot, event.session, event.after, event.ticket)
         self._turn.out.append(job.Answer(event.ticket, commands))
         return job.LATER
 

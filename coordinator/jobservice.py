@@ -117,6 +117,7 @@ class JobService:
         future: Future[Any] = Future()
         ticket = self._admit(future, subscription)
         if ticket:
+            subscription.number = ticket
             self._put(job.StreamOpened(ticket, slot, session, after))
         return subscription, future
 
@@ -160,7 +161,7 @@ class JobService:
         return 0
 
     def _stream_closed(self, subscription: Subscription) -> None:
-        self.post(job.StreamClosed(subscription.slot, subscription.session))
+        self.post(job.StreamClosed(subscription.slot, subscription.session, subscription.number))
 
     def _gone(self) -> StorageUnavailableError:
         return StorageUnavailableError(f"job {self.job_id} is not led from here any more", job=self.job_id)
@@ -252,7 +253,7 @@ class JobService:
         stream = self._streams.get(action.slot)
         if stream is not None and stream.session == action.session and not stream.push(action.commands):
             del self._streams[action.slot]
-            self._own.append(job.StreamClosed(action.slot, action.session))
+            self._own.append(job.StreamClosed(action.slot, action.session, stream.number))
             self._owner.wake()
 
     def _answer(self, action: job.Answer) -> None:

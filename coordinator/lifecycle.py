@@ -252,7 +252,7 @@ class Lifecycle:
         """The last checkpoint is complete: tasks commit and end, once no savepoint needs them any more."""
         if execution.all_finished:
             self.end(JobState.FINISHED, "")
-        elif execution.all_running and not self.finish_sent and self._coordinator.savepoints_pending == 0:
+        elif execution.all_up and not self.finish_sent and self._coordinator.savepoints_pending == 0:
             self.finish_sent = True
             self.failure = None
             self._workforce.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))

@@ -46,6 +46,8 @@ class Slot:
     outbox: Outbox | None = None
     connected: bool = False
     """A command stream of the current session is open."""
+    stream: int = 0
+    """Ticket of the newest stream."""
     last_holder: RegisterWorker | None = None
     """Who held it last: an older process than that is refused although the slot is empty."""
     last_seen_ms: int = 0

@@ -28,6 +28,8 @@ class Subscription:
         self._epoch = epoch
         self.slot = slot
         self.session = session
+        self.number = 0
+        """Ticket that it was opened with: tells it from another one of the same session."""
         self._on_close = on_close
         self._commands_max = commands_max
         self._condition = threading.Condition()

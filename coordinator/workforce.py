@@ -97,7 +97,7 @@ class Workforce:
 
     # -------------------------------------------------------------------------------------------------------- streams
 
-    def open_stream(self, index: int, session: str, after: int) -> tuple[NumberedCommand, ...]:
+    def open_stream(self, index: int, session: str, after: int, stream: int) -> tuple[NumberedCommand, ...]:
         """Commands behind number `after`. Raises FencedError when the session is over or lost commands."""
         slot = self.current(index, session)
         assert slot.outbox is not None
@@ -105,13 +105,14 @@ class Workforce:
         if commands is None:
             raise FencedError(f"commands behind {after} of slot {index} are gone: register again", slot=index, session=session)
         slot.connected = True
+        slot.stream = stream
         slot.lost_at_ms = None
         return commands
 
-    def close_stream(self, index: int, session: str) -> None:
-        """The stream of a session ended: the worker has a short time to come back."""
+    def close_stream(self, index: int, session: str, stream: int) -> None:
+        """The newest stream of a session ended: the worker has a short time to come back."""
         slot = self.slots[index]
-        if slot.session == session and slot.holder is not None:
+        if slot.session == session and slot.stream == stream and slot.holder is not None:
             slot.connected = False
             slot.lost_at_ms = self._turn.now_ms + STREAM_GRACE_MS
 

@@ -54,6 +54,7 @@ class Rig:
         self.answers: dict[int, Any] = {}
         self.tickets = 0
         self.sessions: dict[int, str] = {}
+        self.streams: dict[int, int] = {}
         self.sent: dict[int, list[WorkerCommand]] = {}
         self.feed(job.JobStarted())
 
@@ -135,10 +136,11 @@ class Rig:
         commands: tuple[NumberedCommand, ...] = self.call(
             lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after)
         )
+        self.streams[slot] = self.tickets
         return commands
 
-    def close_stream(self, slot: int) -> None:
-        self.feed(job.StreamClosed(slot, self.sessions[slot]))
+    def close_stream(self, slot: int, stream: int | None = None) -> None:
+        self.feed(job.StreamClosed(slot, self.sessions[slot], self.streams[slot] if stream is None else stream))
 
     def statuses(
         self, slot: int, attempt: int, state: TaskState, error: str = "", *, drained: bool = False

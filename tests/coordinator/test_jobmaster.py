@@ -150,6 +150,18 @@ def test_stream_resumes_behind_a_number_and_closes_when_commands_are_gone() -> N
     assert outbox.resume(6) is None
 
 
+def test_late_end_of_a_replaced_stream_ends_nothing() -> None:
+    """A broken connection is often noticed after its worker has opened the next stream, in the same session."""
+    rig = Rig().run()
+    older = rig.streams[0]
+    rig.open_stream(0)
+    rig.close_stream(0, older)
+    rig.feed_request()
+    assert [command.checkpoint_id for command in rig.commands(0, TriggerCheckpoint)] == [1]
+    rig.pass_time(STREAM_GRACE_MS)
+    assert (rig.state, rig.restarts) == ("RUNNING", 0)
+
+
 def test_overflowing_outbox_makes_the_worker_register_again() -> None:
     rig = Rig().run()
     rig.close_stream(0)
@@ -510,6 +522,20 @@ def test_completed_stop_with_savepoint_is_finished_by_the_next_leader() -> None:
     assert rig.commands(0, FinishTasks) == [FinishTasks(1, 1)]
     for slot in (0, 1):
         rig.report(slot, 1, TaskState.FINISHED)
+    assert rig.state == "FINISHED"
+
+
+def test_next_leader_finishes_the_tasks_that_the_one_before_did_not_reach() -> None:
+    """Some had been told to finish and did; waiting until all run would wait for ever."""
+    rig = Rig().run()
+    rig.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
+    rig.acknowledge(0, 1, 1)
+    rig.acknowledge(1, 1, 1)
+    restarted(rig)
+    rig.register(0, attempt=1, subtasks=rig.statuses(0, 1, TaskState.FINISHED))
+    rig.register(1, attempt=1)
+    assert rig.commands(1, FinishTasks) == [FinishTasks(1, 1)]
+    rig.report(1, 1, TaskState.FINISHED)
     assert rig.state == "FINISHED"
 
 
