@@ -153,8 +153,11 @@ class SimDisk:
         if self.before_call is not None:
             self.before_call("link", target, 0)
         node = self._nodes.get(source)
-        if not isinstance(node, File):
-            raise self._error(errno.EPERM, source) if node is not None else self._missing(source)
+        if node is None:
+            raise self._missing(source)
+        if isinstance(node, Folder):
+            parent, name = self._parent(target)
+            raise self._error(errno.EEXIST if name in parent.entries else errno.EPERM, source)
         self._add(target, node)
 
     def _add(self, path: str, node: Node) -> None:
@@ -226,16 +229,17 @@ class SimDisk:
 
     def _missing(self, path: str) -> OSError:
         """Why there is nothing: no such name, or a file where a folder should be."""
-        above = path
-        while above:
+        above = path.rpartition("/")[0]
+        while above and (node := self._nodes.get(above)) is None:
             above = above.rpartition("/")[0]
-            if isinstance(self._nodes.get(above), File):
-                return self._error(errno.ENOTDIR, path)
-        return self._error(errno.ENOENT, path)
+        return self._error(errno.ENOTDIR if above and isinstance(node, File) else errno.ENOENT, path)
 
     @staticmethod
     def _error(code: int, path: str) -> OSError:
         return OSError(code, os.strerror(code), path)
+
+
+_LOCAL = (ops.UploadFile, ops.DownloadFile)
 
 
 class _DiskStorage(LocalStorage):
@@ -249,7 +253,7 @@ class _DiskStorage(LocalStorage):
         return self._disk.storage(location)
 
     def execute(self, operation: ops.Operation) -> Any:
-        if not isinstance(operation, ops.UploadFile | ops.DownloadFile):
+        if not isinstance(operation, _LOCAL):
             return super().execute(operation)
         self._disk.real.add(operation.local_path)
         try:

@@ -29,6 +29,7 @@ from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
 
 TEMPORARY_FOLDER = ".tmp"
+_NOT_NAMES = frozenset({"", ".", ".."})
 _COPY_BYTES = 1 << 20
 _DELETE_PASSES_MAX = 3
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -45,6 +46,7 @@ class LocalStorage:
         new_nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._root = os.path.abspath(os.fspath(root))
+        self._prefix = self._root if self._root.endswith("/") else f"{self._root}/"
         self._fs: FileSystem = file_system if file_system is not None else OsFileSystem()
         self._new_nonce = new_nonce
         self._folders = DurableFolders(self._fs, self._root)
@@ -107,9 +109,9 @@ class LocalStorage:
     def _resolve(self, path: str) -> str:
         """Absolute path of a storage path. Raises InvalidConfigError for one that could leave the root."""
         parts = path.split("/")
-        if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[0] == TEMPORARY_FOLDER:
+        if not _NOT_NAMES.isdisjoint(parts) or "\0" in path or parts[0] == TEMPORARY_FOLDER:
             raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
-        return posixpath.join(self._root, *parts)
+        return self._prefix + path
 
     # -- writing
 
@@ -136,8 +138,8 @@ class LocalStorage:
 
     def _publish(self, target: str, chunks: Iterable[ops.Buffer]) -> bool:
         """Durable temporary file, link, durable name. False: the name was taken."""
-        folder = posixpath.join(self._root, TEMPORARY_FOLDER)
-        temporary = posixpath.join(folder, self._new_nonce())
+        folder = self._prefix + TEMPORARY_FOLDER
+        temporary = f"{folder}/{self._new_nonce()}"
         try:
             self._folders.within(folder, lambda: self._fill(temporary, chunks))
             return self._folders.within(posixpath.dirname(target), lambda: self._link_new(temporary, target))
