@@ -443,6 +443,11 @@ class Cluster:
         if len(self._coordinators) > 1:
             self.kill(process)
 
+    def _strike_break_stream(self, fault: Fault, process: Process | None) -> bool:
+        hosts = [host for host in self.workers() if fault.target in ("workers", f"worker-{host.slot}")]
+        broken = [self.control.break_streams(host.process, fault.amount * 1000) for host in hosts]
+        return any(broken)
+
     def _strike_cut_link(self, fault: Fault, process: Process | None) -> bool:
         return self.around.data.cut(*slot_of(fault.target))
 

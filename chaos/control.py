@@ -84,6 +84,13 @@ class ControlNetwork:
         for stream in list(self.streams):
             stream.process_gone(process)
 
+    def break_streams(self, process: Process, unnoticed_us: int) -> bool:
+        """The command stream of a worker breaks; its coordinator finds out later. False if it had none."""
+        streams = [stream for stream in self.streams if stream.is_of(process)]
+        for stream in streams:
+            stream.break_off(unnoticed_us)
+        return bool(streams)
+
     def ask(self, call: Call, endpoint: Endpoint | None, body: Any, kind: Any, reply: Reply) -> None:
         """Send a request to an endpoint; `reply` is called once, as the sender: with the answer (of type `kind`) or an error."""
         exchange = _Exchange(self, call, kind, reply)
@@ -202,6 +209,18 @@ class CommandStream:
         if self._open:
             self._shut()
             self._leave()
+
+    def is_of(self, process: Process) -> bool:
+        """It is open, and a process reads it."""
+        return process is self._call.sender and self._subscription is not None
+
+    def break_off(self, unnoticed_us: int) -> None:
+        """The connection breaks: the reader learns of it soon, the writer after that time."""
+        kernel, subscription = self._network.kernel, self._subscription
+        if not self._open or subscription is None or self._endpoint is None:
+            return
+        self._network.kernel.run_as(self._call.sender, lambda: self._end(_unreachable("the stream broke")))
+        kernel.after(unnoticed_us + self._network.way_us(), subscription.close, self._endpoint.process)
 
     def process_gone(self, process: Process) -> None:
         """One of its ends has died."""

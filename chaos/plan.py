@@ -10,7 +10,7 @@ from chaos.scenario import Scenario
 
 FAULTS_MAX = 6
 """Most faults of a drawn plan."""
-HORIZON_MS = 3_000
+HORIZON_MS = 2_000
 """Faults begin before this time."""
 
 COORDINATOR_POINTS = (
@@ -129,6 +129,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "kill_worker": lambda: _worker(rng, slots),
         "pause_worker": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
+        "break_stream": lambda: _worker(rng, slots),
         "kill_recovering": lambda: rng.choice(("worker", "coordinator")),
         "clock_jump": lambda: rng.choice(("coordinator", "driver", _worker(rng, slots))),
         "cut_link": lambda: _link(rng, slots),
@@ -165,7 +166,9 @@ def _amount(rng: random.Random, kind: str) -> int:
         case "kill_coordinator" | "kill_driver" | "kill_all" | "power_loss":
             return rng.choice((1, 50, 300, 1_500))
         case "delay" | "reorder" | "slow_link" | "store_slow" | "store_late" | "slow_operator" | "blocked_operator":
-            return rng.choice((2, 10, 60, 400))
+            return rng.choice((2, 10, 60, 400, 2_500))
+        case "break_stream":
+            return rng.choice((0, 5, 100, 1_500))
         case "clock_jump":
             return rng.choice((3_600_000, -3_600_000, 1_000, -1_000))
         case "pause_worker":

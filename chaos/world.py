@@ -28,7 +28,7 @@ from coordinator.publication import Completed, decode_decision
 from coordinator.records import ClaimRecord, SavepointRecord, decode_record
 from statebackends.storage.operations import PutIfAbsent
 
-FAULTS_END_MS = 2 * HORIZON_MS
+FAULTS_END_MS = 3 * HORIZON_MS
 """Faults are off from here on."""
 LIVENESS_MS = 180_000
 """Virtual time without faults in which the job must end: several of the longest timeouts of the protocols."""
