@@ -34,6 +34,8 @@ STATE_ROOT = "/state"
 SAVEPOINTS = "/savepoints"
 DEATH_US = (20_000, 250_000)
 """Least and most time until a driver learns of a worker's death and its successor runs."""
+GUARD_US = 3_000_000
+"""Time between two looks at whether a coordinator leads."""
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
@@ -161,6 +163,7 @@ class Cluster:
         """The coordinator, and a driver that submits the job."""
         self.start_coordinator()
         self.start_driver(None)
+        self.kernel.after(GUARD_US, self._guard)
 
     def close(self) -> None:
         """Release what is real: local folders of RocksDB."""
@@ -196,6 +199,12 @@ class Cluster:
         newest = self._coordinators.get(f"coordinator-{self._counts.get('coordinator', 0)}")
         if newest is None or newest.process.paused:
             self.start_coordinator()
+
+    def _guard(self) -> None:
+        """A service manager's health check: somebody must lead. A fenced leader does not come back by itself, as it should."""
+        if not any(not host.process.paused and not host.is_fenced for host in self._coordinators.values()):
+            self.start_coordinator()
+        self.kernel.after(GUARD_US, self._guard)
 
     def _newest_coordinator(self) -> CoordinatorHost | None:
         alive = [host for host in self._coordinators.values() if not host.process.paused]

@@ -23,6 +23,7 @@ from chaos.workerhost import Surroundings
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
 from coordinator.hosting import HostFlow, JobHost
+from coordinator.jobevents import JobState
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.jobview import view_recorded_job
@@ -98,6 +99,12 @@ class CoordinatorHost:
     def services(self) -> list[JobService]:
         """Jobs that this process leads, or led."""
         return self.host.registry.services()
+
+    @property
+    def is_fenced(self) -> bool:
+        """It led, and leads nothing any more."""
+        states = [service._master.state for service in self.services]
+        return bool(states) and all(state is JobState.SUSPENDED for state in states)
 
     def summary(self) -> str:
         """What its jobs are about."""

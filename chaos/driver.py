@@ -150,13 +150,12 @@ class DriverHost:
         self._handle(WorkerEnded(slot, spawn, end, error))
 
     def _handle(self, event: Event) -> None:
-        if self._supervisor is None:
+        supervisor = self._supervisor
+        if supervisor is None:
             return
-        for action in self._supervisor.handle(event, now_ms=self._clock.monotonic_ms()):
+        for action in supervisor.handle(event, now_ms=self._clock.monotonic_ms()):
             self._perform(action)
-        if self._supervisor is None:  # an action has ended this driver
-            return
-        deadline_ms = self._supervisor.next_deadline_ms()
+        deadline_ms = supervisor.next_deadline_ms()
         if deadline_ms is not None:
             self._around.kernel.at_ms(deadline_ms, lambda: self._handle(DeadlineReached()), self.process)
 

@@ -14,7 +14,7 @@ import msgspec
 from chaos.faults import KINDS, Fault
 from chaos.observations import FaultBegan, Observation
 from chaos.processes import Kernel, Process, ProcessClock
-from chaos.stores import OK, StoreDecision
+from chaos.stores import OK, Outcome, StoreDecision
 from statebackends.storage.operations import Operation
 
 
@@ -51,7 +51,13 @@ class MessageFate:
 FINE = MessageFate()
 
 _MESSAGES = frozenset({"drop", "delay", "duplicate", "reorder"})
-_STORE = {"store_fails": "fail", "store_partial": "partial", "store_lies": "lie", "store_late": "late", "disk_full": "full"}
+_STORE: dict[str, Outcome] = {
+    "store_fails": "fail",
+    "store_partial": "partial",
+    "store_lies": "lie",
+    "store_late": "late",
+    "disk_full": "full",
+}
 
 
 @dataclass(eq=False)

@@ -14,7 +14,6 @@ from barriers.messages import (
     CheckpointKind,
     DeclineCheckpoint,
     Deploy,
-    FailureReason,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
