@@ -1,0 +1,86 @@
+"""Speed of the simulator: whole jobs of the keyed counter in one process, each with three faults, beside the same jobs without.
+
+python -m benchmarks.simulation [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+from chaos.results import RunResult
+from chaos.runner import SeedRunner, cpu_count
+from chaos.seedprocess import Task, perform, quieten_logs
+from chaos.world import RunRequest, run_seed
+
+Row = dict[str, Any]
+
+WORKLOAD = "counter"
+"""About 1,000 records and 10 checkpoints."""
+FAULTS = 3
+WARM_UP = 5
+"""Runs before the first measured one: the product is imported and its caches are filled."""
+
+
+def requests(count: int, faults: int) -> list[RunRequest]:
+    """The same seeds, so the same jobs, for every row."""
+    return [RunRequest(seed, WORKLOAD, faults=faults, plan=None if faults else ()) for seed in range(count)]
+
+
+def measure_one(faults: int, count: int) -> Row:
+    """In this process. Per core means CPU time: nothing in a run waits."""
+    tasks = [Task(request) for request in requests(count, faults)]
+    for task in tasks[:WARM_UP]:
+        perform(run_seed, task)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    results = [perform(run_seed, task).result for task in tasks]
+    return _row(results, 1, faults, time.perf_counter() - began, time.process_time() - cpu_began)
+
+
+def measure_all_cores(faults: int, count: int) -> Row:
+    """As a campaign runs them; the start of its processes is not part of it."""
+    jobs = cpu_count()
+    tasks = [Task(request) for request in requests(count * jobs, faults)]
+    with SeedRunner(jobs) as runner:
+        list(runner.run(tasks[: WARM_UP * jobs]))
+        began = time.perf_counter()
+        results = [outcome.result for outcome in runner.run(tasks)]
+        seconds = time.perf_counter() - began
+    return _row(results, jobs, faults, seconds, seconds * jobs)
+
+
+def _row(results: list[RunResult], processes: int, faults: int, seconds: float, core_seconds: float) -> Row:
+    return {
+        "workload": f"simulation of {WORKLOAD}",
+        "processes": processes,
+        "faults": faults,
+        "jobs": len(results),
+        "jobs_per_minute": round(60 * len(results) / seconds),
+        "jobs_per_minute_per_core": round(60 * len(results) / core_seconds),
+        "records": round(statistics.mean(result.records for result in results)),
+        "checkpoints": round(statistics.mean(result.checkpoints for result in results), 1),
+        "restarts": round(statistics.mean(result.restarts for result in results), 1),
+        "steps": round(statistics.mean(result.steps for result in results)),
+        "violations": sum(1 for result in results if result.violations),
+    }
+
+
+def measure(*, quick: bool = False) -> list[Row]:
+    """With faults and without, on one core and on all."""
+    quieten_logs()
+    count = 40 if quick else 300
+    return [measure_one(FAULTS, count), measure_one(0, count), measure_all_cores(FAULTS, count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    for row in measure(quick=parser.parse_args().quick):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
