@@ -95,7 +95,13 @@ class Settings:
     """Runs that break something, then it stops; 0: never. With a sabotage only those count in which a checker found it."""
     check_determinism: bool = False
     minimise: bool = True
+    events: int = EVENTS_SHOWN
+    """Last events told of a failed run."""
     entry: str = RUN_SEED
+
+    def runner(self, jobs: int) -> SeedRunner:
+        """Processes for runs with these settings."""
+        return SeedRunner(jobs, entry=self.entry, limit_s=self.limit_s)
 
 
 class Watcher(Protocol):
@@ -108,6 +114,14 @@ class Watcher(Protocol):
         """A seed is run again, for this."""
 
 
+class Unwatched:
+    """Nobody is told."""
+
+    def ran(self, result: RunResult, tally: Tally) -> None: ...
+
+    def looks_at(self, seed: int, what: str) -> None: ...
+
+
 class Finding(msgspec.Struct, frozen=True):
     """A campaign's result."""
 
@@ -115,15 +129,17 @@ class Finding(msgspec.Struct, frozen=True):
     failures: tuple[Failure, ...]
 
 
-def run_campaign(campaign: Campaign, settings: Settings, watcher: Watcher, *, sometimes: tuple[str, ...] = ()) -> Finding:
-    """Run it. An interruption ends the runs, not the report on what ran before."""
+def run_campaign(
+    campaign: Campaign, settings: Settings, watcher: Watcher, *, sometimes: tuple[str, ...] = (), runner: SeedRunner | None = None
+) -> Finding:
+    """Run it, on processes of its own unless a runner is given. An interruption ends the runs, not the report on what ran."""
     tally = Tally(sometimes)
     failed: list[tuple[RunResult, ViolationRecord]] = []
     caught_after = checked = 0
     interrupted = False
     began = time.monotonic()
     try:
-        with contextlib.closing(_results(campaign, settings)) as results:
+        with contextlib.closing(_results(campaign, settings, runner)) as results:
             for result in results:
                 tally.add(result)
                 watcher.ran(result, tally)
@@ -148,7 +164,7 @@ def run_campaign(campaign: Campaign, settings: Settings, watcher: Watcher, *, so
     )
     failed.sort(key=lambda pair: pair[1].invariant in NOT_CHECKED)
     again = replace(settings, minimise=settings.minimise and not interrupted)
-    return Finding(summary, _failures(campaign, again, watcher, failed[:FAILURES_MAX]))
+    return Finding(summary, _failures(campaign, again, watcher, runner, failed[:FAILURES_MAX]))
 
 
 def _telling(result: RunResult) -> ViolationRecord:
@@ -157,13 +173,13 @@ def _telling(result: RunResult) -> ViolationRecord:
     return (checked or list(result.violations))[0]
 
 
-def _results(campaign: Campaign, settings: Settings) -> Generator[RunResult, None, None]:
+def _results(campaign: Campaign, settings: Settings, runner: SeedRunner | None) -> Generator[RunResult, None, None]:
     """Results in the order of the seeds. The first seed of each workload of a user's own is always run twice."""
     requests = campaign.requests()
     if settings.check_determinism:
         outcomes = _twice(requests, settings)
     else:
-        outcomes = _once(requests, campaign, settings)
+        outcomes = _once(requests, campaign, settings, runner)
     with contextlib.closing(outcomes):
         for outcome in outcomes:
             yield outcome.result
@@ -174,7 +190,9 @@ def _twice(requests: Iterator[RunRequest], settings: Settings) -> Generator[Outc
     yield from run_twice(tasks, jobs=settings.jobs, entry=settings.entry, limit_s=settings.limit_s)
 
 
-def _once(requests: Iterator[RunRequest], campaign: Campaign, settings: Settings) -> Generator[Outcome, None, None]:
+def _once(
+    requests: Iterator[RunRequest], campaign: Campaign, settings: Settings, runner: SeedRunner | None
+) -> Generator[Outcome, None, None]:
     """Runs, with the first seed of each workload from a file checked before anything else of it is believed."""
     foreign = {name for name in campaign.workloads if is_foreign(name)}
     checked: list[RunRequest] = []
@@ -185,8 +203,13 @@ def _once(requests: Iterator[RunRequest], campaign: Campaign, settings: Settings
         checked.append(request)
         foreign.discard(request.workload)
     yield from _twice(iter(checked), settings)
-    with SeedRunner(settings.jobs, entry=settings.entry, limit_s=settings.limit_s) as runner:
-        yield from runner.run(map(Task, requests))
+    with _given(runner) or settings.runner(settings.jobs) as used:
+        yield from used.run(map(Task, requests))
+
+
+def _given(runner: SeedRunner | None) -> contextlib.AbstractContextManager[SeedRunner] | None:
+    """Whoever gave it closes it."""
+    return None if runner is None else contextlib.nullcontext(runner)
 
 
 def is_foreign(workload: str) -> bool:
@@ -195,14 +218,18 @@ def is_foreign(workload: str) -> bool:
 
 
 def _failures(
-    campaign: Campaign, settings: Settings, watcher: Watcher, failed: list[tuple[RunResult, ViolationRecord]]
+    campaign: Campaign,
+    settings: Settings,
+    watcher: Watcher,
+    runner: SeedRunner | None,
+    failed: list[tuple[RunResult, ViolationRecord]],
 ) -> tuple[Failure, ...]:
     """Each failure with the faults that it takes and its last events. An interruption leaves the rest as they are."""
     failures: list[Failure] = []
-    with SeedRunner(1, entry=settings.entry, limit_s=settings.limit_s) as runner:
+    with _given(runner) or settings.runner(1) as used:
         for result, violation in failed:
             try:
-                failures.append(_failure(campaign, settings, watcher, runner, result, violation))
+                failures.append(_failure(campaign, settings, watcher, used, result, violation))
             except KeyboardInterrupt:
                 settings = replace(settings, minimise=False)
                 failures.append(_bare(campaign, result, violation, None))
@@ -229,8 +256,10 @@ def _failure(
 
         small = minimise(result, violation.invariant, run)
         request = replace(request, plan=_part(result.plan, small.kept))
+    if not settings.events:
+        return _bare(campaign, result, violation, small)
     watcher.looks_at(result.seed, "events")
-    told = runner.run_one(Task(request, EVENTS_SHOWN))
+    told = runner.run_one(Task(request, settings.events))
     now = next((found for found in told.result.violations if found.invariant == violation.invariant), violation)
     return msgspec.structs.replace(_bare(campaign, result, now, small), events=told.events)
 

@@ -15,7 +15,6 @@ from statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from chaos.campaign import Campaign, Finding, Settings
-    from chaos.sabotage import Sabotage
     from chaos.summary import CoverageReport
 
 SEEDS = 200
@@ -136,7 +135,8 @@ def _run(campaign: Campaign, settings: Settings, *, coverage: bool, quiet: bool)
         if not coverage or found.summary.interrupted:
             return found, None
         bar.looks_at(campaign.start, "coverage")
-        requests = branches.sample([campaign.request(campaign.start + index) for index in range(found.summary.seeds)])
+        ran = range(campaign.start, campaign.start + found.summary.seeds)
+        requests = [campaign.request(seed) for seed in branches.sample(ran, len(campaign.workloads))]
         return found, branches.measure(requests, limit_s=settings.limit_s, entry=settings.entry)
 
 
@@ -161,6 +161,7 @@ def _prove(
     from dataclasses import replace
 
     from chaos import report
+    from chaos.campaign import Unwatched, run_campaign
     from chaos.proof import Trial, try_all
     from chaos.sabotage import SABOTAGES
 
@@ -168,8 +169,9 @@ def _prove(
         Trial(name, make_campaign(seeds, start, workloads, faults, name, backend), found.invariants)
         for name, found in SABOTAGES.items()
     ]
-    brief = replace(settings, minimise=False, stop_after=1, check_determinism=False)
-    verdicts = try_all(trials, lambda campaign: _run(campaign, brief, coverage=False, quiet=True)[0])
+    brief = replace(settings, minimise=False, events=0, stop_after=1, check_determinism=False)
+    with brief.runner(brief.jobs) as runner, report.ProgressBar(len(trials), quiet=as_json) as bar:
+        verdicts = try_all(trials, lambda campaign: run_campaign(campaign, brief, Unwatched(), runner=runner), bar.tried)
     if as_json:
         console.show_json(report.plain(verdicts))
     else:

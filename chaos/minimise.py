@@ -4,6 +4,7 @@ Delta debugging (Zeller and Hildebrandt, 2002), bounded in runs. It leaves fault
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,4 +88,4 @@ def _reduce(search: _Search, kept: tuple[int, ...]) -> tuple[int, ...]:
 def _without_a_part(kept: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     """`kept` without each of so many equal parts."""
     bounds = [index * len(kept) // parts for index in range(parts + 1)]
-    return [kept[:start] + kept[stop:] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [kept[:start] + kept[stop:] for start, stop in itertools.pairwise(bounds)]

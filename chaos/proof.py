@@ -35,22 +35,22 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str
 
 
-def try_all(trials: Iterable[Trial], run: Callable[[Campaign], Finding]) -> list[Verdict]:
-    """One after another; `run` stops at the first failure. Raises KeyboardInterrupt when it was."""
+def try_all(trials: Iterable[Trial], run: Callable[[Campaign], Finding], told: Callable[[Verdict], None]) -> list[Verdict]:
+    """One after another; `run` stops at the first failure, `told` hears each verdict. Raises KeyboardInterrupt when interrupted."""
     verdicts = []
     for trial in trials:
         found = run(trial.campaign)
         if found.summary.interrupted:
             raise KeyboardInterrupt
         caught = found.failures if found.summary.caught_after else ()
-        verdicts.append(
-            Verdict(
-                trial.name,
-                found.summary.caught_after,
-                trial.campaign.seeds,
-                caught[0].invariant if caught else "",
-                trial.expected,
-                caught[0].message if caught else "",
-            )
+        verdict = Verdict(
+            trial.name,
+            found.summary.caught_after,
+            trial.campaign.seeds,
+            caught[0].invariant if caught else "",
+            trial.expected,
+            caught[0].message if caught else "",
         )
+        told(verdict)
+        verdicts.append(verdict)
     return verdicts

@@ -59,6 +59,13 @@ class ProgressBar:
         elif not self._quiet and what != "events":
             self._say(text)
 
+    def tried(self, verdict: Verdict) -> None:
+        """One more sabotage is over."""
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, description=verdict.sabotage)
+        elif not self._quiet:
+            self._say(f"{verdict.sabotage}: caught {_caught(verdict)}")
+
     def _pace(self, tally: Tally) -> str:
         seconds = max(0.001, time.monotonic() - self._began)
         return f"{_count(tally.violations, 'violation')}, {60 * tally.seeds / seconds:,.0f} a minute"
@@ -209,7 +216,7 @@ def show_verdicts(verdicts: Sequence[Verdict]) -> None:
     rows = [
         (
             verdict.sabotage,
-            f"after {_count(verdict.caught_after, 'seed')}" if verdict.caught_after else f"NOT in {_count(verdict.seeds, 'seed')}",
+            _caught(verdict),
             verdict.invariant,
             ", ".join(verdict.expected) or "any",
             textwrap.shorten(verdict.message, 90),
@@ -219,6 +226,10 @@ def show_verdicts(verdicts: Sequence[Verdict]) -> None:
     console.show_table(("SABOTAGE", "CAUGHT", "BY", "EXPECTED", "MESSAGE"), rows, empty="no sabotages")
     caught = sum(1 for verdict in verdicts if verdict.caught_after)
     console.show_line(f"{caught} of {_count(len(verdicts), 'sabotage')} caught")
+
+
+def _caught(verdict: Verdict) -> str:
+    return f"after {_count(verdict.caught_after, 'seed')}" if verdict.caught_after else f"NOT in {_count(verdict.seeds, 'seed')}"
 
 
 def _paragraphs(rows: Iterable[tuple[str, str]]) -> None:

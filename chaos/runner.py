@@ -17,6 +17,8 @@ LIMIT_S = 60.0
 """Real time that one run may take, seconds."""
 GRACE_S = 5.0
 """Beyond the limit, until a process that does not even say so itself is killed; it may hang outside of Python."""
+START_S = 60.0
+"""Besides, for an interpreter that has to start and import the product."""
 AHEAD_PER_PROCESS = 64
 """Finished runs kept at most, a process, while a slower one before them goes on."""
 
@@ -87,7 +89,7 @@ class SeedRunner:
             if found is None:
                 return given
             process = self._idle.pop() if self._idle else SeedProcess(self._entry, self._limit_s, self._hash_seed)
-            deadline_s = self._clock() + self._limit_s + GRACE_S
+            deadline_s = self._clock() + self._limit_s + GRACE_S + (0 if process.tasks else START_S)
             self._running[process.connection] = _Running(process, *found, deadline_s)
             process.give(found[1])
         return room

@@ -103,7 +103,7 @@ class Tally:
         self._invariants: Counter[str] = Counter()
         self._planned: Counter[str] = Counter()
         self._hit: Counter[str] = Counter()
-        self._visited: Counter[str] = Counter({name: 0 for name in sometimes})
+        self._visited: Counter[str] = Counter(dict.fromkeys(sometimes, 0))
         self._crash_points: set[str] = set()
         self._idle = 0
         self._idle_seeds: list[int] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
 from chaos.faults import Fault
 from chaos.results import RunResult, ViolationRecord
 from chaos.runner import SeedRunner
 from chaos.seedprocess import Task
 from chaos.trace import Trace
-from chaos.world import RunRequest
 
 ENTRY = "tests.simulation.fakes:run_seed"
 
@@ -22,6 +22,18 @@ GUILTY = {PLAN[1], PLAN[4]}
 _runs = 0
 
 
+@dataclass(frozen=True)
+class FakeRequest:
+    """chaos.world.RunRequest, without the whole product that every process would have to import."""
+
+    seed: int
+    workload: str
+    kinds: tuple[str, ...] = ()
+    plan: tuple[Fault, ...] | None = None
+    sabotage: str | None = None
+    backend: str | None = None
+
+
 @dataclass
 class FakeRun:
     """A run that is over, with its trace."""
@@ -30,7 +42,7 @@ class FakeRun:
     trace: Trace = field(default_factory=lambda: Trace(lambda: 1_500))
 
 
-def run_seed(request: RunRequest) -> FakeRun:
+def run_seed(request: FakeRequest) -> FakeRun:
     """What the workload's name says; `broken` and `hanging` only in every seventh seed from 3 on."""
     global _runs
     _runs += 1
@@ -88,8 +100,8 @@ def run_seed(request: RunRequest) -> FakeRun:
     return run
 
 
-def make_request(seed: int, workload: str = "good", plan: tuple[Fault, ...] | None = None) -> RunRequest:
-    return RunRequest(seed=seed, workload=workload, plan=plan)
+def make_request(seed: int, workload: str = "good", plan: tuple[Fault, ...] | None = None) -> Any:
+    return FakeRequest(seed=seed, workload=workload, plan=plan)
 
 
 def make_task(seed: int, workload: str = "good", events: int | None = 0) -> Task:
@@ -100,7 +112,7 @@ def make_runner(jobs: int = 1, limit_s: float = 20.0) -> SeedRunner:
     return SeedRunner(jobs, entry=ENTRY, limit_s=limit_s)
 
 
-def run_keygroups(request: RunRequest) -> FakeRun:
+def run_keygroups(request: FakeRequest) -> FakeRun:
     """A run that touches one module of the product."""
     from statebackends.keygroups import assign_key_groups
 

@@ -8,14 +8,20 @@ from dataclasses import replace
 import pytest
 
 from chaos import campaign as campaigns
-from chaos.campaign import Campaign, Finding, Settings, run_campaign
-from chaos.proof import Trial, try_all
+from chaos import world
+from chaos.campaign import Campaign, Finding, Settings, Unwatched, run_campaign
+from chaos.proof import Trial, Verdict, try_all
 from chaos.results import RunResult
 from chaos.seedprocess import SIMULATOR
 from chaos.summary import Tally
 from tests.simulation import fakes
 
 SETTINGS = Settings(jobs=2, entry=fakes.ENTRY, limit_s=20.0)
+
+
+@pytest.fixture(autouse=True)
+def fake_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "RunRequest", fakes.FakeRequest)
 
 
 class Quiet:
@@ -168,7 +174,11 @@ def test_every_sabotage_is_tried_until_it_is_caught() -> None:
         Trial("harmless", Campaign(4, ("good",), sabotage="harmless"), ("I1", "I2")),
     ]
     brief = replace(SETTINGS, stop_after=1, minimise=False)
-    caught, missed = try_all(trials, lambda campaign: run(campaign, brief))
+    told: list[Verdict] = []
+    with brief.runner(2) as runner:
+        caught, missed = try_all(trials, lambda campaign: run_campaign(campaign, brief, Unwatched(), runner=runner), told.append)
+        assert runner.run_one(fakes.make_task(1)).result.seed == 1
+    assert told == [caught, missed]
     assert (caught.sabotage, caught.caught_after, caught.invariant, caught.seeds) == ("forget", 4, "I5", 20)
     assert (missed.sabotage, missed.caught_after, missed.invariant, missed.seeds) == ("harmless", 0, "", 4)
 
@@ -182,4 +192,4 @@ def test_trials_end_when_they_are_interrupted() -> None:
         pytest.fail("it went on")
 
     with pytest.raises(KeyboardInterrupt):
-        try_all(trials(), interrupted)
+        try_all(trials(), interrupted, lambda verdict: None)

@@ -29,12 +29,11 @@ def test_a_module_without_functions_has_nothing_to_run(source: str, runs: bool) 
     assert has_functions(source) is runs
 
 
-def test_a_sample_is_spread_over_the_seeds() -> None:
-    seeds = [request.seed for request in sample([make_request(seed) for seed in range(100)])]
-    assert len(seeds) == coverage.RUNS_MAX
-    assert seeds[0] == 0
-    assert seeds[-1] > 90
-    assert [request.seed for request in sample([make_request(5)])] == [5]
+def test_a_sample_holds_every_workload_and_is_bounded() -> None:
+    assert sample(range(5, 105), 8) == range(5, 15)
+    assert sample(range(5, 105), 20) == range(5, 25)
+    assert len(sample(range(100_000), 8)) == coverage.RUNS_MAX
+    assert sample(range(5, 8), 8) == range(5, 8)
 
 
 def test_modules_that_never_ran_are_listed(tmp_path: Path) -> None:

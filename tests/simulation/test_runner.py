@@ -57,8 +57,8 @@ def test_a_run_that_hangs_is_cut_off_and_says_where_it_was() -> None:
 
 
 def test_a_run_that_hears_no_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "GRACE_S", 2.0)  # also the time that an interpreter has to start
-    results = run("deaf", 6, limit_s=1.0)
+    monkeypatch.setattr(runner, "GRACE_S", 0.5)
+    results = run("deaf", 6, limit_s=0.5)
     assert broken(results) == {3: HANG}
     assert results[3].violations[0].message.endswith("it was killed")
 
