@@ -2,13 +2,16 @@
 PYTHON := .venv/bin/python
 export PYTHONHASHSEED ?= random
 
-.PHONY: help setup demo test check bench lock clean
+SEEDS ?= 2000
+
+.PHONY: help setup demo test check bench chaos lock clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
+	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; then each sabotage until it is caught'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -28,6 +31,10 @@ check:
 
 bench: setup
 	@$(PYTHON) -m benchmarks.run $(ARGS)
+
+chaos: setup
+	@$(PYTHON) -m holdfast chaos sim --seeds $(SEEDS) $(ARGS)
+	@$(PYTHON) -m holdfast chaos sim --sabotage all
 
 lock:
 	@scripts/setup --no-java
