@@ -1,0 +1,28 @@
+"""The jobs that the simulator runs, by family: each draws a job and its expected output from a seed."""
+
+from __future__ import annotations
+
+from chaos.scenario import Workload
+from chaos.workloads import aggregate, broadcast, counter, ends, fanout, random_graphs, timers, windows
+from statebackends.errors import InvalidConfigError
+
+WORKLOADS: dict[str, Workload] = {
+    module.WORKLOAD.name: module.WORKLOAD
+    for module in (counter, windows, timers, broadcast, fanout, ends, aggregate, random_graphs)
+}
+
+
+def find_workload(name: str) -> Workload:
+    """The workload of a name, or a user's own pipeline as `FILE.py:function` or `module:function`.
+
+    Raises InvalidConfigError naming the choices, or what is wrong with the user's pipeline."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if ":" in name:
+        from chaos.workloads.loading import load_workload
+
+        return load_workload(name)
+    raise InvalidConfigError(
+        f"there is no workload {name!r}; choose from {', '.join(WORKLOADS)}, or name your own as FILE.py:function",
+        setting="workload",
+    )

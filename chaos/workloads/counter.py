@@ -1,0 +1,83 @@
+"""The keyed counter with a ledger sink: small, quick, and the one whose speed is measured."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import cached_property, partial
+from typing import Any
+
+from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
+from chaos.workloads.feeds import Feed, read_before
+from chaos.workloads.settings import draw_settings
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.sinks.parquet import ParquetSink
+
+LEDGER = "/out/ledger"
+KEYS = 20
+
+
+def make(rng: random.Random) -> Scenario:
+    """About 1,000 records in a little more than a second, some ten checkpoints."""
+    ledger = _Ledger(Feed("numbers", rng.randint(900, 1_100), KEYS, first=rng.randrange(1_000)))
+    parallelism = rng.choice((1, 1, 1, 2))
+    step_rows = rng.choice((25, 40, 50))
+    rows_per_second = rng.randint(700, 900)
+    # Small batches cost the same again for each, and fanout and random have them.
+    settings = {**draw_settings(rng, interval_ms=(100, 150)), "batch_rows_max": 65_536}
+    return Scenario(
+        plan=partial(_plan, ledger.feed, parallelism, rows_per_second, step_rows, settings),
+        records=ledger.feed.rows,
+        sinks=(
+            SinkExpectation(
+                LEDGER,
+                "ledger",
+                ledger.rows,
+                ordered_by=COUNTED_KEY_AND_SEQ,
+                steps_by_one=True,
+                compared=COUNTED_COMPARED,
+                at_cut=ledger.rows_at,
+            ),
+        ),
+        operators=("count",),
+        cuts=(CutExpectation(("numbers",), "count", ledger.states_at),),
+    )
+
+
+def _plan(
+    feed: Feed, drawn: int, rows_per_second: float, step_rows: int, settings: dict[str, Any], parallelism: int | None
+) -> JobPlan:
+    environment = Environment("counter", parallelism=parallelism or drawn, **settings)
+    numbers = environment.from_source(feed.source(rows_per_second, step_rows)).uid(feed.uid)
+    numbers.key_by("key").process(Count()).uid("count").sink_to(ParquetSink(LEDGER), uid="ledger")
+    return environment.build()
+
+
+class _Ledger:
+    """What the ledger must hold; the records are computed once."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+
+    @cached_property
+    def _records(self) -> list[tuple[int, int, int]]:
+        feed = self.feed
+        return [(feed.first + index, feed.key(index), feed.value(index)) for index in range(feed.rows)]
+
+    def rows(self) -> Counter[Row]:
+        return counted_rows(self._records)
+
+    def rows_at(self, positions: Positions) -> Counter[Row]:
+        return counted_rows(self._before(positions))
+
+    def states_at(self, positions: Positions) -> CutStates:
+        return counted_states(self._before(positions))
+
+    def _before(self, positions: Positions) -> list[tuple[int, int, int]]:
+        records = self._records
+        return [records[index] for index in read_before(positions[self.feed.uid], self.feed.rows)]
+
+
+WORKLOAD = Workload("counter", "numbers the records of each key into a ledger", make)

@@ -1,0 +1,57 @@
+"""Counting per key, record by record: the function that several workloads share, and what it must have counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from chaos.scenario import CutStates, Row
+from operators.functions.process import Collector, ProcessContext, ProcessFunction
+from statebackends.state import ValueStateDescriptor
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """State of a key: its records so far, and the sum of their values."""
+
+    count: int
+    total: int
+
+
+class Count(ProcessFunction):
+    """Numbers the records of each key: 1, 2, 3 ..., in the order in which they come."""
+
+    counted = ValueStateDescriptor("counted", Counted)
+    states = (counted,)
+    returns = {"key": int, "seq": int, "i": int}  # noqa: RUF012 - the contract's class attribute
+
+    def process_element(self, row: dict[str, int], ctx: ProcessContext, out: Collector) -> None:
+        state = ctx.state(self.counted)
+        counted = state.value(_NOTHING)
+        seq = counted.count + 1
+        state.update(Counted(seq, counted.total + row["value"]))
+        out({"key": row["key"], "seq": seq, "i": row["i"]})
+
+
+_NOTHING = Counted(0, 0)
+
+
+COUNTED_KEY_AND_SEQ = (0, 1)
+COUNTED_COMPARED = (0, 2)
+"""Which number a record gets depends on the order of arrival."""
+
+
+def counted_rows(records: Iterable[tuple[int, int, int]]) -> Counter[Row]:
+    """(key, i) of each of these records (i, key, value)."""
+    return Counter((key, i) for i, key, _ in records)
+
+
+def counted_states(records: Iterable[tuple[int, int, int]]) -> CutStates:
+    """State after these records."""
+    counts: dict[int, int] = {}
+    totals: dict[int, int] = {}
+    for _, key, value in records:
+        counts[key] = counts.get(key, 0) + 1
+        totals[key] = totals.get(key, 0) + value
+    return {"counted": {key: {"count": counts[key], "total": totals[key]} for key in counts}}

@@ -1,0 +1,113 @@
+"""One chain with many ends: map, filter, flat_map and map_batches, an exchange in between, and two sinks that share a path."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chaos.scenario import Positions, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import SCHEMA, Feed, read_before
+from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.sinks.parquet import ParquetSink
+from operators.sources.generator import GeneratorSource
+
+SHARED, OWN = "/out/fanout", "/out/odd"
+
+Record = tuple[int, int, int]
+
+
+def make(rng: random.Random) -> Scenario:
+    """One feed, three sinks. The source is paced by the product's own token bucket."""
+    feed = Feed("items", rng.randint(60, 250), rng.choice((2, 9)), first=rng.randrange(1_000))
+    rate = feed.rows / rng.uniform(0.7, 1.5)
+    parallelism = rng.randint(1, PARALLELISM_MAX)
+    file_size_max = rng.choice((200, 128 << 20))
+    settings, chaining = draw_settings(rng), rng.random() < 0.7
+    sinks: tuple[tuple[str, str, Callable[[Iterable[Record]], Iterator[Row]]], ...] = (
+        (SHARED, "scaled", _scaled),
+        (SHARED, "spread", _spread),
+        (OWN, "odd", _odd),
+    )
+    return Scenario(
+        plan=partial(_plan, feed, rate, parallelism, file_size_max, chaining, settings),
+        records=feed.rows,
+        sinks=tuple(
+            SinkExpectation(path, sink_id, partial(_all, feed, rows), at_cut=partial(_at_cut, feed, rows))
+            for path, sink_id, rows in sinks
+        ),
+        operators=("scale", "odd-only", "twice", "shift"),
+    )
+
+
+def _plan(
+    feed: Feed, rate: float, drawn: int, file_size_max: int, chaining: bool, settings: dict[str, Any], parallelism: int | None
+) -> JobPlan:
+    environment = Environment("fanout", parallelism=parallelism or drawn, chaining=chaining, **settings)
+    items = environment.from_source(GeneratorSource(feed.make_batch, feed.rows, SCHEMA, rate, name=feed.uid)).uid(feed.uid)
+    scaled = items.map(scale, returns=SCHEMA).uid("scale")
+    scaled.sink_to(ParquetSink(SHARED, file_size_max=file_size_max), uid="scaled")
+    odd = scaled.filter(is_odd).uid("odd-only")
+    odd.sink_to(ParquetSink(OWN), uid="odd")
+    spread = odd.flat_map(twice, returns=SCHEMA).uid("twice").rebalance()
+    spread.map_batches(shift, returns=SCHEMA).uid("shift").sink_to(ParquetSink(SHARED), uid="spread")
+    return environment.build()
+
+
+def scale(row: dict[str, int]) -> dict[str, int]:
+    """The value times three."""
+    return {**row, "value": row["value"] * 3}
+
+
+def is_odd(row: dict[str, int]) -> bool:
+    return row["value"] % 2 == 1
+
+
+def twice(row: dict[str, int]) -> Iterator[dict[str, int]]:
+    """The row as it is, and with a negative key."""
+    yield row
+    yield {**row, "key": -row["key"] - 1}
+
+
+def shift(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """7 more in each value."""
+    return batch.set_column(2, SCHEMA.field("value"), pc.add(batch.column("value"), 7))
+
+
+# ------------------------------------------------------------------------------------------ the same, one record at a time
+
+
+def _scaled(records: Iterable[Record]) -> Iterator[Row]:
+    return ((i, key, value * 3) for i, key, value in records)
+
+
+def _odd(records: Iterable[Record]) -> Iterator[Row]:
+    return (row for row in _scaled(records) if row[2] % 2)
+
+
+def _spread(records: Iterable[Record]) -> Iterator[Row]:
+    for i, key, value in _odd(records):
+        yield i, key, value + 7
+        yield i, -key - 1, value + 7
+
+
+def _records(feed: Feed, indices: Iterable[int]) -> Iterator[Record]:
+    return ((feed.first + index, feed.key(index), feed.value(index)) for index in indices)
+
+
+def _all(feed: Feed, rows: Callable[[Iterable[Record]], Iterator[Row]]) -> Counter[Row]:
+    return Counter(rows(_records(feed, range(feed.rows))))
+
+
+def _at_cut(feed: Feed, rows: Callable[[Iterable[Record]], Iterator[Row]], positions: Positions) -> Counter[Row]:
+    return Counter(rows(_records(feed, read_before(positions[feed.uid], feed.rows))))
+
+
+WORKLOAD = Workload("fanout", "sends one chain of row and batch functions to three sinks, two of them at one path", make)

@@ -1,0 +1,135 @@
+"""Records that are pure functions of their index, twice: as columns for the source, and one by one in plain Python for the
+expectation. And the source that hands them out in steps, at its pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from operators.base import Poll
+from operators.sources.generator import GeneratorReader, GeneratorSource
+
+SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("i", "key", "value")])
+TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.int64(), nullable=False))
+
+_FACTOR, _MASK = 2_654_435_761, 0xFFFF_FFFF
+_VALUES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The records of one source; columns `i`, `key`, `value`, and `at` (ms of event time) if time passes in it."""
+
+    uid: str
+    rows: int
+    keys: int
+    """Keys are 0 .. keys - 1."""
+    first: int = 0
+    """`i` of the first record; sources that meet must not share an `i`."""
+    start_ms: int = 0
+    step_ms: int = 0
+    """Event time between two records; 0: the feed has no event time."""
+    disorder_ms: int = 0
+    """How far a record's event time may lie beyond its turn."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return TIMED_SCHEMA if self.step_ms else SCHEMA
+
+    # -------------------------------------------------------------------------------------------- one by one, in Python
+
+    def _mixed(self, index: int) -> int:
+        return (self.first + index + 1) * _FACTOR & _MASK
+
+    def key(self, index: int) -> int:
+        return (self._mixed(index) >> 12) % self.keys
+
+    def value(self, index: int) -> int:
+        return (self._mixed(index) >> 5) % _VALUES
+
+    def at(self, index: int) -> int:
+        return self.start_ms + index * self.step_ms + (self._mixed(index) >> 9) % (self.disorder_ms + 1)
+
+    # -------------------------------------------------------------------------------------------------------- as columns
+
+    def make_batch(self, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """The records of these indices."""
+        mixed = (indices + (self.first + 1)) * _FACTOR & _MASK
+        columns = [indices + self.first, (mixed >> 12) % self.keys, (mixed >> 5) % _VALUES]
+        if self.step_ms:
+            columns.append(indices * self.step_ms + self.start_ms + (mixed >> 9) % (self.disorder_ms + 1))
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=self.schema)
+
+    def source(self, rows_per_second: float, step_rows: int) -> PacedSource:
+        """The source of this feed."""
+        return PacedSource(self.make_batch, self.rows, self.schema, rows_per_second, step_rows, name=self.uid)
+
+
+class PacedSource(GeneratorSource):
+    """A GeneratorSource that gives `batch_rows` at a time, evenly: so many polls as there are batches.
+
+    Every subtask keeps to its own timetable, which begins when it starts: what it could not give while it was held up, it
+    gives as soon as it can."""
+
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> PacedReader:
+        return PacedReader(self, subtask, parallelism, max_parallelism)
+
+
+class PacedReader(GeneratorReader):
+    def __init__(self, source: PacedSource, subtask: int, parallelism: int, max_parallelism: int) -> None:
+        unpaced = GeneratorSource(source.make_batch, source.rows, source.schema, batch_rows=source.batch_rows, name=source.name)
+        super().__init__(unpaced, subtask, parallelism, max_parallelism)
+        assert source.rows_per_second is not None
+        self._ms_per_row = 1_000 * parallelism / source.rows_per_second
+        self._began_ms: int | None = None
+        self._given = 0
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        if self._began_ms is None:
+            self._began_ms = now_ms
+        due_ms = self._began_ms + int(self._given * self._ms_per_row)
+        if now_ms < due_ms:
+            return Poll(ready_at_ms=due_ms)
+        polled = super().poll(rows_max, now_ms)
+        if polled.batch is not None:
+            self._given += polled.batch.num_rows
+        return polled
+
+
+# ------------------------------------------------------------------------------------------------------------- positions
+
+
+class _Position(msgspec.Struct, array_like=True):
+    """One entry of a source's state, as far as a cut depends on it: the stripe's first record that was not read."""
+
+    version: int
+    stripe_count: int
+    stripe: int
+    next_index: int
+
+
+_POSITION = msgspec.msgpack.Decoder(_Position)
+
+
+def read_before(entries: Iterable[bytes], rows: int) -> Iterator[int]:
+    """Indices of the records in front of a cut, stripe by stripe, out of `rows`. Raises ValueError if stripes are missing or
+    doubled: a position that is lost or kept twice."""
+    positions = [_POSITION.decode(entry) for entry in entries]
+    found = sorted(position.stripe for position in positions)
+    count = positions[0].stripe_count if positions else 0
+    if not positions or found != list(range(count)) or any(position.stripe_count != count for position in positions):
+        raise ValueError(f"the positions of a source are of the stripes {found} of {count}")
+    for position in positions:
+        if position.next_index % count != position.stripe:
+            raise ValueError(f"record {position.next_index} is not of the stripe {position.stripe} of {count}")
+        yield from range(position.stripe, min(position.next_index, rows), count)
+
+
+def is_at_end(entries: Iterable[bytes], rows: int) -> bool:
+    """Whether every record is in front of the cut."""
+    return all(_POSITION.decode(entry).next_index >= rows for entry in entries)

@@ -1,0 +1,187 @@
+"""A pipeline of the user's own as a workload: `FILE.py:function` or `module:function`.
+
+The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`,
+`env.config`), or returns an Environment that it made itself. It is called anew for every submission. Its output is compared
+with what a failure-free run of the same job commits, so it must be a function of the input alone.
+
+The job's settings are left as they are, but a job without periodic checkpoints gets one each second: without any there is
+nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from barriers.jobgraph import JobConfig, JobGraph, Partitioning
+from chaos.scenario import Scenario, SinkExpectation, Workload
+from chaos.workloads.settings import PARALLELISM_MAX
+from operators.base import JobPlan, Source
+from operators.environment import Environment
+from operators.packaging import user_modules
+from operators.sinks.parquet import ParquetSink
+from operators.sources.dataframe import DataFrameSource
+from operators.sources.generator import GeneratorSource
+from operators.sources.parquet import ParquetSource
+from statebackends.errors import InvalidConfigError
+
+CHECKPOINT_INTERVAL_MS = 1_000
+"""Of a job that has set none."""
+
+PARALLELISM = 2
+"""Of the Environment that a function gets."""
+
+ROWS_MAX = 1_000_000
+"""A job with more records than this is stopped, not awaited."""
+
+_ROW_KINDS = frozenset({"map", "filter", "flat_map", "map_batches", "process", "window", "aggregate"})
+
+
+def load_workload(name: str) -> Workload:
+    """The pipeline `FILE.py:function` or `module:function`.
+
+    Raises InvalidConfigError naming what is wrong: no such file, module or function, a function that can't be called with one
+    Environment, a graph that can't be built, no sink with committed output, or a source that needs Spark."""
+    where, _, function_name = name.rpartition(":")
+    module = _module(where, name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise _refused(name, f"{where} has no function {function_name!r}")
+    _check_signature(function, name)
+    _scenario(function, name)  # what is wrong with the job is said now, not by the first seed
+    meaning = (inspect.getdoc(function) or "a pipeline of your own").splitlines()[0]
+    return Workload(name, meaning, partial(_make, function, name))
+
+
+def _module(where: str, name: str) -> ModuleType:
+    """The module of a file or of a name. What it defines is pickled by value, as on a cluster, and so is what it imports of
+    the user's other modules: a worker that dies loses its globals."""
+    is_file = where.endswith(".py")
+    # A program finds its neighbours, and a module is found from where one is.
+    folder = str(Path(where).resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    known = set(sys.modules)
+    try:
+        module = _file_module(Path(where), name) if is_file else importlib.import_module(where)
+    except InvalidConfigError:
+        raise
+    except Exception as error:
+        raise _refused(name, f"{where} can't be imported: {type(error).__name__}: {error}") from error
+    for each in (module, *(each for each in user_modules() if each.__name__ not in known)):
+        if each.__name__ not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(each)
+    return module
+
+
+def _file_module(path: Path, name: str) -> ModuleType:
+    if not path.is_file():
+        raise _refused(name, f"there is no file {path}")
+    module_name = f"holdfast_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise _refused(name, f"{path} is no Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # type hints of its records are looked up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_signature(function: Callable[..., Any], name: str) -> None:
+    try:
+        inspect.signature(function).bind(object())
+    except (TypeError, ValueError) as error:
+        raise _refused(name, f"the function must take one argument, the Environment: {error}") from error
+
+
+def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scenario:
+    """The same job for every seed: what a seed draws is what goes wrong."""
+    return _scenario(function, name)
+
+
+def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
+    environment = _built(function, name, None)
+    plan = _plan_of(environment, name)
+    _check_sources(plan, name)
+    sinks = tuple(
+        SinkExpectation(sink.path, sink.sink_id, rows=None) for sink in environment.sinks if isinstance(sink, ParquetSink)
+    )
+    if not sinks:
+        raise _refused(name, "no sink has committed output to compare: end a stream with sink_to(hf.ParquetSink(...))")
+    records = sum(source.rows for source in plan.sources.values() if isinstance(source, GeneratorSource))
+    return Scenario(
+        plan=lambda parallelism: _plan_of(_built(function, name, parallelism), name),
+        records=records,
+        sinks=sinks,
+        operators=tuple(
+            operator.uid for vertex in plan.graph.vertices for operator in vertex.operators if operator.kind in _ROW_KINDS
+        ),
+        may_rescale=_may_rescale(plan),
+        may_drain=not any(_fires_early(plan.graph)),
+        bounded=records <= ROWS_MAX,
+    )
+
+
+def _built(function: Callable[[Any], Any], name: str, parallelism: int | None) -> Environment:
+    """The Environment with the job on it. Raises InvalidConfigError naming the pipeline."""
+    given = Environment(name.rpartition(":")[2], parallelism=parallelism or PARALLELISM)
+    try:
+        returned = function(given)
+    except InvalidConfigError as error:
+        raise _refused(name, str(error)) from error
+    except Exception as error:
+        raise _refused(name, f"the function raised {type(error).__name__}: {error}") from error
+    environment = returned if isinstance(returned, Environment) else given
+    if parallelism is not None:
+        environment.parallelism = parallelism
+    return environment
+
+
+def _plan_of(environment: Environment, name: str) -> JobPlan:
+    config: JobConfig = environment.config
+    if config.checkpoint_interval_ms is None:
+        environment.config = msgspec.structs.replace(config, checkpoint_interval_ms=CHECKPOINT_INTERVAL_MS)
+    try:
+        return environment.build()
+    except InvalidConfigError as error:
+        raise _refused(name, str(error)) from error
+
+
+def _check_sources(plan: JobPlan, name: str) -> None:
+    for uid, source in sorted(plan.sources.items()):
+        if isinstance(source, DataFrameSource):
+            raise _refused(name, f"source {uid!r} is a Spark DataFrame, and there is no Spark here: read Parquet, or generate rows")
+
+
+def _may_rescale(plan: JobPlan) -> bool:
+    """Sources that can be dealt out anew, room for it, and no broadcast, whose copies are as many as the subtasks."""
+    striped: tuple[type[Source], ...] = (GeneratorSource, ParquetSource)
+    return (
+        all(isinstance(source, striped) for source in plan.sources.values())
+        and all(vertex.max_parallelism in (1, max(PARALLELISM_MAX, vertex.max_parallelism)) for vertex in plan.graph.vertices)
+        and not any(edge.partitioning is Partitioning.BROADCAST for edge in plan.graph.edges)
+    )
+
+
+def _fires_early(graph: JobGraph) -> list[str]:
+    """Uids of operators whose windows or timers a drain would fire before their time."""
+    return [
+        operator.uid
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.kind == "window" or operator.properties.get("timers")
+    ]
+
+
+def _refused(name: str, reason: str) -> InvalidConfigError:
+    return InvalidConfigError(f"workload {name}: {reason}", setting="workload")

@@ -1,0 +1,239 @@
+"""Jobs of random shape: a drawn description, built with the DSL. What it must give is said by graphs.py's evaluator."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chaos.scenario import Positions, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import SCHEMA, read_before
+from chaos.workloads.graphs import (
+    MODULUS,
+    BatchNode,
+    DistinctNode,
+    Event,
+    FilterNode,
+    FlatMapNode,
+    Graph,
+    MapNode,
+    NumberNode,
+    SourceNode,
+    StepNode,
+    UnionNode,
+    WindowNode,
+    draw_graph,
+    evaluate,
+    feed_events,
+)
+from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.functions import aggregates
+from operators.functions.process import Collector, ProcessContext, ProcessFunction
+from operators.sinks.parquet import ParquetSink
+from operators.stream import Stream
+from operators.time import Tumbling
+from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+
+Record = dict[str, int]
+
+
+def make(rng: random.Random) -> Scenario:
+    """A random graph; where it has windows it can't be drained in the middle."""
+    graph = draw_graph(rng)
+    parallelism = rng.randint(1, PARALLELISM_MAX)
+    chaining = rng.random() < 0.7
+    expected = _Expected(graph)
+    return Scenario(
+        plan=partial(_plan, graph, parallelism, chaining, draw_settings(rng)),
+        records=sum(feed.rows for feed in graph.feeds),
+        sinks=tuple(
+            SinkExpectation(
+                _path(index),
+                f"sink-{index}",
+                partial(expected.rows, index),
+                at_cut=None if graph.has_windows else partial(expected.rows_at, index),
+            )
+            for index in graph.sinks
+        ),
+        operators=tuple(
+            f"step-{index}"
+            for index, node in enumerate(graph.nodes)
+            if isinstance(node, StepNode) and not isinstance(node.step, UnionNode)
+        ),
+        may_drain=not graph.has_windows,
+    )
+
+
+def _path(index: int) -> str:
+    return f"/out/random-{index % 2}"
+
+
+class _Expected:
+    """What each node gives in all, and at a cut."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._at: tuple[Positions, list[list[Event]]] | None = None
+
+    @cached_property
+    def _all(self) -> list[list[Event]]:
+        return evaluate(self._graph, {feed.uid: feed_events(feed, range(feed.rows)) for feed in self._graph.feeds})
+
+    def rows(self, index: int) -> Counter[Row]:
+        return Counter(event[:3] for event in self._all[index])
+
+    def rows_at(self, index: int, positions: Positions) -> Counter[Row]:
+        if self._at is None or self._at[0] != positions:
+            before = {
+                feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds
+            }
+            self._at = (positions, evaluate(self._graph, before))
+        return Counter(event[:3] for event in self._at[1][index])
+
+
+# ----------------------------------------------------------------------------------------------------------------- build
+
+
+def _plan(graph: Graph, drawn: int, chaining: bool, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+    environment = Environment("random", parallelism=parallelism or drawn, chaining=chaining, **settings)
+    streams: list[Stream] = []
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node, SourceNode):
+            streams.append(_source(environment, node))
+        else:
+            streams.append(_step(f"step-{index}", node, [streams[each] for each in node.inputs]))
+    for index in graph.sinks:
+        streams[index].sink_to(ParquetSink(_path(index)), uid=f"sink-{index}")
+    return environment.build()
+
+
+def _source(environment: Environment, node: SourceNode) -> Stream:
+    """The feed with its event times, and without their column."""
+    feed = node.feed
+    stream = environment.from_source(feed.source(*node.pace)).uid(feed.uid)
+    timed = stream.assign_timestamps("at", max_out_of_orderness_ms=feed.disorder_ms).uid(f"{feed.uid}-times")
+    plain = timed.map_batches(without_time, returns=SCHEMA).uid(f"{feed.uid}-plain")
+    if node.parallelism is not None:
+        for each in (stream, timed, plain):
+            each.set_parallelism(node.parallelism)
+    return plain
+
+
+def _step(uid: str, node: StepNode, inputs: list[Stream]) -> Stream:
+    stream = inputs[0].union(*inputs[1:])
+    if isinstance(node.step, UnionNode):
+        return stream
+    match node.exchange:
+        case "rebalance":
+            stream = stream.rebalance()
+        case "broadcast":
+            stream = stream.broadcast()
+        case "forward":
+            stream = stream.forward()
+    made = _operator(uid, node, stream).uid(uid)
+    if node.parallelism is not None:
+        made.set_parallelism(node.parallelism)
+    if node.chaining == "head":
+        made.start_new_chain()
+    elif node.chaining == "never":
+        made.disable_chaining()
+    return made if not isinstance(node.step, WindowNode) else made.map_batches(window_row, returns=SCHEMA).uid(f"{uid}-row")
+
+
+def _operator(uid: str, node: StepNode, stream: Stream) -> Stream:
+    match node.step:
+        case MapNode(factor, offset, keys):
+            return stream.map(partial(change, factor, offset, keys), returns=SCHEMA)
+        case FilterNode(modulus, below):
+            return stream.filter(partial(is_below, modulus, below))
+        case FlatMapNode(copies_max):
+            return stream.flat_map(partial(copies, copies_max), returns=SCHEMA)
+        case BatchNode(offset):
+            return stream.map_batches(partial(add, offset), returns=SCHEMA)
+        case NumberNode():
+            return stream.key_by("key").process(Number())
+        case DistinctNode(modulus):
+            return stream.key_by("key").process(Distinct(modulus))
+        case WindowNode(size_ms):
+            windowed = stream.key_by("key").window(Tumbling(milliseconds=size_ms))
+            return windowed.aggregate(n=aggregates.count(), total=aggregates.sum("value"))
+        case UnionNode():
+            raise AssertionError("a union is no operator")
+
+
+# ------------------------------------------------------------------------------------------------------------- user code
+
+
+def without_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of every other step."""
+    return batch.select(SCHEMA.names)
+
+
+def change(factor: int, offset: int, keys: int, row: Record) -> Record:
+    """Another key and another value."""
+    value = row["value"]
+    return {"i": row["i"], "key": (row["key"] + value) % keys, "value": (value * factor + offset) % MODULUS}
+
+
+def is_below(modulus: int, below: int, row: Record) -> bool:
+    return row["value"] % modulus < below
+
+
+def copies(copies_max: int, row: Record) -> Iterator[Record]:
+    """As many as the value says."""
+    for copy in range(row["value"] % (copies_max + 1)):
+        yield {**row, "value": (row["value"] + copy) % MODULUS}
+
+
+def add(offset: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A greater value, below the modulus."""
+    sums = pa.array((batch.column("value").to_numpy() + offset) % MODULUS)
+    return batch.set_column(2, SCHEMA.field("value"), sums)
+
+
+def window_row(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A window as a row of the usual columns."""
+    starts = pc.divide(batch.column("window_start").cast(pa.int64()), 1_000)
+    values = (batch.column("total").to_numpy() * 3 + batch.column("n").to_numpy()) % MODULUS
+    return pa.RecordBatch.from_arrays([starts, batch.column("key"), pa.array(values)], schema=SCHEMA)
+
+
+class Number(ProcessFunction):
+    """1, 2, 3 ... of each key."""
+
+    seq = ValueStateDescriptor("seq", int)
+    states = (seq,)
+    returns = SCHEMA
+
+    def process_element(self, row: Record, ctx: ProcessContext, out: Collector) -> None:
+        state = ctx.state(self.seq)
+        seq = state.value(0) + 1
+        state.update(seq)
+        out({"i": seq, "key": row["key"], "value": seq * 2})
+
+
+class Distinct(ProcessFunction):
+    """Each remainder of a key's values, once."""
+
+    seen = MapStateDescriptor("seen", int, bool)
+    states = (seen,)
+    returns = SCHEMA
+
+    def __init__(self, modulus: int) -> None:
+        self.modulus = modulus
+
+    def process_element(self, row: Record, ctx: ProcessContext, out: Collector) -> None:
+        seen, rest = ctx.state(self.seen), row["value"] % self.modulus
+        if not seen.contains(rest):
+            seen.put(rest, True)
+            out({"i": -1, "key": row["key"], "value": rest})
+
+
+WORKLOAD = Workload("random", "runs a graph of random shape, compared with an evaluator of the same description", make)

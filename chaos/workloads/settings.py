@@ -1,0 +1,71 @@
+"""What every workload draws: the settings of its job, small and quick so that a second of virtual time holds many checkpoints."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from barriers.jobgraph import RestartStrategy
+from chaos.scenario import Scenario
+from operators.base import JobPlan
+from statebackends.errors import InvalidConfigError
+
+MAX_PARALLELISM = 8
+"""Key groups of every operator: fixed, so that a job may be rescaled."""
+
+PARALLELISM_MAX = 4
+BACKENDS = ("memory", "filesystem", "rocksdb")
+_BACKEND_WEIGHTS = (6, 3, 1)
+
+
+def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) -> dict[str, Any]:
+    """Fields of a JobConfig; the checkpoint interval lies within `interval_ms`, both ends included."""
+    concurrent = rng.choice((1, 1, 1, 2, 3))
+    pause_ms = rng.choice((0, 0, 20, 80))
+    return {
+        "checkpoint_interval_ms": rng.randint(*interval_ms),
+        "checkpoint_timeout_ms": rng.choice((2_000, 3_000, 5_000)),
+        "min_pause_ms": pause_ms if concurrent == 1 else 0,
+        "max_concurrent_checkpoints": concurrent,
+        "tolerable_failed_checkpoints": rng.choice((0, 1, 3, 10)),
+        "retained_checkpoints": rng.randint(1, 3),
+        "state_backend": rng.choices(BACKENDS, _BACKEND_WEIGHTS)[0],
+        "inline_threshold": rng.choice((0, 20_480, 20_480)),
+        "restart": RestartStrategy(delay_ms=100),
+        "max_parallelism": MAX_PARALLELISM,
+        "buffer_timeout_ms": rng.choice((0, 5, 10, 40)),
+        "batch_rows_max": rng.choice((16, 65_536, 65_536)),
+        "channel_credit_bytes": rng.choice((2_048, 4 << 20, 4 << 20)),
+        "channel_credit_batches": rng.choice((1, 2, 16, 16)),
+        "heartbeat_interval_ms": 200,
+        "heartbeat_timeout_ms": rng.choice((1_000, 1_500, 2_000)),
+        "reconcile_timeout_ms": 1_000,
+        "cancellation_timeout_ms": 5_000,
+    }
+
+
+def draw_pace(rng: random.Random, rows: int) -> tuple[float, int]:
+    """(rows per second, rows per step) of a feed that lasts about a second."""
+    step_rows = rng.choice((10, 25, 50)) if rows > 100 else rng.choice((1, 5, 10))
+    return max(1, rows) / rng.uniform(0.7, 1.5), step_rows
+
+
+def with_config(scenario: Scenario, **changes: Any) -> Scenario:
+    """The same job with some fields of its JobConfig replaced, such as `state_backend="memory"`.
+
+    Raises InvalidConfigError when a plan is made with a value out of bounds, or at once for a field that does not exist."""
+    unknown = sorted(set(changes) - set(msgspec.structs.asdict(scenario.plan(None).graph.config)))
+    if unknown:
+        raise InvalidConfigError(f"a job has no setting {', '.join(unknown)}", setting=unknown[0])
+    make = scenario.plan
+
+    def plan(parallelism: int | None) -> JobPlan:
+        made = make(parallelism)
+        config = msgspec.structs.replace(made.graph.config, **changes)
+        config.check()
+        return replace(made, graph=msgspec.structs.replace(made.graph, config=config))
+
+    return replace(scenario, plan=plan)

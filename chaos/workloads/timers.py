@@ -1,0 +1,106 @@
+"""Event-time timers that put records in order: each record waits for its time, and a forgotten timer is a lost record."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import read_before
+from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.functions.process import Collector, ProcessContext, ProcessFunction
+from operators.sinks.parquet import ParquetSink
+from operators.timers import EVENT_TIMERS
+from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+
+PATH = "/out/timers"
+
+
+class Reorder(ProcessFunction):
+    """The records of each key in the order of event time, numbered, with a running total."""
+
+    waiting = MapStateDescriptor("waiting", int, list[int])
+    """Event time -> i and value of its records, in turn, in the order of `i`: that of arrival is anybody's."""
+    seq = ValueStateDescriptor("seq", int)
+    total = ValueStateDescriptor("total", int)
+    states = (waiting, seq, total)
+    returns = {"key": int, "seq": int, "at": int, "i": int, "total": int}  # noqa: RUF012 - the contract's class attribute
+
+    def process_element(self, row: dict[str, int], ctx: ProcessContext, out: Collector) -> None:
+        waiting = ctx.state(self.waiting)
+        held = waiting.get(row["at"]) or []
+        pairs = sorted([*zip(held[::2], held[1::2], strict=True), (row["i"], row["value"])])
+        waiting.put(row["at"], [number for pair in pairs for number in pair])
+        ctx.timers.register_event_time_timer(row["at"])
+
+    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
+        waiting, seq, total = ctx.state(self.waiting), ctx.state(self.seq), ctx.state(self.total)
+        held = waiting.get(timestamp_ms) or []
+        for i, value in zip(held[::2], held[1::2], strict=True):
+            seq.update(seq.value(0) + 1)
+            total.update(total.value(0) + value)
+            out({"key": ctx.key, "seq": seq.value(), "at": timestamp_ms, "i": i, "total": total.value()})
+        waiting.remove(timestamp_ms)
+
+
+def make(rng: random.Random) -> Scenario:
+    """Two skewed feeds, merged into the order of event time."""
+    feeds, paces = draw_skewed_feeds(rng)
+    parallelism = rng.randint(1, PARALLELISM_MAX)
+    settings = draw_settings(rng)
+    return Scenario(
+        plan=partial(_plan, feeds, paces, parallelism, settings),
+        records=sum(feed.rows for feed in feeds),
+        sinks=(SinkExpectation(PATH, "ordered", partial(_rows, feeds), ordered_by=(0, 1), steps_by_one=True),),
+        operators=("reorder",),
+        cuts=(CutExpectation(tuple(feed.uid for feed in feeds), "reorder", partial(_states_at, feeds)),),
+        may_drain=False,
+    )
+
+
+def _plan(feeds: Feeds, paces: Paces, drawn: int, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+    environment = Environment("timers", parallelism=parallelism or drawn, **settings)
+    keyed = timed_streams(environment, feeds, paces).key_by("key")
+    keyed.process(Reorder()).uid("reorder").sink_to(ParquetSink(PATH), uid="ordered")
+    return environment.build()
+
+
+def _rows(feeds: Feeds) -> Counter[Row]:
+    records = sorted(
+        (feed.at(index), feed.first + index, feed.key(index), feed.value(index)) for feed in feeds for index in range(feed.rows)
+    )
+    return Counter(_numbered(records))
+
+
+def _numbered(records: list[tuple[int, int, int, int]]) -> Iterator[Row]:
+    seqs: dict[int, int] = {}
+    totals: dict[int, int] = {}
+    for at, i, key, value in records:
+        seqs[key] = seqs.get(key, 0) + 1
+        totals[key] = totals.get(key, 0) + value
+        yield key, seqs[key], at, i, totals[key]
+
+
+def _states_at(feeds: Feeds, positions: Positions) -> CutStates:
+    """Records in front of the cut and their timers; those that the watermark may have passed have possibly fired."""
+    before = {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}
+    passed = watermark_bound(feeds, before, positions)
+    waiting: dict[Any, list[tuple[int, int]]] = {}
+    for feed in feeds:
+        for index in before[feed.uid]:
+            waiting.setdefault((feed.key(index), feed.at(index)), []).append((feed.first + index, feed.value(index)))
+    held = {timer: [number for pair in sorted(pairs) for number in pair] for timer, pairs in waiting.items()}
+    fired = {timer for timer in held if passed is None or timer[1] <= passed}
+    return {
+        "waiting": {timer: Possibly(records) if timer in fired else records for timer, records in held.items()},
+        EVENT_TIMERS: {timer: Possibly(None) if timer in fired else None for timer in held},
+    }
+
+
+WORKLOAD = Workload("timers", "puts records in the order of event time with a timer for each", make)

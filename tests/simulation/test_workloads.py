@@ -1,0 +1,218 @@
+"""Every family of workloads, without a simulated world: the committed output is what plain Python says, and so is every cut."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos.scenario import Scenario
+from chaos.workloads import WORKLOADS, find_workload
+from chaos.workloads.feeds import Feed, read_before
+from chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
+from chaos.workloads.settings import BACKENDS, with_config
+from operators.worker_main import pickle_plan
+from statebackends.errors import InvalidConfigError
+from tests.simulation.workload_runs import Run
+
+FAMILIES = tuple(WORKLOADS)
+SEEDS = (1, 2, 3)
+PLAN_BYTES_MAX = 12_000
+
+
+def scenario_of(family: str, seed: int) -> Scenario:
+    return WORKLOADS[family].make(random.Random(seed))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_and_cuts_are_as_expected_without_failures(family: str, tmp_path: Path) -> None:
+    run = Run(scenario_of(family, 4), 4, tmp_path)
+    run.start()
+    run.go_on(10**6)
+    run.finish()
+    assert run.problems() == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_and_cuts_are_as_expected_over_crashes(family: str, seed: int, tmp_path: Path) -> None:
+    run = Run(scenario_of(family, seed), seed, tmp_path)
+    run.start()
+    for _ in range(3):
+        if run.go_on(run.random.randrange(3)):
+            run.crash_in_the_middle()
+    run.go_on(10**6)
+    run.finish()
+    assert run.problems() == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_and_cuts_are_as_expected_over_rescales(family: str, tmp_path: Path) -> None:
+    scenario = scenario_of(family, 7)
+    assert scenario.may_rescale
+    run = Run(scenario, 7, tmp_path)
+    run.start()
+    for parallelism in (4, 1, 3):
+        if run.go_on(1):
+            run.crash_in_the_middle(parallelism)
+    run.go_on(10**6)
+    run.finish()
+    assert run.problems() == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["counter", "timers", "windows", "random"])
+def test_cuts_are_read_from_every_backend(family: str, backend: str, tmp_path: Path) -> None:
+    scenario = with_config(scenario_of(family, 2), state_backend=backend, inline_threshold=0)
+    run = Run(scenario, 5, tmp_path)
+    run.start()
+    if run.go_on(2):
+        run.crash()
+    run.go_on(10**6)
+    run.finish()
+    assert run.plan.graph.config.state_backend == backend
+    assert len(run.completed) > 2
+    assert run.problems() == []
+
+
+def test_a_wrong_cut_is_found(tmp_path: Path) -> None:
+    scenario = scenario_of("counter", 1)
+    run = Run(scenario, 1, tmp_path)
+    run.start()
+    run.go_on(1)
+    run.crash()
+    completed, metadata = run.completed[0]
+    run.completed = [(completed, metadata), (completed, metadata)]
+    cut = scenario.cuts[0]
+    run.scenario = Scenario(
+        scenario.plan,
+        scenario.records,
+        sinks=(),
+        operators=(),
+        cuts=(type(cut)(cut.source_uids, cut.operator_uid, lambda positions: {"counted": {0: {"count": 0, "total": 0}}}),),
+    )
+    assert len(run.problems()) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------------ drawing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_seed_draws_a_job_that_can_be_built_small_and_rescaled(family: str) -> None:
+    for seed in range(20):
+        scenario = scenario_of(family, seed)
+        plans = [scenario.plan(None), scenario.plan(1), scenario.plan(4)]
+        assert max(len(pickle_plan(plan)) for plan in plans) < PLAN_BYTES_MAX
+        config = plans[0].graph.config
+        assert config.checkpoint_interval_ms is not None
+        assert 1 <= plans[0].graph.slots_required <= 4
+        assert set(scenario.operators) <= set(plans[0].operators)
+        assert {uid for cut in scenario.cuts for uid in cut.source_uids} <= set(plans[0].sources)
+
+
+def test_the_counter_is_as_large_as_the_measured_run() -> None:
+    for seed in range(20):
+        scenario = scenario_of("counter", seed)
+        graph = scenario.plan(None).graph
+        assert 900 <= scenario.records <= 1_100
+        assert graph.slots_required <= 2
+        assert graph.config.checkpoint_interval_ms in range(100, 151)
+
+
+_DIGESTS = """
+import hashlib, random
+from chaos.workloads import WORKLOADS
+from operators.worker_main import pickle_plan
+for family in WORKLOADS.values():
+    for seed in range(5):
+        scenario = family.make(random.Random(seed))
+        rows = [sorted(sink.rows().items()) for sink in scenario.sinks]
+        text = repr((scenario.plan(None).graph, scenario.records, scenario.operators, rows))
+        print(hashlib.sha256(text.encode() + pickle_plan(scenario.plan(None))).hexdigest())
+"""
+
+
+def test_a_seed_draws_the_same_in_processes_with_other_hashes() -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", _DIGESTS], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0].split())) == 5 * len(FAMILIES)
+
+
+def test_random_graphs_have_every_kind_of_step_and_no_loose_end() -> None:
+    steps: set[type] = set()
+    exchanges: set[str] = set()
+    for seed in range(100):
+        graph = draw_graph(random.Random(seed))
+        used = {index for node in graph.nodes if isinstance(node, StepNode) for index in node.inputs} | set(graph.sinks)
+        assert used == set(range(len(graph.nodes)))
+        assert 1 <= len(graph.sinks) <= 3
+        steps |= {type(node.step) for node in graph.nodes if isinstance(node, StepNode)}
+        exchanges |= {node.exchange for node in graph.nodes if isinstance(node, StepNode)}
+    assert len(steps) == 8
+    assert exchanges == {"", "rebalance", "broadcast", "forward"}
+    assert isinstance(graph, Graph)
+    assert isinstance(graph.nodes[0], SourceNode)
+
+
+# -------------------------------------------------------------------------------------------------------------------- feeds
+
+
+@pytest.mark.parametrize(
+    "feed", [Feed("a", 50, 7), Feed("b", 50, 1, first=-9), Feed("c", 50, 3, 1_000_000, 10_000, 3, 60)], ids=lambda feed: feed.uid
+)
+def test_columns_of_a_feed_are_its_records(feed: Feed) -> None:
+    batch = feed.make_batch(np.arange(3, feed.rows, 2, dtype=np.int64))
+    rows = [
+        {"i": feed.first + index, "key": feed.key(index), "value": feed.value(index), "at": feed.at(index)}
+        for index in range(3, feed.rows, 2)
+    ]
+    assert batch.to_pylist() == [{name: row[name] for name in feed.schema.names} for row in rows]
+
+
+def test_no_record_of_a_feed_is_later_than_its_disorder_allows() -> None:
+    feed = Feed("a", 2_000, 5, 0, 10_000, 2, 60)
+    latest = -1
+    for index in range(feed.rows):
+        assert feed.at(index) > latest - feed.disorder_ms - 1
+        latest = max(latest, feed.at(index))
+
+
+@pytest.mark.parametrize(
+    ("stripes", "problem"),
+    [
+        ([], "stripes"),
+        ([(3, 0, 0), (3, 1, 1)], "stripes"),
+        ([(2, 0, 0), (2, 1, 1), (2, 1, 3)], "stripes"),
+        ([(2, 0, 0), (3, 1, 1)], "stripes"),
+        ([(2, 0, 1), (2, 1, 1)], "record 1 is not of the stripe 0"),
+    ],
+)
+def test_positions_that_lost_or_repeat_a_stripe_are_refused(stripes: list[tuple[int, int, int]], problem: str) -> None:
+    import msgspec
+
+    entries = [msgspec.msgpack.encode((1, *stripe, "")) for stripe in stripes]
+    with pytest.raises(ValueError, match=problem):
+        list(read_before(entries, 10))
+
+
+# ------------------------------------------------------------------------------------------------------------------ choices
+
+
+def test_an_unknown_workload_is_refused_with_the_choices() -> None:
+    with pytest.raises(InvalidConfigError, match=r"no workload 'conter'; choose from counter, windows, .*FILE\.py:function"):
+        find_workload("conter")
+
+
+def test_a_setting_that_no_job_has_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="state_backed"):
+        with_config(scenario_of("counter", 1), state_backed="memory")
