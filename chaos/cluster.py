@@ -525,6 +525,8 @@ class Cluster:
         else:
             self.pending -= 1
             self.trace.add("user", "gives up")
+            if self.outcome:  # it may have been stopped all the same: whoever doesn't know goes on from the last checkpoint
+                self.start_driver("latest")
 
     def _follow(self, wish: Wish, tries: int) -> None:
         def told(answer: Any) -> None:

@@ -27,10 +27,12 @@ from coordinator.jobevents import JobState
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.jobview import view_recorded_job
+from coordinator.planning import derive_triggers
 from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
 from coordinator.running import Turns
 from coordinator.subscription import Subscription
+from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
 from statebackends.storage.operations import Flow, Storage
 
@@ -235,7 +237,13 @@ class CoordinatorHost:
         )
 
     def _outcome(self, job_id: str, trigger_id: str) -> Future[Any]:
-        return self._models._led(job_id).query(lambda master: _outcome_of(master, trigger_id))
+        recorded = self._models._recorded_only(job_id)
+        if recorded is None:
+            return self._models._led(job_id).query(lambda master: _outcome_of(master.triggers.get(trigger_id), trigger_id))
+        view = next((entry for entry in derive_triggers(recorded) if entry.trigger_id == trigger_id), None)
+        future: Future[Any] = Future()
+        future.set_result(_outcome_of(view, trigger_id))
+        return future
 
 
 def _look_at(master: JobMaster) -> Look:
@@ -246,8 +254,7 @@ def _look_at(master: JobMaster) -> Look:
     return Look(master.state.value, setup.submission, master.lifecycle.attempt, slots, master.lifecycle.failure or "", completed)
 
 
-def _outcome_of(master: JobMaster, trigger_id: str) -> Outcome:
-    view = master.triggers.get(trigger_id)
+def _outcome_of(view: TriggerView | None, trigger_id: str) -> Outcome:
     if view is None:
         raise NotFoundError(f"no trigger {trigger_id}")
     return Outcome(view.in_progress, view.location or "", view.failure or "")

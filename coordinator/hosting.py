@@ -25,7 +25,7 @@ from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
 from coordinator.submitting import Starter, identify_job, preflight, resume_submission, start_submission
-from statebackends.errors import HoldfastError
+from statebackends.errors import HoldfastError, NotFoundError
 from statebackends.storage.operations import Operation, Storage
 
 logger = logging.getLogger(__name__)
@@ -98,13 +98,19 @@ class JobHost:
     def recover_job(self, job_id: str) -> HostFlow[None]:
         """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
         try:
-            recorded = yield from read_job(JobPaths(job_id))
-            if not recorded.exists:
+            while True:
+                recorded = yield from read_job(JobPaths(job_id))
+                if not recorded.exists:
+                    return
+                if not recorded.is_live:
+                    self.registry.put_recorded(recorded)
+                    return
+                try:
+                    setup = yield from resume_submission(job_id, self._starter())
+                except NotFoundError:
+                    continue  # a leader before this one ended the job meanwhile: the record says how
+                self._launch(setup)
                 return
-            if not recorded.is_live:
-                self.registry.put_recorded(recorded)
-                return
-            self._launch((yield from resume_submission(job_id, self._starter())))
         except HoldfastError as error:
             logger.error("job %s can't be led on: %s", job_id, error)
             self.registry.put_broken(job_id, error)

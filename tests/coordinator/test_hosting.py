@@ -19,11 +19,13 @@ from barriers.messages import (
     TriggerCheckpoint,
 )
 from coordinator import jobevents as job
+from coordinator.hosting import Await, run_host_flow
 from coordinator.jobevents import JobState
-from coordinator.records import derive_job_id
+from coordinator.records import JobPaths, ResultRecord, derive_job_id
+from coordinator.store import write_result
 from coordinator.subscription import Subscription
 from statebackends.errors import FencedError, InvalidConfigError, StorageUnavailableError
-from statebackends.storage.operations import PutIfAbsent
+from statebackends.storage.operations import PutIfAbsent, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.stepping import Killed, Process
 from tests.coordinator.world import DictStorage
@@ -322,3 +324,31 @@ def test_paused_leader_loses_the_job_that_another_process_took_over() -> None:
     older.settle()
     assert older.service(JOB).ended.is_set()
     assert deployed(newer) == [2, 2]
+
+
+def test_job_that_ends_while_it_is_taken_over_is_remembered_as_ended() -> None:
+    """The leader before writes the result between any two reads of its successor: the job is ended, not damaged."""
+    ended = 0
+    for operations in range(1, 40):
+        storage = DictStorage()
+        start(Process(storage), submitted())
+        process = Process(storage, seed=1)
+        run_host_flow(process.host.open(), storage, wait_for=lambda future: future.result())
+        flow = process.host.recover_job(JOB)
+        try:
+            operation = next(flow)
+            for _ in range(operations):
+                assert not isinstance(operation, Await)
+                operation = flow.send(storage.execute(operation))
+            record = ResultRecord(1, "FINISHED", 1, "older leader", 0, 0)
+            run_flow(write_result(JobPaths(JOB), record), storage)
+            while True:
+                assert not isinstance(operation, Await)
+                operation = flow.send(storage.execute(operation))
+        except StopIteration:
+            pass
+        registry = process.host.registry
+        remembered = registry.recorded(JOB)
+        ended += remembered is not None
+        assert remembered is not None or registry.find(JOB) is not None
+    assert ended > 3
