@@ -30,6 +30,8 @@ from statebackends.storage.folders import DurableFolders
 
 TEMPORARY_FOLDER = ".tmp"
 _NOT_NAMES = frozenset({"", ".", ".."})
+TEMPORARY_AGE_MS = 24 * 3_600_000
+"""A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
 _COPY_BYTES = 1 << 20
 _DELETE_PASSES_MAX = 3
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -50,6 +52,7 @@ class LocalStorage:
         self._fs: FileSystem = file_system if file_system is not None else OsFileSystem()
         self._new_nonce = new_nonce
         self._folders = DurableFolders(self._fs, self._root)
+        self._has_swept = False
 
     @property
     def root(self) -> str:
@@ -142,9 +145,18 @@ class LocalStorage:
         temporary = f"{folder}/{self._new_nonce()}"
         try:
             self._folders.within(folder, lambda: self._fill(temporary, chunks))
+            self._sweep_once(temporary)
             return self._folders.within(posixpath.dirname(target), lambda: self._link_new(temporary, target))
         finally:
             self._discard(temporary)
+
+    def _sweep_once(self, temporary: str) -> None:
+        """Delete what writers left that died long ago, by the clock that dated it; the write at hand does not depend on it."""
+        if self._has_swept:
+            return
+        self._has_swept = True
+        with contextlib.suppress(OSError):
+            self.sweep_temporary(now_ms=self._fs.stat(temporary).modified_ms, age_ms=TEMPORARY_AGE_MS)
 
     def _fill(self, path: str, chunks: Iterable[ops.Buffer]) -> None:
         descriptor = self._fs.create(path)

@@ -18,7 +18,7 @@ from statebackends.errors import (
 )
 from statebackends.storage import operations as ops
 from statebackends.storage.filesystem import OsFileSystem
-from statebackends.storage.local import LocalStorage, storage_from_url
+from statebackends.storage.local import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
 from tests.statebackends.crash_filesystem import CrashFileSystem, PowerCut
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract, read
 
@@ -251,6 +251,19 @@ def test_unwritable_root_is_the_systems_own_words(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailableError, match="Not a directory"):
         storage.execute(ops.PutIfAbsent(PATH, DATA))
     assert read(storage) is None
+
+
+def test_first_write_of_a_process_deletes_what_others_left_long_ago(storage: LocalStorage) -> None:
+    storage.execute(ops.WriteFile("a", [b"x"]))
+    old, young = (Path(storage.root, ".tmp", name) for name in ("old", "young"))
+    for left in (old, young):
+        left.write_bytes(b"torn")
+    stamp = old.stat().st_mtime - TEMPORARY_AGE_MS / 1000 - 10
+    os.utime(old, (stamp, stamp))
+    storage.execute(ops.WriteFile("b", [b"x"]))
+    assert old.exists(), "one look a process is enough"
+    LocalStorage(storage.root).execute(ops.WriteFile("c", [b"x"]))
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_left_over_temporary_files_are_swept_by_age(storage: LocalStorage) -> None:
