@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from chaos.scenario import Positions, Row, Scenario, SinkExpectation, Workload
 from chaos.workloads.feeds import SCHEMA, Feed, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.sinks.parquet import ParquetSink
@@ -23,13 +23,16 @@ SHARED, OWN = "/out/fanout", "/out/odd"
 
 Record = tuple[int, int, int]
 
+Pace = tuple[float, int | None]
+"""Rows per second, and rows per step; None: the token bucket's."""
+
 
 def make(rng: random.Random) -> Scenario:
-    """One feed, three sinks. The source is paced by the product's own token bucket."""
-    feed = Feed("items", rng.randint(60, 250), rng.choice((2, 9)), first=rng.randrange(1_000))
-    rate = feed.rows / rng.uniform(0.7, 1.5)
+    """One feed, three sinks. Some sources are paced by the product's own token bucket, which gives single rows at this rate."""
+    feed = Feed("items", rng.randint(100, 300), rng.choice((2, 9)), first=rng.randrange(1_000))
+    pace: Pace = (feed.rows / 1.2, None) if rng.random() < 0.2 else draw_pace(rng, feed.rows)
     parallelism = rng.randint(1, PARALLELISM_MAX)
-    file_size_max = rng.choice((200, 128 << 20))
+    file_size_max = rng.choice((600, 128 << 20))
     settings, chaining = draw_settings(rng), rng.random() < 0.7
     sinks: tuple[tuple[str, str, Callable[[Iterable[Record]], Iterator[Row]]], ...] = (
         (SHARED, "scaled", _scaled),
@@ -37,7 +40,7 @@ def make(rng: random.Random) -> Scenario:
         (OWN, "odd", _odd),
     )
     return Scenario(
-        plan=partial(_plan, feed, rate, parallelism, file_size_max, chaining, settings),
+        plan=partial(_plan, feed, pace, parallelism, file_size_max, chaining, settings),
         records=feed.rows,
         sinks=tuple(
             SinkExpectation(path, sink_id, partial(_all, feed, rows), at_cut=partial(_at_cut, feed, rows))
@@ -48,10 +51,12 @@ def make(rng: random.Random) -> Scenario:
 
 
 def _plan(
-    feed: Feed, rate: float, drawn: int, file_size_max: int, chaining: bool, settings: dict[str, Any], parallelism: int | None
+    feed: Feed, pace: Pace, drawn: int, file_size_max: int, chaining: bool, settings: dict[str, Any], parallelism: int | None
 ) -> JobPlan:
     environment = Environment("fanout", parallelism=parallelism or drawn, chaining=chaining, **settings)
-    items = environment.from_source(GeneratorSource(feed.make_batch, feed.rows, SCHEMA, rate, name=feed.uid)).uid(feed.uid)
+    rate, step_rows = pace
+    bucket = GeneratorSource(feed.make_batch, feed.rows, SCHEMA, rate, name=feed.uid)
+    items = environment.from_source(bucket if step_rows is None else feed.source(rate, step_rows)).uid(feed.uid)
     scaled = items.map(scale, returns=SCHEMA).uid("scale")
     scaled.sink_to(ParquetSink(SHARED, file_size_max=file_size_max), uid="scaled")
     odd = scaled.filter(is_odd).uid("odd-only")

@@ -18,7 +18,7 @@ MAX_PARALLELISM = 8
 
 PARALLELISM_MAX = 4
 BACKENDS = ("memory", "filesystem", "rocksdb")
-_BACKEND_WEIGHTS = (6, 3, 1)
+_BACKEND_WEIGHTS = (14, 5, 1)
 
 
 def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) -> dict[str, Any]:
