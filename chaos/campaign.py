@@ -30,6 +30,9 @@ FAILURES_MAX = 5
 EVENTS_SHOWN = 12
 """Last events shown of a failed run."""
 
+TASK_FAILED = " reports failed "
+"""In the line of a trace that says why a subtask failed: often the user's own error, long before the run's last events."""
+
 NOT_CHECKED = frozenset({SIMULATOR, HANG})
 """What no checker found: neither minimised, nor counted as catching a sabotage."""
 
@@ -259,9 +262,14 @@ def _failure(
     if not settings.events:
         return _bare(campaign, result, violation, small)
     watcher.looks_at(result.seed, "events")
-    told = runner.run_one(Task(request, settings.events))
+    told = runner.run_one(Task(request, None))
     now = next((found for found in told.result.violations if found.invariant == violation.invariant), violation)
-    return msgspec.structs.replace(_bare(campaign, result, now, small), events=told.events)
+    failures = [line for line in told.events if TASK_FAILED in line]
+    return msgspec.structs.replace(
+        _bare(campaign, result, now, small),
+        events=told.events[-settings.events :],
+        task_failure=failures[-1] if failures else "",
+    )
 
 
 def _bare(campaign: Campaign, result: RunResult, violation: ViolationRecord, small: Minimised | None) -> Failure:

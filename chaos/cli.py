@@ -66,7 +66,10 @@ def sim(
     seed_timeout: Annotated[float, typer.Option("--seed-timeout", help="Seconds of real time for one run.")] = 60.0,
     check_determinism: Annotated[bool, typer.Option("--check-determinism", help="Run every seed twice and compare.")] = False,
     coverage: Annotated[
-        bool | None, typer.Option("--coverage/--no-coverage", help="Measure the product's branches on some of the seeds.")
+        bool | None,
+        typer.Option(
+            "--coverage/--no-coverage", help="Measure the product's branches on some of the seeds; if left out, when all held."
+        ),
     ] = None,
     minimise: Annotated[bool, typer.Option("--minimise/--no-minimise", help="Find the faults that a failure takes.")] = True,
     as_json: Json = False,
@@ -92,7 +95,7 @@ def sim(
     if sabotage == ALL:
         _prove(settings, seeds, start, names, faults, backend, as_json=as_json)
     campaign = make_campaign(seeds, start, names, faults, sabotage, backend)
-    found, measured = _run(campaign, settings, coverage=sabotage is None if coverage is None else coverage, quiet=as_json)
+    found, measured = _run(campaign, settings, coverage=coverage, quiet=as_json)
     if as_json:
         _show_json(found, measured)
     else:
@@ -125,19 +128,24 @@ def make_campaign(
     )
 
 
-def _run(campaign: Campaign, settings: Settings, *, coverage: bool, quiet: bool) -> tuple[Finding, CoverageReport | None]:
+def _run(campaign: Campaign, settings: Settings, *, coverage: bool | None, quiet: bool) -> tuple[Finding, CoverageReport | None]:
+    """`coverage` None: only if everything held, for a failure should not wait for it."""
     from chaos import catalogue, report
     from chaos import coverage as branches
     from chaos.campaign import run_campaign
 
     with report.ProgressBar(campaign.seeds, quiet=quiet) as bar:
         found = run_campaign(campaign, settings, bar, sometimes=tuple(catalogue.sometimes()))
-        if not coverage or found.summary.interrupted:
+        wanted = campaign.sabotage is None and not found.summary.violations if coverage is None else coverage
+        if not wanted or found.summary.interrupted:
             return found, None
         bar.looks_at(campaign.start, "coverage")
         ran = range(campaign.start, campaign.start + found.summary.seeds)
         requests = [campaign.request(seed) for seed in branches.sample(ran, len(campaign.workloads))]
-        return found, branches.measure(requests, limit_s=settings.limit_s, entry=settings.entry)
+        try:
+            return found, branches.measure(requests, limit_s=settings.limit_s, entry=settings.entry)
+        except KeyboardInterrupt:  # the report on what ran is worth more than these figures
+            return found, None
 
 
 def _show_json(found: Finding, measured: CoverageReport | None) -> None:

@@ -110,6 +110,8 @@ def show_failure(failure: Failure, meanings: Mapping[str, str]) -> None:
         console.show_line(f"  {_faults_heading(failure)}")
     for index, fault in failure.faults.items():
         console.show_line(f"    {index:>2}  {fault.label}")
+    if failure.task_failure and failure.task_failure not in failure.events:
+        console.show_line(f"  last failure of a subtask\n  {failure.task_failure}")
     if failure.events:
         console.show_line("  last events (ms, process, event)")
     for line in failure.events:

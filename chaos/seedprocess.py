@@ -110,8 +110,7 @@ def quieten_logs() -> None:
 
 
 def serve(descriptor: str, entry: str, limit_s: str) -> None:
-    """Run tasks from a pipe until its other end is closed. SIGINT is for the process that gives the tasks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Run tasks from a pipe until its other end is closed."""
     connection = Connection(int(descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -157,6 +156,7 @@ class SeedProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # whatever a workload prints: it must not mix with a report in JSON
                 pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for the process that gives the tasks: it ends the others
                 env=environment,
             )
 

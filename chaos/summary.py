@@ -42,6 +42,8 @@ class Failure(msgspec.Struct, frozen=True):
     """Runs that minimising took."""
     events: tuple[str, ...] = ()
     """Last events of the run with these faults."""
+    task_failure: str = ""
+    """The last event in it in which a subtask failed."""
 
 
 class CoverageReport(msgspec.Struct, frozen=True):

@@ -95,6 +95,8 @@ def run_seed(request: FakeRequest) -> FakeRun:
             ended="FINISHED",
         )
     )
+    if request.workload == "always":
+        run.trace.add("worker-1.1", "reports failed", "UserFunctionError: long before")
     for event in events:
         run.trace.add("nobody", "event", event)
     return run

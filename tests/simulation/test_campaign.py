@@ -114,6 +114,14 @@ def test_a_failure_that_takes_no_fault_says_so() -> None:
     assert "--only none" in failure.replay
 
 
+def test_the_last_failure_of_a_subtask_is_told_however_early_it_was() -> None:
+    (failure,) = run(Campaign(1, ("always",)), replace(SETTINGS, minimise=False, events=2)).failures
+    assert failure.task_failure.endswith("worker-1.1       reports failed         UserFunctionError: long before")
+    assert len(failure.events) == 2
+    (failure,) = run(Campaign(4, ("broken",))).failures
+    assert failure.task_failure == ""
+
+
 def test_a_run_that_raises_is_told_but_not_minimised() -> None:
     watcher = Quiet()
     found = run(Campaign(9, ("raising",)), watcher=watcher)

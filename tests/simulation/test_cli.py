@@ -131,6 +131,14 @@ def test_coverage_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> Non
     assert paragraphs(output)["never ran"] == "barriers.transport"
 
 
+def test_an_interruption_while_measuring_coverage_leaves_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(requests: list[Any], **_: Any) -> CoverageReport:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coverage, "measure", measure)
+    assert "\ncoverage" not in call("sim", "--seeds", "3", "--workload", "good", "--jobs", "1")
+
+
 def test_a_sabotage_that_is_caught_is_a_failure() -> None:
     output = sim("--seeds", "50", "--workload", "broken", "--sabotage", SABOTAGE, "--no-minimise", code=1)
     assert paragraphs(output)["sabotage"] == f"{SABOTAGE}: caught after 4 seeds"
