@@ -7,9 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from chaos.determinism import DETERMINISM, Difference, first_difference, run_twice
+from chaos.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
 from chaos.results import ViolationRecord
-from chaos.seedprocess import HANG, SIMULATOR, Outcome, perform
+from chaos.runner import SeedRunner
+from chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
+from chaos.workloads import WORKLOADS
+from chaos.world import RunRequest
 from tests.simulation import fakes
 from tests.simulation.fakes import make_task
 
@@ -77,3 +80,14 @@ def test_what_a_run_breaks_itself_is_kept() -> None:
 def test_a_run_that_fails_twice_in_the_same_way_repeats(workload: str, invariant: str) -> None:
     outcomes = twice(workload, 4, limit_s=1.0)
     assert [violation.invariant for violation in outcomes[3].result.violations] == [invariant]
+
+
+@pytest.mark.slow
+def test_every_workload_gives_the_same_trace_twice() -> None:
+    """Byte for byte, in two processes with other hashes, and whatever ran before in the same process."""
+    tasks = [Task(RunRequest(seed, name), None) for seed in (1, 2) for name in WORKLOADS]
+    with SeedRunner(1, hash_seed=HASH_SEEDS[0]) as one, SeedRunner(1, hash_seed=HASH_SEEDS[1]) as other:
+        forth, back = one.run(tasks), other.run(reversed(tasks))
+        for task, first, second in zip(tasks, list(forth), reversed(list(back)), strict=True):
+            assert len(first.events) > 50
+            assert first_difference(first, second) is None, task.request
