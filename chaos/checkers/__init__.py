@@ -1,1 +1,96 @@
-"""The invariants, each checked from outside the job."""
+"""The invariants, each checked from outside the job: what is observed at stores, on the wire and at the ports of workers."""
+
+from __future__ import annotations
+
+from chaos.checkers.attempts import AttemptsChecker
+from chaos.checkers.base import Checker
+from chaos.checkers.bounds import BoundsChecker
+from chaos.checkers.completion import CompletionChecker
+from chaos.checkers.cut import CutChecker
+from chaos.checkers.distribution import DistributionChecker
+from chaos.checkers.effects import EffectsChecker
+from chaos.checkers.eventtime import EventTimeChecker
+from chaos.checkers.ledger import JobLedger
+from chaos.checkers.liveness import LivenessChecker
+from chaos.checkers.output import OutputChecker
+from chaos.checkers.recovery import RecoveryChecker
+from chaos.checkers.registers import RegisterChecker
+from chaos.checkers.retention import RetentionChecker
+from chaos.observations import Report, WorldView
+from chaos.scenario import Scenario
+
+__all__ = ["CHECKERS", "INVARIANTS", "NOT_COVERED", "make_checkers"]
+
+CHECKERS: tuple[type[Checker], ...] = (
+    RegisterChecker,
+    CompletionChecker,
+    EffectsChecker,
+    AttemptsChecker,
+    DistributionChecker,
+    OutputChecker,
+    CutChecker,
+    RetentionChecker,
+    RecoveryChecker,
+    EventTimeChecker,
+    BoundsChecker,
+    LivenessChecker,
+)
+"""In the order in which they hear of a fact: causes before their consequences."""
+
+INVARIANTS: dict[str, str] = {
+    "I1": "every record's effect is in the committed output",
+    "I2": "no record's effect is in the committed output twice",
+    "I3": "the rows of a key come in their order",
+    "I4": "the sums of the input are those of the output: compared row by row with I1 and I2",
+    "I5": "each row of a key is one step behind the one before it",
+    "I6": "state after crashes is the state of a run without any: compared at each cut with I7",
+    "I7": "a checkpoint holds the effect of exactly the records in front of its cut",
+    "I8": "sources go on at the positions of the restored checkpoint, which leave no gap and overlap nowhere",
+    "I9": "nothing is emitted between a barrier and its snapshot: seen as I2 or I7",
+    "I10": "timers fire once over crashes, and event time never goes back within an attempt",
+    "I11": "a completed checkpoint has every acknowledgement of its attempt, and all its files as long as it is claimed",
+    "I12": "ids rise over restarts and leaders, and are never used again",
+    "I13": "an id is decided once, for good",
+    "I14": "a notice follows the durable record of what it says",
+    "I15": "a stale leader, attempt or process can't complete, commit or delete",
+    "I16": "retention keeps what it should, and the newest checkpoint can be restored",
+    "I17": "what is held in memory is bounded",
+    "I18": "output is visible only once a checkpoint that covers it is complete",
+    "I19": "output is committed once, in the order of ids, and never taken back",
+    "I20": "staged files go only when nothing can refer to them any more",
+    "I21": "a plain savepoint makes nothing visible",
+    "I22": "a job never begins behind its visible output without being told to",
+    "I23": "shared files live as long as a checkpoint refers to them",
+    "I24": "in the end no file is without an owner",
+    "I25": "savepoints are neither changed nor deleted",
+    "I26": "every key group, every keyed part and every subtask has one owner",
+    "I27": "list entries are neither lost nor repeated by a restore",
+    "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
+    "I29": "recovering twice is recovering once",
+    "I30": "without faults a checkpoint completes and the job ends",
+}
+"""What each means, in one line."""
+
+NOT_COVERED: dict[str, str] = {
+    "I23": "no checkpoint shares files with another one yet",
+}
+"""Invariants that no checker can break, and why."""
+
+
+def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[Checker]:
+    """The checkers of one run, over one ledger of the job's records."""
+    ledger = JobLedger(world)
+    return [
+        RegisterChecker(world, scenario, report, ledger),
+        CompletionChecker(world, scenario, report, ledger),
+        EffectsChecker(world, scenario, report, ledger),
+        AttemptsChecker(world, scenario, report, ledger),
+        DistributionChecker(world, scenario, report, ledger),
+        OutputChecker(world, scenario, report, ledger),
+        CutChecker(world, scenario, report, ledger),
+        RetentionChecker(world, scenario, report, ledger),
+        RecoveryChecker(world, scenario, report, ledger),
+        EventTimeChecker(world, scenario, report),
+        BoundsChecker(world, scenario, report),
+        LivenessChecker(world, scenario, report, ledger),
+    ]

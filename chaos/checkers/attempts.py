@@ -1,0 +1,113 @@
+"""Epochs and attempts, from their records to the workers: I15, and of I8 and I16 that an attempt begins where it must.
+
+Numbers rise without gaps, since fencing looks at the next one only. A slot of an attempt is one process's, which hears of no
+other attempt than the newest it was given, and speaks of none that it was not given."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import (
+    Deploy,
+    Deployment,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    Registered,
+    TriggerCheckpoint,
+)
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import AttemptRecorded, EpochTaken, JobLedger
+from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
+from chaos.scenario import Scenario
+from coordinator.records import AttemptRecord
+
+
+class AttemptsChecker(Checker):
+    """Follows each process through its attempts."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I8", "I15", "I16")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered, Delivered, Reported, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._holders: dict[tuple[int, int], str] = {}
+        """(attempt, slot) -> the process that was given it."""
+        self._given: dict[str, list[int]] = {}
+        """Process -> attempts that it was given, ascending."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Reported(actor=actor, item=item):
+                if item.attempt not in self._given.get(actor, ()):
+                    self.report("I15", f"{actor} reports {type(item).__name__} of attempt {item.attempt}, which it was not given")
+            case Stored() | Lifecycle():
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, EpochTaken) and change.epoch != change.newest + 1:
+                        self.report("I15", f"epoch {change.epoch} follows {change.newest}")
+                    elif isinstance(change, AttemptRecorded):
+                        self._recorded(change)
+            case Commanded(command=Deploy(deployment=deployment), epoch=epoch):
+                self._deployed(deployment, epoch)
+            case Answered(answer=Registered(deployment=Deployment() as deployment, epoch=epoch)):
+                self._deployed(deployment, epoch)
+            case Delivered():
+                self._delivered(observation)
+            case _:
+                pass
+
+    # ---------------------------------------------------------------------------------------------------------- records
+
+    def _recorded(self, change: AttemptRecorded) -> None:
+        record = change.record
+        if record.attempt != change.newest + 1:
+            self.report("I15", f"attempt {record.attempt} follows {change.newest}")
+        if record.epoch == self._ledger.newest_epoch:
+            self._check_start(record)
+
+    def _check_start(self, record: AttemptRecord) -> None:
+        """A new attempt begins at the newest completed checkpoint of its submission, else at the submission's base."""
+        wanted = self._ledger.recovery_point(record.submission)
+        found = record.restored.checkpoint_id if record.restored is not None else 0
+        if wanted is not None and found != wanted:
+            self.report("I16", f"attempt {record.attempt} begins at checkpoint {found}; the newest one is {wanted}")
+
+    def _deployed(self, deployment: Deployment, epoch: int) -> None:
+        """Nothing of an attempt is deployed before its record is durable, nor otherwise than it says."""
+        record = self._ledger.attempts.get(deployment.attempt)
+        if record is None or record.epoch != epoch:
+            held = "nobody" if record is None else f"epoch {record.epoch}"
+            self.report("I15", f"epoch {epoch} deploys attempt {deployment.attempt}, which {held} has on record")
+            return
+        restored = record.restored.checkpoint_id if record.restored is not None else 0
+        if deployment.restored_checkpoint_id != restored:
+            self.report(
+                "I8",
+                f"attempt {deployment.attempt} is deployed from checkpoint {deployment.restored_checkpoint_id}, "
+                f"its record says {restored}",
+            )
+
+    # ---------------------------------------------------------------------------------------------------------- workers
+
+    def _delivered(self, fact: Delivered) -> None:
+        actor = fact.actor
+        given = self._given.setdefault(actor, [])
+        match fact.command:
+            case Deploy(deployment=deployment):
+                attempt = deployment.attempt
+                if given and attempt <= given[-1]:
+                    self.report("I15", f"{actor} is given attempt {attempt} after {given[-1]}")
+                given.append(attempt)
+                holder = self._holders.setdefault((attempt, fact.slot), actor)
+                if holder != actor:
+                    self.report("I15", f"slot {fact.slot} of attempt {attempt} is given to {actor}, and was to {holder}")
+            case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks() as command:
+                if not given or command.attempt != given[-1]:
+                    self.report(
+                        "I15",
+                        f"{actor} runs attempt {given[-1] if given else 'none'} and takes "
+                        f"{type(command).__name__} of attempt {command.attempt}",
+                    )
+            case _:
+                pass

@@ -1,0 +1,94 @@
+"""What lives in memory stays bounded (I17): queues against their credit, sets and histories against the product's own limits.
+
+It looks into the processes themselves, now and then, since nothing on the wire tells how much somebody holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any, ClassVar
+
+from barriers.alignment import ABORTED_IDS_MAX
+from barriers.channels import HIGH_WATER_ELEMENTS
+from barriers.elements import Batch
+from barriers.gate import QUEUED_ELEMENTS_MAX
+from barriers.messages import CheckpointKind
+from chaos.checkers.base import Checker
+from coordinator.decisions import ABORTED_FOLDERS_MAX
+from coordinator.failures import COUNTED_IDS_MAX
+from coordinator.incidents import EXCEPTIONS_MAX
+from coordinator.outbox import OUTBOX_COMMANDS_MAX
+from coordinator.policy import QUEUED_REQUESTS_MAX
+from coordinator.retained import RECENT_COMPLETED_MAX
+from coordinator.stats import HISTORY_MAX
+from coordinator.triggers import TRIGGERS_MAX
+from operators.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
+
+OVERSHOOT = 2
+"""A step starts below the high-water mark of its outputs, and what it emits comes on top."""
+MAILS_MAX = 10_000
+"""Mails of one subtask that wait for its next step."""
+
+
+class BoundsChecker(Checker):
+    """Compares lengths with limits."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I17",)
+
+    def look(self) -> None:
+        for host in self.world.workers():
+            self._look_at_session(host.process.name, host.session)
+            for each in host.subtasks():
+                self._look_at_subtask(host.process.name, each)
+        for host in self.world.coordinators():
+            for service in host.services:
+                self._look_at_job(host.process.name, service)
+
+    def _at_most(self, where: str, what: str, held: Sized | int, limit: int) -> None:
+        count = held if isinstance(held, int) else len(held)
+        if count > limit:
+            self.report("I17", f"{where} holds {count} {what}, at most {limit} are allowed")
+
+    # ---------------------------------------------------------------------------------------------------------- workers
+
+    def _look_at_session(self, name: str, session: Any) -> None:
+        self._at_most(name, "unanswered acknowledgements", session.unanswered_count, UNANSWERED_MAX)
+        self._at_most(name, "commands that it has seen", session._seen, REMEMBERED_COMMANDS_MAX)
+
+    def _look_at_subtask(self, name: str, each: Any) -> None:
+        subtask = each.subtask
+        where = f"{name} {subtask.key.vertex[:6]} ({subtask.key.subtask})"
+        self._at_most(where, "mails", len(subtask.mailbox), MAILS_MAX)
+        self._at_most(where, "aborted ids", subtask._snapshots._aborted, ABORTED_IDS_MAX)
+        if each.gate is not None:
+            self._look_at_gate(where, each.gate)
+        for output in each.outputs:
+            waiting = max((channel.pending_count for channel in output._channels), default=0)
+            self._at_most(where, "elements for one channel", waiting, OVERSHOOT * HIGH_WATER_ELEMENTS)
+
+    def _look_at_gate(self, where: str, gate: Any) -> None:
+        """A channel holds what its receiver granted, or one batch of any size."""
+        for queue, credit in zip(gate._queues, gate._credits, strict=True):
+            self._at_most(where, "queued elements of one channel", queue, QUEUED_ELEMENTS_MAX)
+            sizes = [queued.size for queued in queue if isinstance(queued.element, Batch)]
+            if len(sizes) > 1:
+                self._at_most(where, "queued batches of one channel", sizes, credit.allocated_batches)
+                self._at_most(where, "queued bytes of one channel", sum(sizes), credit.allocated_bytes)
+
+    # ----------------------------------------------------------------------------------------------------- coordinators
+
+    def _look_at_job(self, name: str, service: Any) -> None:
+        master = service._master
+        coordinator, decisions = master.coordinator, master.coordinator._decisions
+        config = master.setup.graph.config
+        checkpoints = [entry for entry in coordinator.pending if entry.request.kind is CheckpointKind.CHECKPOINT]
+        self._at_most(name, "pending checkpoints", checkpoints, config.max_concurrent_checkpoints)
+        self._at_most(name, "queued requests", coordinator._triggering._queue, QUEUED_REQUESTS_MAX)
+        self._at_most(name, "completed ids", decisions.retained._recent, RECENT_COMPLETED_MAX)
+        self._at_most(name, "folders of aborted savepoints", decisions._folders, ABORTED_FOLDERS_MAX)
+        self._at_most(name, "counted failures", coordinator.failures._failed, COUNTED_IDS_MAX)
+        self._at_most(name, "finished checkpoints with their subtasks", coordinator.stats._finished, HISTORY_MAX)
+        self._at_most(name, "exceptions", master.lifecycle.incidents._exceptions, EXCEPTIONS_MAX)
+        self._at_most(name, "trigger ids", master.triggers._triggers, TRIGGERS_MAX)
+        for slot in master.workforce.slots:
+            if slot.outbox is not None:
+                self._at_most(name, f"commands for slot {slot.index}", slot.outbox._commands, OUTBOX_COMMANDS_MAX)

@@ -1,0 +1,222 @@
+"""What COMPLETED means, and who may be told: every acknowledgement, every file, and the record before the notice.
+
+I11 when an id completes and ever after, while it is claimed; I14 for each notice; I25 for the files of savepoints. An ack
+counts as the worker's loop gave it, so that what a session or the network makes of it can't excuse anything."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointKind,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    Registered,
+    SubtaskKey,
+    SubtaskStatus,
+    TaskState,
+    WorkerCommand,
+)
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, Snapshot, join
+from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
+from chaos.scenario import Scenario
+from coordinator.records import METADATA
+from statebackends.handles import FileHandle, OperatorSubtaskState, external_places
+from statebackends.snapshot import file_handles
+from statebackends.storage import is_absolute_folder
+from statebackends.storage.checksums import checksum_of
+
+_ENDING = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
+_SAVEPOINTS = (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+
+
+class CompletionChecker(Checker):
+    """Collects acknowledgements, and watches over the files of everything that is completed."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I11", "I14", "I20", "I25")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Reported, Commanded, Delivered, Answered, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._acks: dict[tuple[int, int], dict[SubtaskKey, AcknowledgeCheckpoint]] = {}
+        """(attempt, id) -> who acknowledged."""
+        self._finished: set[tuple[int, SubtaskKey]] = set()
+        self._kept: dict[str, int] = {}
+        """Location of a file -> the completed id that refers to it."""
+        self._external: dict[str, dict[int, str]] = {}
+        """Place of an external file -> ids that refer to it, each with all the places of the file."""
+        self._told: set[int] = set()
+        """Ids whose completion somebody was told of."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Stored():
+                if observation.added or observation.removed:
+                    self._stored(observation)
+            case Reported(item=AcknowledgeCheckpoint() as ack):
+                self._acks.setdefault((ack.attempt, ack.checkpoint_id), {})[SubtaskKey(ack.vertex, ack.subtask)] = ack
+            case Reported(item=SubtaskStatus(state=TaskState.FINISHED) as status):
+                self._finished.add((status.attempt, SubtaskKey(status.vertex, status.subtask)))
+            case Commanded() | Delivered():
+                self._command(observation.command, by_leader=isinstance(observation, Commanded))
+            case Answered(answer=Registered() as registered):
+                self._registered(registered)
+            case Lifecycle():
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, PowerLost):
+                        self._power_lost(change)
+            case _:
+                pass
+
+    def _stored(self, fact: Stored) -> None:
+        for change in self._ledger.changes(fact):
+            match change:
+                case Decided():
+                    self._decided(change)
+                case ClaimDropped(snapshot=Snapshot() as snapshot):
+                    self._forget(snapshot.checkpoint_id)
+                case _:
+                    pass
+        for path in fact.removed:
+            self._removed(join(fact.root, path), fact)
+
+    # ------------------------------------------------------------------------------------------------------- completion
+
+    def _decided(self, change: Decided) -> None:
+        if change.problem:
+            self.report("I11", f"checkpoint {change.checkpoint_id} is completed and can't be read: {change.problem}")
+        if change.snapshot is None:
+            return
+        self._check_acks(change.snapshot)
+        self._check_files(change.snapshot)
+        self._keep(change.snapshot)
+        self._acks.pop((change.snapshot.claim.attempt, change.checkpoint_id), None)
+
+    def _check_acks(self, snapshot: Snapshot) -> None:
+        """Every subtask of the graph, with the very state that the snapshot has of it."""
+        number, claim = snapshot.checkpoint_id, snapshot.claim
+        submission = self._ledger.submissions.get(claim.submission)
+        if submission is None:
+            self.report("I11", f"checkpoint {number} completed for submission {claim.submission}, which is not on record")
+            return
+        acks = self._acks.get((claim.attempt, number), {})
+        finished = _finished_tasks(snapshot.metadata.properties.get("finished_tasks", ""))
+        operators = {operator.uid: operator for operator in snapshot.metadata.operators}
+        nothing = OperatorSubtaskState()
+        for vertex in submission.graph.vertices:
+            for index in range(vertex.parallelism):
+                key = SubtaskKey(vertex.vertex_id, index)
+                ack = acks.get(key)
+                if ack is None and not (key in finished and (claim.attempt, key) in self._finished):
+                    self.report("I11", f"checkpoint {number} completed without {vertex.name} ({index}) of attempt {claim.attempt}")
+                    return
+                for description in vertex.operators:
+                    stored = operators.get(description.uid)
+                    told = nothing if ack is None else ack.states.get(description.uid, nothing)
+                    if stored is None or index >= len(stored.subtasks) or stored.subtasks[index] != told:
+                        self.report("I11", f"checkpoint {number} has not the state that {description.uid} ({index}) acknowledged")
+                        return
+
+    def _check_files(self, snapshot: Snapshot) -> None:
+        for handle in _files(snapshot):
+            problem = _file_problem(snapshot, handle)
+            if problem:
+                self.report("I11", f"checkpoint {snapshot.checkpoint_id}: {handle.path} {problem}")
+        for entry in snapshot.metadata.external:
+            if not any(self._ledger.exists(place) for place in external_places(entry)):
+                self.report("I11", f"checkpoint {snapshot.checkpoint_id}: the external file {entry} is missing")
+
+    # ------------------------------------------------------------------------------------------------------------ files
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        number = snapshot.checkpoint_id
+        for handle in _files(snapshot):
+            self._kept[snapshot.location(handle.path)] = number
+        if snapshot.kind in _SAVEPOINTS:
+            self._kept[snapshot.location(METADATA)] = number
+        for entry in snapshot.metadata.external:
+            for place in external_places(entry):
+                location = place if is_absolute_folder(place) else join(self.world.state.root, place)
+                self._external.setdefault(location, {})[number] = entry
+
+    def _forget(self, number: int) -> None:
+        """The id is given up: its files may go."""
+        self._kept = {location: holder for location, holder in self._kept.items() if holder != number}
+        for holders in self._external.values():
+            holders.pop(number, None)
+
+    def _removed(self, location: str, fact: Stored) -> None:
+        number = self._kept.get(location)
+        if number is not None:
+            invariant = "I25" if self._ledger.completed[number].kind in _SAVEPOINTS else "I11"
+            self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {number} needs")
+        for holder, entry in self._external.get(location, {}).items():
+            if not any(self._ledger.exists(place) for place in external_places(entry)):
+                invariant = "I25" if self._ledger.completed[holder].kind in _SAVEPOINTS else "I20"
+                self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {holder} needs from outside")
+
+    def _power_lost(self, change: PowerLost) -> None:
+        for snapshot in change.lost:
+            self._forget(snapshot.checkpoint_id)
+            if snapshot.checkpoint_id in self._told:
+                self.report("I14", f"checkpoint {snapshot.checkpoint_id} was told to be complete, and a power loss took it away")
+        self.at_end()
+
+    def at_end(self) -> None:
+        """What is still claimed is as it was when it completed."""
+        for number in sorted(self._ledger.completed):
+            if self._ledger.stands(number):
+                self._check_files(self._ledger.completed[number])
+
+    # ---------------------------------------------------------------------------------------------------------- notices
+
+    def _command(self, command: WorkerCommand, *, by_leader: bool) -> None:
+        match command:
+            case NotifyCheckpointComplete(checkpoint_id=number):
+                self._complete(number, "is notified as complete")
+            case NotifyCheckpointAborted(checkpoint_id=number, newest_completed=newest) if by_leader:
+                # A worker that lost notices is told to let go of whatever is not live any more: not judged at its end.
+                if number not in self._ledger.aborted:
+                    self.report("I14", f"checkpoint {number} is notified as aborted and is not")
+                if newest:
+                    self._complete(newest, f"is named as the newest one in the abort of {number}")
+            case FinishTasks(checkpoint_id=number):
+                self._complete(number, "ends the job")
+                snapshot = self._ledger.completed.get(number)
+                if snapshot is not None and snapshot.kind not in _ENDING:
+                    self.report("I14", f"checkpoint {number} ends the job and is a {snapshot.kind}")
+            case _:
+                pass
+
+    def _registered(self, registered: Registered) -> None:
+        if registered.newest_completed:
+            self._complete(registered.newest_completed, "is named as the newest one to a worker")
+
+    def _complete(self, number: int, how: str) -> None:
+        if number not in self._ledger.completed:
+            self.report("I14", f"checkpoint {number} {how} and is not durably completed")
+        self._told.add(number)
+
+
+def _files(snapshot: Snapshot) -> list[FileHandle]:
+    return [handle for operator in snapshot.metadata.operators for state in operator.subtasks for handle in file_handles(state)]
+
+
+def _file_problem(snapshot: Snapshot, handle: FileHandle) -> str:
+    """What is wrong with a file of a snapshot; empty if nothing is."""
+    content = snapshot.view.peek(join(snapshot.folder, handle.path))
+    if content is None:
+        return "is missing"
+    if len(content) != handle.length:
+        return f"has {len(content)} bytes instead of {handle.length}"
+    return "" if checksum_of(content) == handle.checksum else "has another checksum"
+
+
+def _finished_tasks(text: str) -> set[SubtaskKey]:
+    """`vertex:subtask,...` as the metadata's properties have it."""
+    parts = (part.rpartition(":") for part in text.split(",") if part)
+    return {SubtaskKey(vertex, int(subtask)) for vertex, _, subtask in parts}

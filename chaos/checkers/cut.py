@@ -1,0 +1,60 @@
+"""The state in a completed checkpoint against the input in front of its cut: I6, I7 and I8, and of I26 that no key is held twice.
+
+State is right if it is what belongs to exactly the records before the positions that the same checkpoint holds: whatever was
+restored, repeated or rescaled on the way. Each completed checkpoint is looked at once, right when it completes.
+
+I9 (nothing is emitted between a barrier and the end of the synchronous snapshot) has no observation of its own: a record that
+slipped in between would be in the state and behind the barrier, and so counted twice (I2), or be missing here (I7)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Decided, JobLedger, Snapshot
+from chaos.observations import Observation, Report, Stored, WorldView
+from chaos.oracle import compare_states
+from chaos.scenario import CutExpectation, Scenario
+from chaos.statereading import SnapshotView, StateDoubledError
+from statebackends.errors import HoldfastError
+
+
+class CutChecker(Checker):
+    """Compares each completed checkpoint with what the scenario expects of its positions."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I6", "I7", "I8", "I9", "I11", "I26", "I28")
+    hears: ClassVar[tuple[type, ...]] = (Stored,)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+
+    def observe(self, observation: Observation) -> None:
+        if not self.scenario.cuts:
+            return
+        for change in self._ledger.changes(observation):
+            # A drain ends event time in front of its snapshot: what fires then is no matter of positions.
+            if isinstance(change, Decided) and change.snapshot is not None and not change.snapshot.claim.drain:
+                self._check(change.snapshot)
+
+    def _check(self, snapshot: Snapshot) -> None:
+        where = f"{snapshot.kind} {snapshot.checkpoint_id}"
+        seen = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
+        for cut in self.scenario.cuts:
+            try:
+                self._compare(where, seen, cut)
+            except StateDoubledError as error:
+                self.report("I26", f"{where}: {error}")
+            except HoldfastError as error:
+                self.report("I11", f"{where}: {error}")
+
+    def _compare(self, where: str, seen: SnapshotView, cut: CutExpectation) -> None:
+        positions = seen.positions(cut.source_uids)
+        try:
+            expected = cut.expected(positions)
+        except ValueError as error:
+            self.report("I8", f"{where}: the positions of its sources make no sense: {error}")
+            return
+        problem = compare_states(expected, seen.keyed_state(cut.operator_uid, expected))
+        if problem is not None:
+            self.report("I7", f"{where}: operator {cut.operator_uid}: {problem}")

@@ -1,0 +1,156 @@
+"""Whether what a snapshot holds is what the subtasks of the next attempt are given: I8, I26, I27.
+
+A deployment is compared with the snapshot that it names: every keyed part goes to exactly the subtasks whose key groups it
+touches, every list entry to one subtask, and every subtask of the graph to one slot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import ClassVar
+
+import msgspec
+
+from barriers.jobgraph import JobVertex
+from barriers.messages import Deploy, Deployment, Registered, SubtaskDeployment, SubtaskKey
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
+from chaos.observations import Answered, Commanded, Observation, Report, Stored, WorldView
+from chaos.scenario import Scenario
+from statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorState, OperatorSubtaskState
+
+_ENTRIES = msgspec.msgpack.Decoder(list[bytes])
+
+
+class DistributionChecker(Checker):
+    """Collects the deployments of an attempt, and judges them once all slots have theirs."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I8", "I26", "I27")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._slots: dict[int, dict[int, Deployment]] = {}
+        """Attempt -> slot -> what it was given."""
+        self._judged: set[int] = set()
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Commanded(command=Deploy(deployment=deployment), slot=slot):
+                self._deploy(slot, deployment)
+            case Answered(answer=Registered(deployment=Deployment() as deployment)):
+                slots = {each.subtask for each in deployment.subtasks}
+                if len(slots) == 1:
+                    self._deploy(slots.pop(), deployment)
+            case Stored():
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, Decided) and change.snapshot is not None:
+                        for operator in change.snapshot.metadata.operators:
+                            self._check_ranges(change.snapshot, operator)
+            case _:
+                pass
+
+    # --------------------------------------------------------------------------------------------------------- snapshot
+
+    def _check_ranges(self, snapshot: Snapshot, operator: OperatorState) -> None:
+        """Keyed parts cover every key group once, each subtask's parts its own."""
+        if not any(subtask.keyed for subtask in operator.subtasks) or snapshot.metadata.properties.get("finished_tasks"):
+            return
+        for index, subtask in enumerate(operator.subtasks):
+            own = _key_groups(operator.max_parallelism, operator.parallelism, index)
+            found = {handle.key_groups for handle in subtask.keyed}
+            if found != {own}:
+                shown = ", ".join(f"{each.start}..{each.stop - 1}" for each in sorted(found)) or "none"
+                self.report(
+                    "I26",
+                    f"checkpoint {snapshot.checkpoint_id}: {operator.uid} ({index}) has the key groups {shown}, "
+                    f"its own are {own.start}..{own.stop - 1}",
+                )
+
+    # -------------------------------------------------------------------------------------------------------- deployment
+
+    def _deploy(self, slot: int, deployment: Deployment) -> None:
+        attempt = deployment.attempt
+        if attempt in self._judged:
+            return
+        slots = self._slots.setdefault(attempt, {})
+        slots[slot] = deployment
+        if len(slots) < deployment.graph.slots_required:
+            return
+        self._judged.add(attempt)
+        del self._slots[attempt]
+        self._judge(attempt, slots)
+
+    def _judge(self, attempt: int, slots: dict[int, Deployment]) -> None:
+        graph = slots[min(slots)].graph
+        given: dict[SubtaskKey, SubtaskDeployment] = {}
+        for slot in sorted(slots):
+            for each in slots[slot].subtasks:
+                key = SubtaskKey(each.vertex, each.subtask)
+                if key in given or each.subtask != slot:
+                    self.report("I26", f"attempt {attempt}: slot {slot} is given {each.vertex} ({each.subtask})")
+                given[key] = each
+        wanted = {SubtaskKey(vertex.vertex_id, index) for vertex in graph.vertices for index in range(vertex.parallelism)}
+        if given.keys() != wanted:
+            self.report("I26", f"attempt {attempt}: {len(given)} subtasks are deployed, the graph has {len(wanted)}")
+            return
+        ids = {deployment.restored_checkpoint_id for deployment in slots.values()}
+        if len(ids) > 1:
+            self.report("I8", f"attempt {attempt} begins at different checkpoints: {sorted(ids)}")
+            return
+        restored = ids.pop()
+        if restored == 0:
+            if any(each.restore for each in given.values()):
+                self.report("I8", f"attempt {attempt} begins empty, and with state")
+            return
+        snapshot = self._ledger.completed.get(restored)
+        if snapshot is None:
+            self.report("I8", f"attempt {attempt} begins at checkpoint {restored}, which is not completed")
+            return
+        operators = {operator.uid: operator for operator in snapshot.metadata.operators}
+        for vertex in graph.vertices:
+            for description in vertex.operators:
+                old = operators.get(description.uid)
+                if old is not None:
+                    parts = [
+                        given[SubtaskKey(vertex.vertex_id, index)].restore.get(description.uid, OperatorSubtaskState())
+                        for index in range(vertex.parallelism)
+                    ]
+                    self._check_operator(snapshot, old, vertex, parts)
+
+    def _check_operator(self, snapshot: Snapshot, old: OperatorState, vertex: JobVertex, parts: list[OperatorSubtaskState]) -> None:
+        where = f"restored from {snapshot.checkpoint_id}: operator {old.uid}"
+        for index, part in enumerate(parts):
+            own = _key_groups(vertex.max_parallelism, vertex.parallelism, index)
+            wanted = Counter(
+                handle for subtask in old.subtasks for handle in subtask.keyed if len(handle.key_groups.intersection(own))
+            )
+            if Counter(part.keyed) != wanted:
+                self.report("I26", f"{where} ({index}) is given {len(part.keyed)} keyed parts, not the {wanted.total()} it owns")
+        if old.parallelism == vertex.parallelism:
+            if any(part.operator != subtask.operator for part, subtask in zip(parts, old.subtasks, strict=True)):
+                self.report("I27", f"{where}: a subtask is given other lists than it had")
+            return
+        before = self._entries(snapshot, (handle for subtask in old.subtasks for handle in subtask.operator))
+        after = self._entries(snapshot, (handle for part in parts for handle in part.operator))
+        if before is not None and after is not None and before != after:
+            lost, extra = (before - after).total(), (after - before).total()
+            self.report("I27", f"{where}: of {before.total()} list entries {lost} are lost and {extra} too many")
+
+    def _entries(self, snapshot: Snapshot, handles: Iterable[OperatorListHandle]) -> Counter[tuple[str, bytes]] | None:
+        """(state, entry) of all of them; None when a file is gone meanwhile."""
+        found: Counter[tuple[str, bytes]] = Counter()
+        for handle in handles:
+            part = handle.part
+            content = part.data if isinstance(part, InlineHandle) else snapshot.view.peek(join(snapshot.folder, part.path))
+            if content is None:
+                return None
+            found.update((handle.state.name, entry) for entry in _ENTRIES.decode(content))
+        return found
+
+
+def _key_groups(max_parallelism: int, parallelism: int, index: int) -> KeyGroupRange:
+    """Key groups of a subtask: those g with g * parallelism // max_parallelism == index."""
+    start = -(-index * max_parallelism // parallelism)
+    return KeyGroupRange(start, -(-(index + 1) * max_parallelism // parallelism))

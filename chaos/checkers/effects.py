@@ -1,0 +1,154 @@
+"""What sinks make visible, and when: I18 to I22, entry by entry as the log of a sink grows.
+
+An entry is the commit point of one checkpoint's files; plain readers see links beside it. It may appear only once a checkpoint
+with its id or a higher one is durable, in the order of ids, once; and nothing that is visible is ever taken back."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import AttemptRecorded, JobLedger, join
+from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
+from chaos.scenario import Scenario
+from statebackends.storage.operations import PutIfAbsent
+
+_ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
+"""In the name of a staged file: the attempt that wrote it."""
+
+
+@dataclass(slots=True)
+class _Sink:
+    """One sink, as its log says."""
+
+    sink_id: str
+    root: str
+    folder: str
+    """Location of what the sink keeps of itself."""
+    entries: int = 0
+    newest: int = 0
+    """Highest id that was committed."""
+    names: set[str] = field(default_factory=set)
+    """Committed files."""
+
+
+class EffectsChecker(Checker):
+    """Hears every change of a sink's folder."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I18", "I19", "I20", "I21", "I22")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._sinks = [
+            _Sink(sink.sink_id, sink.path.rstrip("/"), join(sink.path, "_holdfast", quote(sink.sink_id, safe="")))
+            for sink in scenario.sinks
+        ]
+        self._roots = tuple(f"{sink.root}/" for sink in self._sinks)
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, Lifecycle):
+            if observation.change == "power_loss":
+                self._look_again()
+            return
+        if not isinstance(observation, Stored) or not (observation.added or observation.removed):
+            return
+        for change in self._ledger.changes(observation):
+            if isinstance(change, AttemptRecorded):
+                self._restored(change)
+        if not f"{observation.root}/".startswith(self._roots):
+            return
+        for path in observation.added:
+            self._added(join(observation.root, path), observation)
+        for path in observation.removed:
+            self._removed(join(observation.root, path), observation)
+
+    # ---------------------------------------------------------------------------------------------------------- commits
+
+    def _added(self, location: str, fact: Stored) -> None:
+        for sink in self._sinks:
+            if location.startswith(f"{sink.folder}/log/"):
+                self._entry(sink, location, fact)
+                return
+        folder, _, name = location.rpartition("/")
+        beside = [sink for sink in self._sinks if sink.root == folder]
+        if beside and not any(name in sink.names for sink in beside):
+            self.report("I18", f"{location} is visible to plain readers and not committed")
+
+    def _entry(self, sink: _Sink, location: str, fact: Stored) -> None:
+        operation, path = fact.operation, location.removeprefix(f"{sink.root}/")
+        content = operation.data if isinstance(operation, PutIfAbsent) else self.world.store(sink.root).peek(path)
+        number = location.rpartition("/")[2].removesuffix(".json")
+        if not number.isdecimal() or int(number) != sink.entries:
+            self.report("I19", f"sink {sink.sink_id}: entry {number} of its log follows {sink.entries} others")
+        sink.entries += 1
+        entry: dict[str, Any] = json.loads(content or b"{}")
+        if entry.get("type") == "commit":
+            self._commit(sink, entry)
+
+    def _commit(self, sink: _Sink, entry: dict[str, Any]) -> None:
+        checkpoint, where = entry["checkpoint_id"], f"sink {sink.sink_id}: checkpoint {entry['checkpoint_id']}"
+        if self._ledger.released < checkpoint:
+            plain = [number for number in self._ledger.completed if number >= checkpoint]
+            invariant = "I21" if plain else "I18"
+            why = f"only savepoint {plain[0]} is" if plain else f"only {self._ledger.released} is"
+            self.report(invariant, f"{where} is committed, and {why} complete")
+        if checkpoint <= sink.newest:
+            self.report("I19", f"{where} is committed after {sink.newest}")
+        sink.newest = max(sink.newest, checkpoint)
+        for file in entry["files"]:
+            name = file["name"]
+            if name in sink.names:
+                self.report("I19", f"{where}: {name} is committed twice")
+            if not self._ledger.exists(f"{sink.folder}/data/{name}"):
+                self.report("I19", f"{where}: {name} is committed and is not in its place")
+            sink.names.add(name)
+
+    # ------------------------------------------------------------------------------------------------------ taking back
+
+    def _removed(self, location: str, fact: Stored) -> None:
+        folder, _, name = location.rpartition("/")
+        for sink in self._sinks:
+            if folder == f"{sink.folder}/log":
+                self.report("I19", f"{fact.actor} deleted an entry of the log of sink {sink.sink_id}: {location}")
+            elif folder == f"{sink.folder}/staged" and name not in sink.names:
+                self._swept(name, fact)
+            elif name in sink.names and folder in (f"{sink.folder}/data", sink.root):
+                self.report("I19", f"{fact.actor} deleted {location}, which is committed")
+
+    def _swept(self, name: str, fact: Stored) -> None:
+        """What was staged and not committed may go only once a later attempt runs."""
+        found = _ATTEMPT.search(name)
+        if found is not None and int(found[1]) >= self._ledger.newest_attempt:
+            self.report("I20", f"{fact.actor} deleted {name}, which the attempt that runs has staged")
+
+    def _look_again(self) -> None:
+        """After a power loss: entries that nobody had made durable may be gone, and their ids are committed again."""
+        for sink in self._sinks:
+            view = self.world.store(sink.root)
+            prefix = sink.folder.removeprefix(f"{sink.root}/")
+            contents: list[dict[str, Any]] = []
+            while (content := view.peek(f"{prefix}/log/{len(contents):012d}.json")) is not None:
+                contents.append(json.loads(content))
+            commits = [entry for entry in contents if entry["type"] == "commit"]
+            sink.entries = len(contents)
+            sink.newest = max((entry["checkpoint_id"] for entry in commits), default=0)
+            sink.names = {file["name"] for entry in commits for file in entry["files"]}
+
+    def _restored(self, change: AttemptRecorded) -> None:
+        """Nobody goes back behind what is visible, unless the user said that output may repeat."""
+        record = change.record
+        submission = self._ledger.submissions.get(record.submission)
+        if record.epoch < self._ledger.newest_epoch or (submission is not None and submission.submission.allow_output_repeat):
+            return
+        restored = record.restored.checkpoint_id if record.restored is not None else 0
+        for sink in self._sinks:
+            if restored < sink.newest:
+                self.report(
+                    "I22", f"attempt {record.attempt} begins at checkpoint {restored}; sink {sink.sink_id} shows {sink.newest}"
+                )

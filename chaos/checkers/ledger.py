@@ -1,0 +1,343 @@
+"""What a job's directory has said so far, read off the store as it happens: claims, decisions, attempts, epochs.
+
+Every checker of the coordinator needs the same few records; here each is decoded once, when it appears. It judges nothing.
+A decision counts only while its id is claimed: what a stale leader writes into a register that was deleted is an orphan."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from barriers.messages import CheckpointKind
+from chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
+from coordinator.publication import decode_decision
+from coordinator.records import (
+    CLAIM,
+    METADATA,
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    decode_record,
+    parse_checkpoint_folder,
+)
+from statebackends.errors import HoldfastError
+from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.storage import is_absolute_folder
+from statebackends.storage.operations import PutIfAbsent
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A completed checkpoint or savepoint, as it was when it was decided."""
+
+    checkpoint_id: int
+    claim: ClaimRecord
+    metadata: SnapshotMetadata
+    view: StoreView
+    folder: str
+    """Relative to the root of the view."""
+    content: bytes
+    """Of its `_metadata`."""
+
+    @property
+    def kind(self) -> CheckpointKind:
+        return self.claim.kind
+
+    @property
+    def is_recovery_point(self) -> bool:
+        """A job recovers from it, and its notice releases output: anything but a plain savepoint."""
+        return self.kind is not CheckpointKind.SAVEPOINT
+
+    def location(self, path: str) -> str:
+        """Absolute location of a path relative to the snapshot's folder."""
+        return join(self.view.root, self.folder, path)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTaken:
+    """`leader/<epoch>` exists."""
+
+    epoch: int
+    newest: int
+    """Highest epoch before."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecorded:
+    record: AttemptRecord
+    newest: int
+    """Highest attempt before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRecorded:
+    record: ResultRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An id was taken."""
+
+    checkpoint_id: int
+    record: ClaimRecord
+    before: ClaimRecord | None
+    """The first claim that the id ever had, if this is not it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision was stored; an orphan if `claim` is None."""
+
+    checkpoint_id: int
+    claim: ClaimRecord | None
+    snapshot: Snapshot | None
+    """If COMPLETED, and readable, and not an orphan."""
+    problem: str = ""
+    """Why what should be a snapshot can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDropped:
+    """An id is not claimed any more."""
+
+    checkpoint_id: int
+    claim: ClaimRecord
+    snapshot: Snapshot | None
+    """What it was, if it was completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionDropped:
+    """A decision is gone."""
+
+    checkpoint_id: int
+    claim: ClaimRecord | None
+    """The claim that still stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLost:
+    """Storage lost what was not durable; these completed ids are completed no longer."""
+
+    lost: tuple[Snapshot, ...]
+
+
+Change: TypeAlias = EpochTaken | AttemptRecorded | ResultRecorded | Claimed | Decided | ClaimDropped | DecisionDropped | PowerLost
+
+
+def join(*parts: str) -> str:
+    """One location from its parts."""
+    return "/".join(part.rstrip("/") for part in parts if part)
+
+
+class JobLedger:
+    """Shared by the checkers of one run. Whoever asks first for an observation's changes makes the ledger take them in."""
+
+    def __init__(self, world: WorldView) -> None:
+        self._world = world
+        self._root = world.state.root
+        self._prefix = f"{world.job_id}/"
+        self._last: Observation | None = None
+        self._changes: tuple[Change, ...] = ()
+        self.newest_epoch = 0
+        self.newest_attempt = 0
+        self.submissions: dict[int, SubmissionRecord] = {}
+        self.attempts: dict[int, AttemptRecord] = {}
+        self.results: dict[int, ResultRecord] = {}
+        self.claims: dict[int, ClaimRecord] = {}
+        """That stand."""
+        self.first_claims: dict[int, ClaimRecord] = {}
+        """The first one of every id that was ever claimed."""
+        self.completed: dict[int, Snapshot] = {}
+        """Ever, in the order of their decisions."""
+        self.aborted: set[int] = set()
+        """Ever."""
+        self._decisions: dict[int, bytes] = {}
+        """Of ids whose claim stands, or that were decided before their claim came."""
+
+    # -------------------------------------------------------------------------------------------------------- questions
+
+    def view_of(self, folder: str) -> tuple[StoreView, str]:
+        """The store of a snapshot's folder, and the folder in it."""
+        if not is_absolute_folder(folder):
+            return self._world.state, folder
+        parent, _, name = folder.rstrip("/").rpartition("/")
+        return self._world.store(parent or "/"), name
+
+    def exists(self, location: str) -> bool:
+        """Whether there is a file at a location: absolute, or relative to the state directory."""
+        if not is_absolute_folder(location):
+            return self._world.state.size(location) is not None
+        parent, _, name = location.rpartition("/")
+        return self._world.store(parent or "/").size(name) is not None
+
+    def stands(self, number: int) -> bool:
+        """Whether an id is completed and not given up: claimed as it was then, and not anew by a stale leader."""
+        snapshot = self.completed.get(number)
+        return snapshot is not None and self.claims.get(number) == snapshot.claim
+
+    @property
+    def released(self) -> int:
+        """Highest id whose output may be visible, 0 for none."""
+        return max((number for number, each in self.completed.items() if each.is_recovery_point), default=0)
+
+    def recovery_point(self, submission: int) -> int | None:
+        """Id from which a submission must recover now; None if its record was never seen."""
+        record = self.submissions.get(submission)
+        if record is None:
+            return None
+        own = [
+            number
+            for number, each in self.completed.items()
+            if each.is_recovery_point and number >= record.first_checkpoint_id and self.stands(number)
+        ]
+        return max(own, default=record.base.checkpoint_id if record.base is not None else 0)
+
+    # ---------------------------------------------------------------------------------------------------------- changes
+
+    def changes(self, observation: Observation) -> tuple[Change, ...]:
+        """What an observation says about the job's records, the same for everybody who asks."""
+        if isinstance(observation, Stored):
+            if not (observation.added or observation.removed) or observation.root != self._root:
+                return ()
+        elif not (isinstance(observation, Lifecycle) and observation.change == "power_loss"):
+            return ()
+        if observation is not self._last:
+            self._last = observation
+            self._changes = self._stored(observation) if isinstance(observation, Stored) else (self._power_lost(),)
+        return self._changes
+
+    def _stored(self, fact: Stored) -> tuple[Change, ...]:
+        changes: list[Change] = []
+        for path in sorted(fact.removed):  # a claim before its decision
+            if path.startswith(self._prefix):
+                self._removed(path, changes)
+        for path in fact.added:
+            if path.startswith(self._prefix):
+                self._added(path, fact, changes)
+        return tuple(changes)
+
+    def _removed(self, path: str, changes: list[Change]) -> None:
+        folder, _, name = path[len(self._prefix) :].partition("/")
+        number = parse_checkpoint_folder(folder)
+        if number is None:
+            return
+        if name == CLAIM:
+            claim = self.claims.pop(number, None)
+            if claim is not None:
+                completed = self.completed.get(number) if number in self._decisions else None
+                changes.append(ClaimDropped(number, claim, completed))
+        elif name == METADATA and self._decisions.pop(number, None) is not None:
+            changes.append(DecisionDropped(number, self.claims.get(number)))
+
+    def _added(self, path: str, fact: Stored, changes: list[Change]) -> None:
+        folder, _, name = path[len(self._prefix) :].partition("/")
+        number = parse_checkpoint_folder(folder)
+        if number is not None:
+            if name == CLAIM:
+                self._claimed(number, decode_record(ClaimRecord, self._content(path, fact), path), changes)
+            elif name == METADATA:
+                self._decided(number, self._content(path, fact), changes)
+            return
+        stem = name.removesuffix(".json")
+        if not stem.isdecimal():
+            return
+        match folder:
+            case "leader":
+                changes.append(EpochTaken(int(stem), self.newest_epoch))
+                self.newest_epoch = max(self.newest_epoch, int(stem))
+            case "attempts":
+                attempt = decode_record(AttemptRecord, self._content(path, fact), path)
+                changes.append(AttemptRecorded(attempt, self.newest_attempt))
+                self.attempts[int(stem)] = attempt
+                self.newest_attempt = max(self.newest_attempt, int(stem))
+            case "submissions":
+                self.submissions[int(stem)] = decode_record(SubmissionRecord, self._content(path, fact), path)
+            case "results":
+                self.results[int(stem)] = decode_record(ResultRecord, self._content(path, fact), path)
+                changes.append(ResultRecorded(self.results[int(stem)]))
+
+    def _content(self, path: str, fact: Stored) -> bytes:
+        if isinstance(fact.operation, PutIfAbsent):
+            return bytes(fact.operation.data)
+        return self._world.state.peek(path) or b""
+
+    def _claimed(self, number: int, record: ClaimRecord, changes: list[Change]) -> None:
+        before = self.first_claims.get(number)
+        self.first_claims.setdefault(number, record)
+        self.claims[number] = record
+        changes.append(Claimed(number, record, before))
+
+    def _decided(self, number: int, content: bytes, changes: list[Change]) -> None:
+        claim = self.claims.get(number)
+        self._decisions[number] = content
+        decision = decode_decision(content)
+        if isinstance(decision, AbortRecord) and number not in self.completed:
+            self.aborted.add(number)  # else it is an orphan, in a register that was let go
+        if isinstance(decision, AbortRecord) or claim is None:
+            changes.append(Decided(number, claim, None))
+            return
+        try:
+            snapshot = self._snapshot(number, claim, content, decision.folder if isinstance(decision, SavepointRecord) else None)
+        except HoldfastError as error:
+            changes.append(Decided(number, claim, None, str(error)))
+            return
+        self.completed[number] = snapshot
+        changes.append(Decided(number, claim, snapshot))
+
+    def _snapshot(self, number: int, claim: ClaimRecord, content: bytes, folder: str | None) -> Snapshot:
+        """Raises CorruptStateError and its kind."""
+        view, relative = self.view_of(claim.folder if folder is None else folder)
+        path = f"{relative}/{METADATA}"
+        found = content if folder is None else view.peek(path) or b""
+        return Snapshot(number, claim, decode_metadata(found, path), view, relative, found)
+
+    # ------------------------------------------------------------------------------------------------------- power loss
+
+    def _power_lost(self) -> PowerLost:
+        """Look again at what had to be there: names that nobody had made durable may be gone."""
+        view = self._world.state
+        for number in list(self.claims):
+            if view.size(f"{self._prefix}chk-{number}/{CLAIM}") is None:
+                del self.claims[number]
+                self.first_claims.pop(number, None)
+        lost = []
+        for number in list(self._decisions):
+            if view.size(f"{self._prefix}chk-{number}/{METADATA}") is None:
+                del self._decisions[number]
+                self.aborted.discard(number)
+                if number in self.completed:
+                    lost.append(self.completed.pop(number))
+        epochs = (path.rpartition("/")[2] for path in view.paths(f"{self._prefix}leader"))
+        self.newest_epoch = max((int(name) for name in epochs if name.isdecimal()), default=0)
+        self._forget(self.attempts, "attempts")
+        self._forget(self.submissions, "submissions")
+        self._forget(self.results, "results")
+        self.newest_attempt = max(self.attempts, default=0)
+        self._come_back()
+        return PowerLost(tuple(lost))
+
+    def _forget(self, records: dict[int, R], folder: str) -> None:
+        for number in list(records):
+            if self._world.state.size(f"{self._prefix}{folder}/{number}.json") is None:
+                del records[number]
+
+    def _come_back(self) -> None:
+        """A deletion that was not durable is undone: the id is claimed, or decided, as it was."""
+        view = self._world.state
+        for number in self.first_claims:
+            path = f"{self._prefix}chk-{number}/{CLAIM}"
+            if number not in self.claims and (content := view.peek(path)) is not None:
+                with suppress(HoldfastError):
+                    self.claims[number] = decode_record(ClaimRecord, content, path)
+            content = view.peek(f"{self._prefix}chk-{number}/{METADATA}")
+            if number not in self._decisions and content is not None:
+                self._decisions[number] = content

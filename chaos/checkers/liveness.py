@@ -1,0 +1,84 @@
+"""Once faults stop, a checkpoint completes and the job ends, within bounds of virtual time (I30).
+
+The bounds are far above what any wait of the product adds up to, so that only a job that hangs breaks them. The world bounds
+the events of a run beside it; what it says then is made here too."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import AcknowledgeCheckpoint
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Decided, JobLedger, ResultRecorded
+from chaos.observations import Observation, PhaseBegan, Report, Reported, Stored, WorldView
+from chaos.scenario import Scenario
+
+CHECKPOINT_MS_MAX = 120_000
+"""From the end of faults to the next completed checkpoint, or to the job's result."""
+END_MS_MAX = 300_000
+"""From the end of faults to the end of a bounded job."""
+STEPS_MAX = 600_000
+"""Events of a whole run, for the world: one that reaches it goes round in circles."""
+
+
+class LivenessChecker(Checker):
+    """Measures from the end of faults."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I30",)
+    hears: ClassVar[tuple[type, ...]] = (PhaseBegan, Stored, Reported)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._began_ms: int | None = None
+        self._progressed = False
+        self._reported = False
+        self._acks: dict[int, set[str]] = {}
+        """Undecided id -> who acknowledged."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case PhaseBegan(phase="liveness"):
+                self._began_ms, self._progressed = observation.at_ms, False
+            case PhaseBegan():
+                self._began_ms = None
+            case Reported(item=AcknowledgeCheckpoint() as ack):
+                self._acks.setdefault(ack.checkpoint_id, set()).add(f"{ack.vertex[:6]}/{ack.subtask}")
+            case Stored():
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, Decided):
+                        self._acks.pop(change.checkpoint_id, None)
+                    if isinstance(change, ResultRecorded) or (isinstance(change, Decided) and change.snapshot is not None):
+                        self._progressed = True
+            case _:
+                pass
+
+    def look(self) -> None:
+        if self._began_ms is None or self._reported:
+            return
+        problem = self.overdue(self.world.now_ms)
+        if problem is not None:
+            self._reported = True
+            self.report("I30", problem)
+
+    def overdue(self, now_ms: int) -> str | None:
+        """What should have happened by now; None while there is time."""
+        if self._began_ms is None:
+            return None
+        waited_ms = now_ms - self._began_ms
+        if waited_ms > CHECKPOINT_MS_MAX and not self._progressed and self.world.jobs_live:
+            return f"no checkpoint completed within {waited_ms} ms after the last fault: {self.standing()}"
+        if waited_ms > END_MS_MAX and self.scenario.bounded and self.world.jobs_live:
+            return f"the job has not ended within {waited_ms} ms after the last fault: {self.standing()}"
+        return None
+
+    def standing(self) -> str:
+        """How far the job is, for a message: its numbers, and which ids wait for whom."""
+        ledger = self._ledger
+        undecided = sorted(number for number in ledger.claims if number not in ledger.completed and number not in ledger.aborted)
+        waits = [f"{number} (acknowledged by {', '.join(sorted(self._acks.get(number, ()))) or 'nobody'})" for number in undecided]
+        return (
+            f"epoch {ledger.newest_epoch}, attempt {ledger.newest_attempt}, newest completed {ledger.released}, "
+            f"undecided {'; '.join(waits) or 'none'}, {len(self.world.coordinators())} coordinators, "
+            f"{len(self.world.workers())} workers"
+        )

@@ -1,0 +1,145 @@
+"""The committed output against its expectation: I1 to I5, in the order of commits, and what a cut says of it (I7).
+
+It believes the log of a sink and the files that the log names, as every reader does, and nothing of the job. Order and steps
+are judged file by file as they are committed; loss and repetition once the job has ended."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+from urllib.parse import quote
+
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
+from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
+from chaos.oracle import CommittedOutput, OutputDamagedError, Sequences, compare, counted
+from chaos.scenario import Positions, Scenario, SinkExpectation
+from chaos.statereading import SnapshotView
+from statebackends.errors import HoldfastError
+from statebackends.storage.operations import PutIfAbsent
+
+CUTS_KEPT_MAX = 64
+"""Completed checkpoints whose positions are remembered until their output is committed."""
+CUT_EVERY = 4
+"""Commits of one attempt of which one is compared with its cut; the first one after a restore always is."""
+
+
+class _Sink:
+    """One sink and what of its output was seen."""
+
+    def __init__(self, world: WorldView, expected: SinkExpectation) -> None:
+        self.expected = expected
+        self.log = join(expected.path, "_holdfast", quote(expected.sink_id, safe=""), "log") + "/"
+        self._world = world
+        self.attempt = -1
+        self.commits = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was seen, and read everything again."""
+        self.output = CommittedOutput(self._world.store(self.expected.path), self.expected.sink_id)
+        self.sequences = Sequences(self.expected)
+
+
+class OutputChecker(Checker):
+    """Follows the logs of the scenario's sinks."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I1", "I2", "I3", "I4", "I5", "I7", "I19")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._sinks = [_Sink(world, sink) for sink in scenario.sinks]
+        self._sources = tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
+        self._cuts = bool(self._sources) and any(sink.at_cut is not None for sink in scenario.sinks)
+        self._positions: dict[int, Positions] = {}
+        """Of completed checkpoints whose output is not committed yet."""
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, Lifecycle):
+            if observation.change == "power_loss":
+                for sink in self._sinks:  # entries that nobody had made durable may be gone
+                    sink.restart()
+            return
+        if not isinstance(observation, Stored) or not observation.added:
+            return
+        if self._cuts:
+            for change in self._ledger.changes(observation):
+                if isinstance(change, Decided) and change.snapshot is not None:
+                    self._remember(change.snapshot)
+        for path in observation.added:
+            location = join(observation.root, path)
+            for sink in self._sinks:
+                if location.startswith(sink.log):
+                    self._entry(sink, observation)
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        """Positions are read while the snapshot is there."""
+        if not snapshot.is_recovery_point or snapshot.claim.drain:
+            return
+        try:
+            positions = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata).positions(self._sources)
+        except HoldfastError:
+            return  # what is wrong with its files is reported elsewhere
+        self._positions[snapshot.checkpoint_id] = positions
+        if len(self._positions) > CUTS_KEPT_MAX:
+            del self._positions[next(iter(self._positions))]
+
+    # ---------------------------------------------------------------------------------------------------------- commits
+
+    def _entry(self, sink: _Sink, fact: Stored) -> None:
+        self._read(sink)
+        at_cut = sink.expected.at_cut
+        if at_cut is None or not isinstance(fact.operation, PutIfAbsent):
+            return
+        entry = json.loads(fact.operation.data)
+        if entry["type"] != "commit":
+            return
+        restored, sink.attempt = entry["attempt"] != sink.attempt, entry["attempt"]
+        sink.commits += 1
+        positions = self._positions.get(entry["checkpoint_id"])
+        if positions is None or not (restored or sink.commits % CUT_EVERY == 0):
+            return
+        # Everything staged up to this id was committed before it: the log is in the order of ids.
+        problem = compare(at_cut(positions), counted(sink.output.files, sink.expected))
+        if problem is not None:
+            checkpoint = entry["checkpoint_id"]
+            self.report("I7", f"sink {sink.expected.sink_id}: committed up to checkpoint {checkpoint}, whose cut says: {problem}")
+
+    def _read(self, sink: _Sink) -> None:
+        """Take in what was committed since."""
+        try:
+            files = sink.output.refresh()
+        except OutputDamagedError as error:
+            self.report("I19", str(error))
+            return
+        for file in files:
+            problem = sink.sequences.add(file)
+            if problem is not None:
+                self.report(problem[0], f"sink {sink.expected.sink_id}: {problem[1]}")
+
+    # -------------------------------------------------------------------------------------------------------------- end
+
+    def at_end(self) -> None:
+        """All of the output is there, once, as it was committed."""
+        newest = self._ledger.results.get(max(self._ledger.submissions, default=0))
+        finished = newest is not None and newest.state == "FINISHED"
+        for sink in self._sinks:
+            self._read(sink)
+            try:
+                sink.output.recheck()
+            except OutputDamagedError as error:
+                self.report("I19", str(error))
+                continue
+            if sink.expected.rows is not None and finished:
+                self._compare(sink)
+
+    def _compare(self, sink: _Sink) -> None:
+        assert sink.expected.rows is not None
+        expected, actual = sink.expected.rows(), counted(sink.output.files, sink.expected)
+        problem = compare(expected, actual)
+        if problem is None:
+            return
+        invariant = "I1" if (expected - actual).total() else "I2"
+        self.report(invariant, f"sink {sink.expected.sink_id}: {problem}")

@@ -1,0 +1,99 @@
+"""What would happen if the product went on from here: a storage that reads the world's stores and keeps what is written to itself.
+
+So a recovery can be tried out at any moment of a run, without changing anything in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.checkers.ledger import join
+from chaos.observations import WorldView
+from statebackends.errors import ObjectMissingError
+from statebackends.storage import is_absolute_folder
+from statebackends.storage.operations import (
+    DeleteFile,
+    DeleteFolder,
+    ListFiles,
+    ListFolder,
+    Operation,
+    PutIfAbsent,
+    ReadFile,
+    StatFile,
+)
+
+
+class OverlayStorage:
+    """The state directory, and places beside it by absolute path. Knows the operations of a coordinator, and no others."""
+
+    def __init__(self, world: WorldView) -> None:
+        self._world = world
+        self._written: dict[str, bytes] = {}
+        self._deleted: set[str] = set()
+
+    @property
+    def root(self) -> str:
+        return self._world.state.root
+
+    def at(self, location: str) -> OverlayStorage:
+        raise NotImplementedError(f"{location} from a tried recovery")
+
+    def execute(self, operation: Operation) -> Any:
+        match operation:
+            case PutIfAbsent(path=path, data=data):
+                if self._content(path) is not None:
+                    return False
+                self._written[self._location(path)] = bytes(data)
+                self._deleted.discard(self._location(path))
+                return True
+            case ReadFile(path=path, offset=offset, length=length):
+                content = self._content(path)
+                if content is None:
+                    raise ObjectMissingError(f"{path} is missing", path=path)
+                return content[offset:] if length is None else content[offset : offset + length]
+            case StatFile(path=path):
+                content = self._content(path)
+                return None if content is None else len(content)
+            case ListFiles(prefix=prefix):
+                return self.paths(prefix)
+            case ListFolder(prefix=prefix):
+                start = f"{prefix.rstrip('/')}/" if prefix else ""
+                rests = (path[len(start) :] for path in self.paths(prefix))
+                return sorted({rest.partition("/")[0] + "/" * ("/" in rest) for rest in rests})
+            case DeleteFile(path=path):
+                return self._delete(path)
+            case DeleteFolder(prefix=prefix):
+                return sum([self._delete(path) for path in self.paths(prefix)])
+        raise NotImplementedError(f"{type(operation).__name__} in a tried recovery")
+
+    def paths(self, prefix: str) -> list[str]:
+        """Every file below a folder, in the form in which the folder is given."""
+        absolute = is_absolute_folder(prefix)
+        if absolute:
+            found = [f"{prefix.rstrip('/')}/{path}" for path in self._world.store(prefix).paths()]
+        else:
+            found = self._world.state.paths(prefix)
+        below = f"{self._location(prefix)}/"
+        shown = "" if absolute else f"{self.root.rstrip('/')}/"
+        found += [location.removeprefix(shown) for location in self._written if location.startswith(below)]
+        return sorted(path for path in set(found) if self._location(path) not in self._deleted)
+
+    def _location(self, path: str) -> str:
+        return path.rstrip("/") if is_absolute_folder(path) else join(self.root, path)
+
+    def _content(self, path: str) -> bytes | None:
+        location = self._location(path)
+        if location in self._written:
+            return self._written[location]
+        if location in self._deleted:
+            return None
+        if not is_absolute_folder(path):
+            return self._world.state.peek(path)
+        folder, _, name = path.rpartition("/")
+        return self._world.store(folder or "/").peek(name)
+
+    def _delete(self, path: str) -> bool:
+        existed = self._content(path) is not None
+        location = self._location(path)
+        self._written.pop(location, None)
+        self._deleted.add(location)
+        return existed

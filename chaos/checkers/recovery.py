@@ -1,0 +1,107 @@
+"""A recovery tried out, twice over, when faults end and when everything is over: I29, and I24 for what it leaves behind.
+
+A leader that came now would settle what it finds; doing so again must change nothing that matters, the job would go on from
+its newest completed checkpoint, and no file would be left without an owner. What may remain in a job's directory is
+- `leader/`, `submissions/`, `attempts/`, `results/`, `sources/`: records and inputs;
+- of a claimed id its claim and its decision: of every savepoint (its pointer), of every aborted id above the newest completed one,
+  which keeps stale leaders from taking it, and of those below it until they are dropped;
+- of a completed checkpoint the files that its metadata names, and nothing else."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import CheckpointKind
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import JobLedger
+from chaos.checkers.overlay import OverlayStorage
+from chaos.observations import Observation, PhaseBegan, Report, WorldView
+from chaos.scenario import Scenario
+from coordinator.leadership import become_leader
+from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
+from coordinator.records import CLAIM, METADATA, JobPaths, LeaderRecord
+from coordinator.store import Takeover, read_job, settle_job
+from statebackends.errors import HoldfastError
+from statebackends.snapshot import file_handles
+from statebackends.storage.operations import Flow, run_flow
+
+_RECORDS = ("leader", "submissions", "attempts", "results", "sources")
+_NONCE = "tried recovery"
+
+
+class RecoveryChecker(Checker):
+    """Runs the product's own recovery on a copy."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I24", "I29")
+    hears: ClassVar[tuple[type, ...]] = (PhaseBegan,)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._paths = JobPaths(world.job_id)
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, PhaseBegan) and observation.phase == "liveness":
+            self._try()
+
+    def at_end(self) -> None:
+        self._try()
+
+    def _try(self) -> None:
+        overlay = OverlayStorage(self.world)
+        try:
+            before = run_flow(read_job(self._paths), overlay)
+            if not before.exists:
+                return
+            once = run_flow(self._recover(), overlay)
+            twice = run_flow(self._recover(), overlay)
+        except HoldfastError as error:
+            self.report("I29", f"a recovery from here fails: {type(error).__name__}: {error}")
+            return
+        stages = [_meaning(job) for job in (before, once, twice)]
+        if stages[1] != stages[0] or stages[2] != stages[0]:
+            self.report("I29", f"a recovery changes what there is: {stages[0]}, then {stages[1]}, then {stages[2]}")
+        self._check_start(once)
+        self._check_owners(once, overlay)
+
+    def _recover(self) -> Flow[RecordedJob]:
+        now_ms = self.world.now_ms
+        epoch = yield from become_leader(self._paths, LeaderRecord(1, f"{_NONCE} {now_ms}", "", now_ms))
+        return (yield from settle_job(self._paths, Takeover(epoch, f"{_NONCE} {epoch}", now_ms)))
+
+    def _check_start(self, job: RecordedJob) -> None:
+        submission = job.newest_submission
+        if submission is None or not job.is_live:
+            return
+        point = derive_recovery_point(job, submission)
+        found, wanted = 0 if point is None else point.checkpoint_id, self._ledger.recovery_point(submission.number)
+        if wanted is not None and found != wanted:
+            self.report("I29", f"a recovery would begin at checkpoint {found}; the newest one is {wanted}")
+
+    def _check_owners(self, job: RecordedJob, overlay: OverlayStorage) -> None:
+        owned = {path for number in job.checkpoints for path in self._owned(number, job)}
+        for path in overlay.paths(self._paths.job_id):
+            folder = path.split("/")[1]
+            if folder not in _RECORDS and path not in owned:
+                self.report("I24", f"{path} has no owner, and no recovery takes it away")
+                return
+
+    def _owned(self, number: int, job: RecordedJob) -> set[str]:
+        """Files of an id that may be there."""
+        checkpoint, folder = job.checkpoints[number], self._paths.checkpoint(number)
+        if checkpoint.claim is None:
+            return set()
+        owned = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+        snapshot = self._ledger.completed.get(number)
+        savepoint = checkpoint.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:
+            for operator in snapshot.metadata.operators:
+                owned |= {f"{folder}/{handle.path}" for state in operator.subtasks for handle in file_handles(state)}
+        return owned
+
+
+def _meaning(job: RecordedJob) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """What of a job's directory a recovery must not change: completed ids, results, the newest attempt."""
+    completed = tuple(each.checkpoint_id for each in job.with_fact(CheckpointFact.COMPLETED))
+    attempt = job.newest_attempt
+    return completed, tuple(sorted(job.results)), 0 if attempt is None else attempt.attempt

@@ -1,0 +1,257 @@
+"""What is left when a job has ended: I16 for its checkpoints, I24 for what it should have cleaned away while it ran.
+
+Cleaning is allowed to fail: a process may die over it, a call may fail, and what a zombie writes afterwards is found by the next
+recovery (see recovery.py). Therefore only what was due in peace is held against the job:
+- completed checkpoints beyond the limit, and any after FINISHED, unless a deletion failed or the last leader died;
+- files that came with an acknowledgement which the leader discarded, if it never tried to delete them, and could;
+- files that dead attempts staged, if the last attempt never looked for such, and could, and no savepoint may name them.
+A sink's `data/` holds committed files alone, each has its link for plain readers, and of the last attempt nothing is staged."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    Deploy,
+)
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
+from chaos.observations import Answered, Delivered, Led, Lifecycle, Observation, Report, Requested, Stored, StoreView, WorldView
+from chaos.scenario import Scenario, SinkExpectation
+from statebackends.errors import StorageUnavailableError
+from statebackends.snapshot import file_handles
+from statebackends.storage.operations import DeleteFile, DeleteFolder, ListFolder
+
+DISCARD_MS_MAX = 5_000
+"""How long a leader may take to delete what came too late: its deletions wait for each other."""
+
+_NAME = re.compile(r"-a(\d+)-s\d+-c(\d+)-[^-]+-\d+\.parquet$")
+"""Attempt and first checkpoint id in the name of a staged file."""
+
+
+@dataclass(slots=True)
+class _Staging:
+    """The staged files of one sink, as they come."""
+
+    expected: SinkExpectation
+    folder: str
+    """Relative to the sink's root."""
+    added_ms: dict[str, int] = field(default_factory=dict)
+    listed_ms: int = -1
+    """When a sweep last looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Discarded:
+    """Files of an acknowledgement that the leader refused."""
+
+    at_ms: int
+    leader: str
+    paths: tuple[str, ...]
+    """In the state directory."""
+
+
+class RetentionChecker(Checker):
+    """Notes failures while the job runs, and looks around at the end."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I16", "I19", "I24")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Requested, Answered, Delivered, Led, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._sinks = [_Staging(sink, join("_holdfast", quote(sink.sink_id, safe=""), "staged")) for sink in scenario.sinks]
+        self._deletion_failed = False
+        self._result_ms: int | None = None
+        self._trouble_ms: dict[str, int] = {}
+        """Process -> when it last died, slept or saw a call fail."""
+        self._worker_trouble_ms: list[int] = []
+        """When any worker did, while the job ran."""
+        self._leaders: dict[str, int] = {}
+        """Process -> epoch that it led with last."""
+        self._asked: dict[str, AckBatch | None] = {}
+        """Worker -> acknowledgements that wait for their answers; None: it can't be told which are answered next."""
+        self._discarded: list[_Discarded] = []
+        self._deployed_ms: dict[int, int] = {}
+        """Attempt -> when the first worker was given it."""
+        self._deleted: set[str] = set()
+        """Files in the state directory that somebody tried to delete, one by one."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Stored():
+                self._stored(observation)
+            case Requested(request="acks", actor=actor, body=AckBatch() as batch):
+                self._asked[actor] = None if actor in self._asked else batch
+            case Answered(request="acks"):
+                self._answered(observation)
+            case Delivered(command=Deploy(deployment=deployment)):
+                self._deployed_ms.setdefault(deployment.attempt, observation.at_ms)
+            case Led():
+                self._leaders[observation.actor] = observation.epoch
+            case Lifecycle():
+                if observation.change in ("killed", "paused", "left", "power_loss"):
+                    self._trouble(observation.actor, observation.at_ms)
+                if observation.change == "power_loss":
+                    self._discarded.clear()
+            case _:
+                pass
+
+    # --------------------------------------------------------------------------------------------------------- noting
+
+    def _trouble(self, actor: str, at_ms: int) -> None:
+        self._trouble_ms[actor] = at_ms
+        if actor.startswith("worker") and self._result_ms is None:
+            self._worker_trouble_ms.append(at_ms)
+
+    def _stored(self, fact: Stored) -> None:
+        if isinstance(fact.result, StorageUnavailableError):
+            self._trouble(fact.actor, fact.at_ms)
+            if isinstance(fact.operation, DeleteFile | DeleteFolder):
+                self._deletion_failed = True
+        for change in self._ledger.changes(fact):
+            if isinstance(change, ResultRecorded):
+                self._result_ms = fact.at_ms
+            elif isinstance(change, AttemptRecorded):
+                self._result_ms = None
+        if isinstance(fact.operation, DeleteFile):
+            self._deleted.add(fact.operation.path)
+        if fact.added or isinstance(fact.operation, ListFolder):
+            for sink in self._sinks:
+                if fact.root == sink.expected.path.rstrip("/"):
+                    self._at_sink(sink, fact)
+
+    def _at_sink(self, sink: _Staging, fact: Stored) -> None:
+        for path in fact.added:
+            folder, _, name = path.rpartition("/")
+            if folder == sink.folder:
+                sink.added_ms.setdefault(name, fact.at_ms)
+        operation = fact.operation
+        if isinstance(operation, ListFolder) and operation.prefix == sink.folder and isinstance(fact.result, list):
+            sink.listed_ms = fact.at_ms
+
+    def _answered(self, fact: Answered) -> None:
+        batch = self._asked.pop(fact.receiver, None)
+        if batch is None or not isinstance(fact.answer, AckAnswers) or len(batch.items) != len(fact.answer.answers):
+            return
+        for item, answer in zip(batch.items, fact.answer.answers, strict=True):
+            if answer is AckStatus.DISCARDED and isinstance(item, AcknowledgeCheckpoint):
+                self._discard(fact, item)
+
+    def _discard(self, fact: Answered, ack: AcknowledgeCheckpoint) -> None:
+        claim = self._ledger.first_claims.get(ack.checkpoint_id)
+        if claim is not None and claim.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+            return
+        folder = f"{self.world.job_id}/chk-{ack.checkpoint_id}"
+        paths = tuple(f"{folder}/{handle.path}" for state in ack.states.values() for handle in file_handles(state))
+        if paths:
+            self._discarded.append(_Discarded(fact.at_ms, fact.actor, paths))
+
+    # ----------------------------------------------------------------------------------------------------------- judging
+
+    def look(self) -> None:
+        """Files that came too late are gone in time."""
+        due = [each for each in self._discarded if each.at_ms + DISCARD_MS_MAX <= self.world.now_ms]
+        if due:
+            self._discarded = [each for each in self._discarded if each not in due]
+            self._check_discarded(due)
+
+    def _check_discarded(self, due: list[_Discarded]) -> None:
+        for each in due:
+            leads = self._leaders.get(each.leader) == self._ledger.newest_epoch
+            if not leads or self._trouble_ms.get(each.leader, -1) >= each.at_ms:
+                continue
+            if any(path in self._deleted for path in each.paths):
+                continue  # a deletion whose answer got lost ends there
+            for path in each.paths:
+                if self.world.state.size(path) is not None:
+                    self.report("I24", f"{path} came with an acknowledgement that {each.leader} discarded, and is still there")
+
+    def at_end(self) -> None:
+        self._check_discarded(self._discarded)
+        self._check_retained()
+        for sink in self._sinks:
+            self._check_sink(sink)
+
+    def _check_retained(self) -> None:
+        """Not more completed checkpoints than were to be kept, and none of a job that finished."""
+        submission = max(self._ledger.submissions, default=0)
+        result = self._ledger.results.get(submission)
+        if result is None or result.epoch < self._ledger.newest_epoch or self._deletion_failed or self._is_disturbed():
+            return
+        kept = [
+            number
+            for number, each in self._ledger.completed.items()
+            if self._ledger.stands(number) and each.kind in (CheckpointKind.CHECKPOINT, CheckpointKind.FINAL)
+        ]
+        limit = self._ledger.submissions[submission].graph.config.retained_checkpoints
+        if result.state == "FINISHED":
+            limit = 0
+        if len(kept) > limit:
+            self.report("I16", f"the job is {result.state} and keeps the checkpoints {kept}, at most {limit} are to be kept")
+
+    def _is_disturbed(self) -> bool:
+        """A coordinator died, slept or saw a call fail after the result was stored: nobody has to finish what it began."""
+        coordinators = [at_ms for actor, at_ms in self._trouble_ms.items() if not actor.startswith("worker")]
+        return self._result_ms is None or any(at_ms >= self._result_ms for at_ms in coordinators)
+
+    # ------------------------------------------------------------------------------------------------------------- sinks
+
+    def _check_sink(self, sink: _Staging) -> None:
+        result: Any = self._ledger.results.get(max(self._ledger.submissions, default=0))
+        if result is None or result.state != "FINISHED":
+            return
+        view, sink_id = self.world.store(sink.expected.path), sink.expected.sink_id
+        holder = sink.folder.removesuffix("/staged")
+        names = _committed(view, f"{holder}/log")
+        stray = sorted({path.rpartition("/")[2] for path in view.paths(f"{holder}/data")} - names)
+        if stray:
+            self.report("I24", f"sink {sink_id}: {stray[0]} is in data/ and not committed")
+        hidden = sorted(name for name in names if view.size(name) is None)
+        if hidden:
+            self.report("I19", f"sink {sink_id}: {hidden[0]} is committed and plain readers don't see it")
+        for path in view.paths(sink.folder):
+            self._check_staged(sink, path.rpartition("/")[2], names)
+
+    def _check_staged(self, sink: _Staging, name: str, names: set[str]) -> None:
+        """A staged file that is left must have an excuse."""
+        found = _NAME.search(name)
+        if found is None or name in names:  # a late write may bring back what was committed
+            return
+        attempt, first = int(found[1]), int(found[2])
+        last = max(self._deployed_ms, default=0)
+        where = f"sink {sink.expected.sink_id}: {name}"
+        if attempt >= last:
+            self.report("I24", f"{where} was staged by the last attempt and never committed")
+        elif not self._is_excused(sink, name, attempt, first, self._deployed_ms[last]):
+            self.report("I24", f"{where} is of attempt {attempt} and was still there when attempt {last} began, which left it")
+
+    def _is_excused(self, sink: _Staging, name: str, attempt: int, first: int, begun_ms: int) -> bool:
+        """Written later, looked at by a sweep, protected by a snapshot that may name it, or somebody could not look."""
+        if sink.added_ms.get(name, begun_ms) >= begun_ms:
+            return True
+        if begun_ms <= sink.listed_ms:
+            return True
+        claims, aborted = self._ledger.first_claims, self._ledger.aborted
+        if any(number >= first and claim.attempt == attempt and number not in aborted for number, claim in claims.items()):
+            return True
+        return any(at_ms >= begun_ms for at_ms in self._worker_trouble_ms)
+
+
+def _committed(view: StoreView, folder: str) -> set[str]:
+    """Files that a sink's log names."""
+    names: set[str] = set()
+    sequence = 0
+    while (content := view.peek(f"{folder}/{sequence:012d}.json")) is not None:
+        names.update(file["name"] for file in json.loads(content).get("files", ()))
+        sequence += 1
+    return names
