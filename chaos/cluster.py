@@ -144,6 +144,7 @@ class Cluster:
         """Settings of this run: another state backend than the workload's."""
         self._backend = backend
         if self.job_plan(None).graph.config.state_backend == "rocksdb":
+            self.kernel.opaque = True
             self._local = tempfile.TemporaryDirectory(prefix="holdfast-sim-")
             self.local_directory = self._local.name
 

@@ -5,6 +5,7 @@ product's codec, so that what one process keeps is never what another one change
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ class ControlNetwork:
         self.observe(Requested(self.kernel.now_ms, sender.name, request, body))
         content = codec.encode(body)
         fate = self.injector.message(request, slot)
-        self.kernel.trace.add(sender.name, f"asks {request}", f"{endpoint.process.name}{' lost' if fate.lost else ''}")
+        said = "" if self.kernel.opaque else f" {zlib.crc32(content):08x}"
+        self.kernel.trace.add(sender.name, f"asks {request}", f"{endpoint.process.name}{said}{' lost' if fate.lost else ''}")
         self.kernel.after(ANSWER_TIMEOUT_US, lambda: exchange.end(_unreachable("no answer in time")), sender)
         if fate.lost:
             return

@@ -43,6 +43,8 @@ class Kernel:
         self.trace = trace
         self.now_us = 0
         self.steps = 0
+        self.opaque = False
+        """The trace leaves out what messages and files hold: RocksDB's files hold the time of day, and so do their checksums."""
         self.power_cuts = 0
         """How often everything lost power: what was on its way then never arrives."""
         self.current: Process | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -219,7 +220,7 @@ class StoreClient:
         after = self._existing(operation)
         removed = tuple(path for path in before if self._view.size(path) is None) if before else before
         added = tuple(path for path in after if path not in before) if after else after
-        said = f"{self._described(operation)} {_short(operation, result)}"
+        said = f"{self._described(operation)} {_short(operation, result)}{'' if around.kernel.opaque else _content(operation)}"
         around.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
         around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added))
 
@@ -288,6 +289,22 @@ def _unclear(root: str, operation: Operation) -> HoldfastError:
         target = f"{root.rstrip('/')}/{path_of(operation)}"
         return AmbiguousWriteError(f"{target}: {os.strerror(errno.ETIMEDOUT)}", path=target)
     return _error(root, operation, errno.ETIMEDOUT)
+
+
+def _content(operation: Operation) -> str:
+    """What the bytes of a write add up to: a job whose values differ from run to run shows in its trace.
+
+    Not of uploaded files, which are RocksDB's own and hold the time of day."""
+    match operation:
+        case ops.PutIfAbsent():
+            return f" {zlib.crc32(operation.data):08x}"
+        case ops.WriteFile():
+            total = 0
+            for chunk in operation.chunks:
+                total = zlib.crc32(chunk, total)
+            return f" {total:08x}"
+        case _:
+            return ""
 
 
 def _short(operation: Operation, result: Any) -> str:
