@@ -62,7 +62,7 @@ class RecoveryChecker(Checker):
         if stages[1] != stages[0] or stages[2] != stages[0]:
             self.report("I29", f"a recovery changes what there is: {stages[0]}, then {stages[1]}, then {stages[2]}")
         self._check_start(once)
-        self._check_owners(once, overlay)
+        self._check_owners(twice, overlay)
 
     def _recover(self) -> Flow[RecordedJob]:
         now_ms = self.world.now_ms
