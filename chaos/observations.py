@@ -29,6 +29,8 @@ class Stored:
     """Paths that are gone now."""
     added: tuple[str, ...] = ()
     """Paths that exist now and did not before."""
+    fate: str = ""
+    """What a fault made of it: `lie` and `late` (the caller was told of a failure), `partial`, `full`, `fail`; else nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Sometimes:
 
     def _stored(self, fact: Stored) -> None:
         operation = fact.operation
-        if isinstance(fact.result, AmbiguousWriteError):
+        if isinstance(fact.result, AmbiguousWriteError) or (fact.fate in ("lie", "late") and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
         if isinstance(operation, PutIfAbsent):
             self._put(fact, operation)

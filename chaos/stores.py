@@ -222,7 +222,7 @@ class StoreClient:
         added = tuple(path for path in after if path not in before) if after else after
         said = f"{self._described(operation)} {_short(operation, result)}{'' if around.kernel.opaque else _content(operation)}"
         around.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
-        around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added))
+        around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note))
 
     def _described(self, operation: Operation) -> str:
         return f"{type(operation).__name__} {self._shown}{path_of(operation)}"
