@@ -24,6 +24,8 @@ from chaos.summary import CoverageReport, Failure, Summary, Tally
 WIDTH = 120
 """Columns of a paragraph in a pipe."""
 _LABEL = 13
+_GAPS_FROM = 100
+"""Runs in a summary from which on it says what they never did: fewer can't do everything."""
 _LINES = 10
 """Plain lines of progress in a whole campaign."""
 
@@ -170,11 +172,12 @@ def _gaps(summary: Summary) -> list[tuple[str, str]]:
         first = ", ".join(map(str, summary.idle_seeds)) + (", ..." if summary.idle > len(summary.idle_seeds) else "")
         gaps.append(("no fault hit", f"in {_count(summary.idle, 'run')}: {'seeds' if summary.idle > 1 else 'seed'} {first}"))
     dull = [kind for kind, count in summary.faults.items() if not count.hit]
-    if dull:
+    many = summary.seeds >= _GAPS_FROM
+    if dull and many:
         gaps.append(("never hit", ", ".join(dull)))
     known = len(summary.visited) + len(summary.never_visited)
     if known:
-        never = f"; never: {', '.join(summary.never_visited)}" if summary.never_visited else ""
+        never = f"; never: {', '.join(summary.never_visited)}" if summary.never_visited and many else ""
         gaps.append(("visited", f"{len(summary.visited)} of {known} dangerous states{never}"))
     return gaps
 
@@ -219,7 +222,7 @@ def show_verdicts(verdicts: Sequence[Verdict]) -> None:
         (
             verdict.sabotage,
             _caught(verdict),
-            verdict.invariant,
+            verdict.invariant + ("" if verdict.invariant in (*verdict.expected, "") or not verdict.expected else " (!)"),
             ", ".join(verdict.expected) or "any",
             textwrap.shorten(verdict.message, 90),
         )
