@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from barriers.elements import Batch
-from chaos.scenario import Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, Feed
+from chaos.scenario import CutExpectation, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import SCHEMA, Feed, no_states
 from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from operators.base import JobPlan, Operator
 from operators.environment import Environment
@@ -98,6 +98,7 @@ def make(rng: random.Random) -> Scenario:
         records=records.rows + rules,
         sinks=(SinkExpectation(PATH, "ruled", partial(_rows, records, control)),),
         operators=("rules",),
+        cuts=(CutExpectation((records.uid, control.uid), "rules", partial(no_states, (records, control))),),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chaos.scenario import Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, Feed, read_before
+from chaos.scenario import CutExpectation, Positions, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import SCHEMA, Feed, no_states, read_before
 from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from operators.base import JobPlan
 from operators.environment import Environment
@@ -33,7 +33,8 @@ def make(rng: random.Random) -> Scenario:
     pace: Pace = (feed.rows / 1.2, None) if rng.random() < 0.2 else draw_pace(rng, feed.rows)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     file_size_max = rng.choice((600, 128 << 20))
-    settings, chaining = draw_settings(rng), rng.random() < 0.7
+    # Without chains this is a job of many subtasks, and each of them takes its turn in every round of its worker.
+    settings, chaining = draw_settings(rng), parallelism > 2 or rng.random() < 0.5
     sinks: tuple[tuple[str, str, Callable[[Iterable[Record]], Iterator[Row]]], ...] = (
         (SHARED, "scaled", _scaled),
         (SHARED, "spread", _spread),
@@ -47,6 +48,7 @@ def make(rng: random.Random) -> Scenario:
             for path, sink_id, rows in sinks
         ),
         operators=("scale", "odd-only", "twice", "shift"),
+        cuts=(CutExpectation((feed.uid,), "scale", partial(no_states, (feed,))),),
     )
 
 

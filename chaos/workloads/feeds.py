@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from chaos.scenario import CutStates, Positions
 from operators.base import Poll
 from operators.sources.generator import GeneratorReader, GeneratorSource
 
@@ -128,6 +129,14 @@ def read_before(entries: Iterable[bytes], rows: int) -> Iterator[int]:
         if position.next_index % count != position.stripe:
             raise ValueError(f"record {position.next_index} is not of the stripe {position.stripe} of {count}")
         yield from range(position.stripe, min(position.next_index, rows), count)
+
+
+def no_states(feeds: Iterable[Feed], positions: Positions) -> CutStates:
+    """Of a cut without keyed state: only its positions can be wrong. Raises ValueError as `read_before`."""
+    for feed in feeds:
+        for _ in read_before(positions[feed.uid], feed.rows):
+            pass
+    return {}
 
 
 def is_at_end(entries: Iterable[bytes], rows: int) -> bool:

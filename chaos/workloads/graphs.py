@@ -120,9 +120,19 @@ class Graph:
     def feeds(self) -> tuple[Feed, ...]:
         return tuple(node.feed for node in self.nodes if isinstance(node, SourceNode))
 
-    @property
-    def has_windows(self) -> bool:
-        return any(isinstance(node, StepNode) and isinstance(node.step, WindowNode) for node in self.nodes)
+    def feeds_behind(self, index: int) -> tuple[Feed, ...]:
+        """Feeds whose records reach a node."""
+        node = self.nodes[index]
+        if isinstance(node, SourceNode):
+            return (node.feed,)
+        return tuple(dict.fromkeys(feed for each in node.inputs for feed in self.feeds_behind(each)))
+
+    def waits(self, index: int) -> bool:
+        """Whether a node's records wait in windows: what it has given at a cut is then no matter of positions alone."""
+        node = self.nodes[index]
+        if isinstance(node, SourceNode):
+            return False
+        return isinstance(node.step, WindowNode) or any(self.waits(each) for each in node.inputs)
 
 
 # -------------------------------------------------------------------------------------------------------------- evaluate
@@ -175,18 +185,30 @@ def _evaluate_step(step: Step, taken: list[Event]) -> list[Event]:
 
 
 def _numbered(taken: list[Event]) -> list[Event]:
-    counts: dict[int, int] = {}
-    for _, key, _, _ in taken:
-        counts[key] = counts.get(key, 0) + 1
+    counts = count_keys(taken)
     return [(seq, key, seq * 2, 0) for key, count in counts.items() for seq in range(1, count + 1)]
 
 
+def count_keys(taken: Iterable[Event]) -> dict[int, int]:
+    """key -> its records."""
+    counts: dict[int, int] = {}
+    for _, key, _, _ in taken:
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
 def _windowed(taken: list[Event], size_ms: int) -> list[Event]:
+    windows = add_windows(taken, size_ms)
+    return [(start, key, (total * 3 + count) % MODULUS, start) for (key, start), (count, total) in windows.items()]
+
+
+def add_windows(taken: Iterable[Event], size_ms: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """(key, start of a window) -> count and sum of its records."""
     windows: dict[tuple[int, int], tuple[int, int]] = {}
     for _, key, value, at in taken:
         count, total = windows.get((key, at - at % size_ms), (0, 0))
         windows[(key, at - at % size_ms)] = (count + 1, total + value)
-    return [(start, key, (total * 3 + count) % MODULUS, start) for (key, start), (count, total) in windows.items()]
+    return windows
 
 
 # ------------------------------------------------------------------------------------------------------------------ draw

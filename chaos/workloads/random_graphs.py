@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chaos.scenario import Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, read_before
+from chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import SCHEMA, no_states, read_before
 from chaos.workloads.graphs import (
     MODULUS,
     BatchNode,
@@ -27,11 +27,14 @@ from chaos.workloads.graphs import (
     StepNode,
     UnionNode,
     WindowNode,
+    add_windows,
+    count_keys,
     draw_graph,
     evaluate,
     feed_events,
 )
 from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from chaos.workloads.windows import watermark_bound
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.functions import aggregates
@@ -50,6 +53,7 @@ def make(rng: random.Random) -> Scenario:
     parallelism = rng.randint(1, PARALLELISM_MAX)
     chaining = rng.random() < 0.7
     expected = _Expected(graph)
+    uids = tuple(feed.uid for feed in graph.feeds)
     return Scenario(
         plan=partial(_plan, graph, parallelism, chaining, draw_settings(rng)),
         records=sum(feed.rows for feed in graph.feeds),
@@ -58,7 +62,7 @@ def make(rng: random.Random) -> Scenario:
                 _path(index),
                 f"sink-{index}",
                 partial(expected.rows, index),
-                at_cut=None if graph.has_windows else partial(expected.rows_at, index),
+                at_cut=None if graph.waits(index) else partial(expected.rows_at, index),
             )
             for index in graph.sinks
         ),
@@ -67,8 +71,21 @@ def make(rng: random.Random) -> Scenario:
             for index, node in enumerate(graph.nodes)
             if isinstance(node, StepNode) and not isinstance(node.step, UnionNode)
         ),
-        may_drain=not graph.has_windows,
+        cuts=(
+            CutExpectation(uids, uids[0], partial(no_states, graph.feeds)),
+            *(CutExpectation(uids, f"step-{index}", partial(expected.states_at, index)) for index in _keyed(graph)),
+        ),
+        may_drain=not any(graph.waits(index) for index in graph.sinks),
     )
+
+
+def _keyed(graph: Graph) -> Iterator[int]:
+    """Steps whose keyed state is a matter of positions."""
+    for index, node in enumerate(graph.nodes):
+        if not isinstance(node, StepNode) or any(graph.waits(each) for each in node.inputs):
+            continue
+        if isinstance(node.step, NumberNode | DistinctNode | WindowNode):
+            yield index
 
 
 def _path(index: int) -> str:
@@ -89,13 +106,41 @@ class _Expected:
     def rows(self, index: int) -> Counter[Row]:
         return Counter(event[:3] for event in self._all[index])
 
-    def rows_at(self, index: int, positions: Positions) -> Counter[Row]:
+    def _given_at(self, positions: Positions) -> list[list[Event]]:
+        """Of the newest cut that was asked for; sinks and operators ask for the same one in turn."""
         if self._at is None or self._at[0] != positions:
             before = {
                 feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds
             }
             self._at = (positions, evaluate(self._graph, before))
-        return Counter(event[:3] for event in self._at[1][index])
+        return self._at[1]
+
+    def rows_at(self, index: int, positions: Positions) -> Counter[Row]:
+        return Counter(event[:3] for event in self._given_at(positions)[index])
+
+    def states_at(self, index: int, positions: Positions) -> CutStates:
+        """Keyed state of one step."""
+        given, node = self._given_at(positions), self._graph.nodes[index]
+        assert isinstance(node, StepNode)
+        taken = [event for each in node.inputs for event in given[each]]
+        match node.step:
+            case NumberNode():
+                return {"seq": count_keys(taken)}
+            case DistinctNode(modulus):
+                return {"seen": {(key, value % modulus): True for _, key, value, _ in taken}}
+            case WindowNode(size_ms):
+                return {"windows": self._windows_at(index, taken, size_ms, positions)}
+        raise AssertionError(f"{type(node.step).__name__} keeps no state")
+
+    def _windows_at(self, index: int, taken: list[Event], size_ms: int, positions: Positions) -> dict[Any, Any]:
+        feeds = self._graph.feeds_behind(index)
+        before = {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}
+        passed = watermark_bound(feeds, before, positions)
+        states: dict[Any, Any] = {}
+        for (key, start), (count, total) in add_windows(taken, size_ms).items():
+            value = {"n": count, "total": total}
+            states[(key, start)] = Possibly(value) if passed is None or start + size_ms - 1 <= passed else value
+        return states
 
 
 # ----------------------------------------------------------------------------------------------------------------- build

@@ -164,6 +164,15 @@ def test_random_graphs_have_every_kind_of_step_and_no_loose_end() -> None:
     assert isinstance(graph.nodes[0], SourceNode)
 
 
+def test_random_graphs_are_judged_at_their_cuts_wherever_nothing_waits() -> None:
+    scenarios = [scenario_of("random", seed) for seed in range(50)]
+    judged = [sink.at_cut is not None for scenario in scenarios for sink in scenario.sinks]
+    assert any(judged)
+    assert not all(judged)
+    assert sum(len(scenario.cuts) - 1 for scenario in scenarios) > 20
+    assert {scenario.may_drain for scenario in scenarios} == {True, False}
+
+
 # -------------------------------------------------------------------------------------------------------------------- feeds
 
 
