@@ -55,13 +55,13 @@ class RecoveryChecker(Checker):
                 return
             once = run_flow(self._recover(), overlay)
             twice = run_flow(self._recover(), overlay)
+            self._check_start(once)
         except HoldfastError as error:
             self.report("I29", f"a recovery from here fails: {type(error).__name__}: {error}")
             return
         stages = [_meaning(job) for job in (before, once, twice)]
         if stages[1] != stages[0] or stages[2] != stages[0]:
             self.report("I29", f"a recovery changes what there is: {stages[0]}, then {stages[1]}, then {stages[2]}")
-        self._check_start(once)
         self._check_owners(twice, overlay)
 
     def _recover(self) -> Flow[RecordedJob]:
