@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FAILURES_MAX = 5
 """Failures told in full; beyond them only their count."""
 
+RUNS_PER_PROCESS = 1_000
+"""Then a process is replaced: what libraries keep for good must not add up over a long campaign."""
+
 EVENTS_SHOWN = 12
 """Last events shown of a failed run."""
 
@@ -104,7 +107,7 @@ class Settings:
 
     def runner(self, jobs: int) -> SeedRunner:
         """Processes for runs with these settings."""
-        return SeedRunner(jobs, entry=self.entry, limit_s=self.limit_s)
+        return SeedRunner(jobs, entry=self.entry, limit_s=self.limit_s, runs_per_process=RUNS_PER_PROCESS)
 
 
 class Watcher(Protocol):
