@@ -25,7 +25,7 @@ from operators.sessionevents import WorkerIdentity
 from operators.worker import Worker
 from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce
 
-TURN_US = (300, 2_500)
+TURN_US = (500, 5_000)
 """Least and most time of one turn of the loop."""
 IDLE_WAIT_MS = 1_000
 """As operators.worker.IDLE_WAIT_MS_MAX: the loop looks up at least so often."""
