@@ -64,6 +64,15 @@ class BoundsChecker(Checker):
         for output in each.outputs:
             waiting = max((channel.pending_count for channel in output._channels), default=0)
             self._at_most(where, "elements for one channel", waiting, OVERSHOOT * HIGH_WATER_ELEMENTS)
+            for channel in output._channels:
+                self._look_at_credit(where, channel._credit)
+
+    def _look_at_credit(self, where: str, credit: Any) -> None:
+        """What was sent and not consumed stays within the grant, but for one batch of any size."""
+        granted, batches = credit._granted, credit.batches_in_flight
+        if granted is not None and batches > 1:
+            self._at_most(where, "batches in flight on one channel", batches, granted.allocated_batches)
+            self._at_most(where, "bytes in flight on one channel", credit.bytes_in_flight, granted.allocated_bytes)
 
     def _look_at_gate(self, where: str, gate: Any) -> None:
         """A channel holds what its receiver granted, or one batch of any size."""

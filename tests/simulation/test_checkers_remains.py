@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from barriers.credits import ReceiverCredit
+from barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
 from barriers.elements import Batch
 from barriers.messages import (
     AckAnswers,
@@ -300,8 +300,20 @@ def test_a_channel_holds_what_its_credit_allows(story: Story, sizes: list[int], 
     assert story.broken == broken
 
 
+@pytest.mark.parametrize(("sizes", "broken"), [([90], []), ([40, 40], []), ([500], []), ([1, 1, 1], ["I17"]), ([60, 60], ["I17"])])
+def test_a_channel_sends_what_its_credit_allows(story: Story, sizes: list[int], broken: list[str]) -> None:
+    credit = SenderCredit()
+    credit.announced(CreditAnnouncement(100, 2, 0, 0))
+    for size in sizes:
+        credit.sent(size)
+    output = SimpleNamespace(_channels=[SimpleNamespace(pending_count=0, _credit=credit)])
+    story.live_workers = [worker(subtask(outputs=(output,)))]
+    story.look()
+    assert story.broken == broken
+
+
 def test_a_worker_holds_too_much(story: Story) -> None:
-    output = SimpleNamespace(_channels=[SimpleNamespace(pending_count=2_001)])
+    output = SimpleNamespace(_channels=[SimpleNamespace(pending_count=2_001, _credit=SenderCredit())])
     for host in (
         worker(unanswered=10_001),
         worker(seen=4_097),
