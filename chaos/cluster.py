@@ -117,10 +117,10 @@ class Cluster:
 
     @property
     def jobs_live(self) -> bool:
-        """A submission has no terminal result yet."""
-        submissions = self.state.paths(f"{self.job_id}/submissions")
-        results = self.state.paths(f"{self.job_id}/results")
-        return len(submissions) > len(results)
+        """The newest submission has no terminal result yet."""
+        submissions = [path.rpartition("/")[2] for path in self.state.paths(f"{self.job_id}/submissions")]
+        newest = max(submissions, key=lambda name: int(name.removesuffix(".json")), default=None)
+        return newest is not None and self.state.size(f"{self.job_id}/results/{newest}") is None
 
     @property
     def has_ended(self) -> bool:
@@ -129,8 +129,8 @@ class Cluster:
 
     @property
     def is_quiet(self) -> bool:
-        """No worker lives, and no coordinator has a flow under way."""
-        return not self.held and all(host.is_idle for host in self._coordinators.values())
+        """No worker lives, no coordinator has a flow under way, and none will try anything again."""
+        return not self.held and all(host.is_at_rest for host in self._coordinators.values())
 
     def standing(self) -> str:
         """Who lives and what they are about, for the report of a run that does not end."""
@@ -245,6 +245,9 @@ class Cluster:
                 self.on_trouble("I30", f"the job ended as {outcome}")
         elif outcome == "exists":
             self.outcome = "FINISHED"
+        elif outcome.startswith("OutputMayRepeatError"):  # another driver went on meanwhile: to rewind it takes a flag
+            self.outcome = "" if self.jobs_live else "FINISHED"
+            self.driver = next(iter(self.drivers.values()), self.driver)
         elif outcome in ("superseded", "workers ended") or outcome.startswith("gave up"):
             self._driver_later(200_000)
         else:

@@ -31,6 +31,7 @@ from coordinator.planning import derive_triggers
 from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
 from coordinator.running import Turns
+from coordinator.service import RECOVERY_RETRY_S
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
@@ -121,9 +122,10 @@ class CoordinatorHost:
         return self._around
 
     @property
-    def is_idle(self) -> bool:
-        """No flow is under way."""
-        return self._decisions.is_idle and self._cleanup.is_idle
+    def is_at_rest(self) -> bool:
+        """No flow is under way, and no job waits for a time to do something."""
+        idle = self._decisions.is_idle and self._cleanup.is_idle and not self.host.unsettled
+        return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
         """Open the state directory and lead on what lives in it; then listen."""
@@ -142,6 +144,13 @@ class CoordinatorHost:
         self.is_ready = True
         self._around.control.leader = self
         self._on_ready(self)
+        self._retry()
+
+    def _retry(self) -> None:
+        """As coordinator.service: jobs that storage did not let it recover are tried again."""
+        if self.host.unsettled and not self._start_under_way:
+            self._in_turn(self.host.recover_unsettled(), lambda result, error: None)
+        self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
 

@@ -24,8 +24,8 @@ from coordinator.records import JobPaths
 from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
-from coordinator.submitting import Starter, identify_job, preflight, resume_submission, start_submission
-from statebackends.errors import HoldfastError, NotFoundError
+from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
+from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
 from statebackends.storage.operations import Operation, Storage
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,8 @@ class JobHost:
         self.root = root
         self.directory_nonce = ""
         """Set by `open`."""
+        self.unsettled: set[str] = set()
+        """Jobs that can't be led because storage failed, which may pass."""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -95,13 +97,25 @@ class JobHost:
             if self.registry.find(job_id) is None:
                 yield from self.recover_job(job_id)
 
+    def recover_unsettled(self) -> HostFlow[None]:
+        """Try again with the jobs whose recovery storage has kept from ending; call it now and then while there are some."""
+        for job_id in sorted(self.unsettled):
+            if self.registry.find(job_id) is None:
+                yield from self.recover_job(job_id)
+            else:
+                self.unsettled.discard(job_id)
+
     def recover_job(self, job_id: str) -> HostFlow[None]:
         """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
+        self.unsettled.discard(job_id)
         try:
             while True:
                 recorded = yield from read_job(JobPaths(job_id))
                 if not recorded.exists:
                     return
+                if not recorded.is_live:
+                    yield from clear_ended(job_id, self._starter())
+                    recorded = yield from read_job(JobPaths(job_id))
                 if not recorded.is_live:
                     self.registry.put_recorded(recorded)
                     return
@@ -114,6 +128,8 @@ class JobHost:
         except HoldfastError as error:
             logger.error("job %s can't be led on: %s", job_id, error)
             self.registry.put_broken(job_id, error)
+            if isinstance(error, StorageUnavailableError):
+                self.unsettled.add(job_id)
 
     # ---------------------------------------------------------------------------------------------------- submission
 

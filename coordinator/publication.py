@@ -234,6 +234,16 @@ def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> boo
     return False
 
 
+def derive_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """Ids that a job which has ended, and keeps nothing, still has on storage: all but savepoints, which are their user's."""
+    savepoints = (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+    return tuple(
+        checkpoint
+        for _, checkpoint in sorted(job.checkpoints.items())
+        if checkpoint.fact is not CheckpointFact.COMPLETED or checkpoint.kind not in savepoints
+    )
+
+
 def derive_garbage(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
     """Ids whose whole folder may go: orphans, and aborted ids below the newest completed one.
 

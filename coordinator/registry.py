@@ -70,6 +70,7 @@ class JobRegistry:
     def put_recorded(self, job: RecordedJob) -> None:
         with self._lock:
             self._recorded[job.job_id] = job
+            self._broken.pop(job.job_id, None)
             while len(self._recorded) > self._jobs_max:
                 self._recorded.popitem(last=False)
 

@@ -1,7 +1,7 @@
 """Snapshot + job graph -> preflight verdict, and the state of each new subtask; pure.
 
-Everything wrong is a typed error that names the operator, before any task starts. It opens no file: entries of list
-state that must be dealt out anew are read before, by `recovery.py`."""
+Everything wrong is a typed error that names the operator, before any task starts. It opens no file: entries of split
+state that must be dealt out anew are read before, by `effects.py`; union and broadcast state is given by whole handles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
 from barriers.messages import SubtaskKey
-from statebackends.errors import MaxParallelismError, UnclaimedStateError
+from statebackends.errors import MaxParallelismError, RestoreError, UnclaimedStateError
 from statebackends.handles import (
     InlineHandle,
     KeyedStateHandle,
@@ -23,7 +23,8 @@ from statebackends.handles import (
     StateMeta,
 )
 from statebackends.metadata import SnapshotMetadata
-from statebackends.redistribute import keyed_redistribute, split_redistribute
+from statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
+from statebackends.state import Redistribution
 from statebackends.statecodec import check_compatible
 
 ListEntries = Mapping[tuple[str, str], Sequence[Sequence[bytes]]]
@@ -45,7 +46,8 @@ class RestorePlan:
 def plan_restore(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> RestorePlan:
     """Judge a snapshot against a job.
 
-    New operators start empty. Raises UnclaimedStateError, IncompatibleStateError or MaxParallelismError, naming what is wrong."""
+    New operators start empty. Raises a RestoreError: UnclaimedStateError, IncompatibleStateError, MaxParallelismError, or the plain
+    one where a union is not whole. Each names what is wrong."""
     stored = {operator.uid: operator for operator in metadata.operators}
     declared = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
     dropped = {uid: state.size for uid, state in stored.items() if uid not in declared and _has_state(state)}
@@ -75,7 +77,8 @@ def _stored_states(operator: OperatorState) -> dict[str, StateMeta]:
 
 
 def _check_states(stored: OperatorState, declared: OperatorDescription) -> tuple[str, ...]:
-    """Names of stored states that the operator does not declare. Raises IncompatibleStateError on one declared otherwise."""
+    """Names of stored states that the operator does not declare. Raises IncompatibleStateError on one declared otherwise,
+    RestoreError on a union that is not whole."""
     wanted = {state.name: state for state in declared.states}
     unclaimed = []
     for name, state in sorted(_stored_states(stored).items()):
@@ -83,7 +86,20 @@ def _check_states(stored: OperatorState, declared: OperatorDescription) -> tuple
             unclaimed.append(name)
             continue
         check_compatible(state, wanted[name], operator=declared.uid)
+    for name, subtasks in _stored_lists(stored, declared, Redistribution.UNION).items():
+        _check_union(declared.uid, name, subtasks)
     return tuple(unclaimed)
+
+
+def _check_union(uid: str, name: str, subtasks: Sequence[Sequence[OperatorListHandle]]) -> None:
+    """A subtask that had finished stored nothing: its entries would be missing in the union. Raises RestoreError."""
+    count = sum(1 for handles in subtasks if handles)
+    if count < len(subtasks):
+        raise RestoreError(
+            f"operator {uid!r}: union state {name!r} was stored by {count} of {len(subtasks)} subtasks; the others had finished",
+            operator=uid,
+            state=name,
+        )
 
 
 def _unclaimed_operators(
@@ -157,15 +173,14 @@ def _max_parallelism(uid: str, stored: int, requested: int, reason: str) -> MaxP
 
 
 def find_list_states(metadata: SnapshotMetadata, graph: JobGraph) -> list[tuple[OperatorState, str]]:
-    """(operator, state name) of list states that must be dealt out anew because the parallelism changed."""
+    """(operator, state name) of split states that must be dealt out anew because the parallelism changed."""
     found: list[tuple[OperatorState, str]] = []
     for vertex in graph.vertices:
         for operator in vertex.operators:
             state = next((entry for entry in metadata.operators if entry.uid == operator.uid), None)
             if state is None or state.parallelism == vertex.parallelism:
                 continue
-            names = {handle.state.name for subtask in state.subtasks for handle in subtask.operator}
-            found.extend((state, name) for name in sorted(names))
+            found.extend((state, name) for name in _stored_lists(state, operator, Redistribution.SPLIT))
     return found
 
 
@@ -197,7 +212,7 @@ def _assign_operator(
     keyed = [_claimed(subtask.keyed, names) for subtask in stored.subtasks]
     old = [OperatorSubtaskState(keyed=handles) for handles in keyed]
     shares = keyed_redistribute(old, vertex.max_parallelism, vertex.parallelism)
-    operator = _assign_lists(stored, names, vertex.parallelism, lists)
+    operator = _assign_lists(stored, declared, vertex.parallelism, lists)
     same = stored.parallelism == vertex.parallelism
     union = tuple(dict.fromkeys(path for subtask in stored.subtasks for path in subtask.external))
     return [
@@ -225,17 +240,43 @@ def _claimed(handles: Sequence[KeyedStateHandle], names: set[str]) -> tuple[Keye
 
 
 def _assign_lists(
-    stored: OperatorState, names: set[str], parallelism: int, lists: ListEntries
+    stored: OperatorState, declared: OperatorDescription, parallelism: int, lists: ListEntries
 ) -> list[tuple[OperatorListHandle, ...]]:
+    """Handles of each new subtask, by state name. A subtask that gets several of one name has their entries, in that order."""
+    split = _assign_split(stored, declared, parallelism, lists)
+    union = union_redistribute(_stored_lists(stored, declared, Redistribution.UNION), parallelism)
+    broadcast = broadcast_redistribute(_stored_lists(stored, declared, Redistribution.BROADCAST), parallelism)
+    shares = [{**split[index], **union[index], **broadcast[index]} for index in range(parallelism)]
+    return [tuple(handle for name in sorted(share) for handle in share[name]) for share in shares]
+
+
+def _assign_split(
+    stored: OperatorState, declared: OperatorDescription, parallelism: int, lists: ListEntries
+) -> list[dict[str, list[OperatorListHandle]]]:
+    """At equal parallelism every subtask keeps its own handles; else the entries are dealt out, inline."""
+    handles = _stored_lists(stored, declared, Redistribution.SPLIT)
     if stored.parallelism == parallelism:
-        return [tuple(handle for handle in subtask.operator if handle.state.name in names) for subtask in stored.subtasks]
-    metas = {handle.state.name: handle.state for subtask in stored.subtasks for handle in subtask.operator}
-    old = {name: lists[stored.uid, name] for name in sorted(metas) if name in names}
-    dealt = split_redistribute(old, parallelism)
+        return [{name: subtasks[index] for name, subtasks in handles.items()} for index in range(parallelism)]
+    metas = {state.name: state for state in declared.states}
+    dealt = split_redistribute({name: lists[stored.uid, name] for name in handles}, parallelism)
     return [
-        tuple(
-            OperatorListHandle(metas[name], InlineHandle(msgspec.msgpack.encode(entries)), len(entries))
-            for name, entries in sorted(subtask.items())
-        )
+        {
+            name: [OperatorListHandle(metas[name], InlineHandle(msgspec.msgpack.encode(entries)), len(entries))]
+            for name, entries in subtask.items()
+        }
         for subtask in dealt
     ]
+
+
+def _stored_lists(
+    stored: OperatorState, declared: OperatorDescription, redistribution: Redistribution
+) -> dict[str, list[list[OperatorListHandle]]]:
+    """State name -> handles of each old subtask, of the states that the job declares so; names are sorted.
+
+    A state without entries may have been stored as another kind: what the job declares counts."""
+    found: dict[str, list[list[OperatorListHandle]]] = {}
+    for name in sorted(state.name for state in declared.states if state.kind == redistribution.kind):
+        subtasks = [[handle for handle in subtask.operator if handle.state.name == name] for subtask in stored.subtasks]
+        if any(subtasks):
+            found[name] = subtasks
+    return found

@@ -36,6 +36,9 @@ from statebackends.storage.operations import Storage
 
 T = TypeVar("T")
 
+RECOVERY_RETRY_S = 1.0
+"""Time between two tries to lead on a job that storage does not let us recover."""
+
 
 class CoordinatorService(ReadModels):
     """Opens the state directory and leads every live job in it on, before the constructor returns.
@@ -54,9 +57,20 @@ class CoordinatorService(ReadModels):
         )
         self._closing = threading.Lock()
         self._closed = False
+        self._stopped = threading.Event()
         super().__init__(self._host.registry, self._storage.root, config.call_timeout_ms)
         self._perform(self._host.open())
         self._perform(self._host.recover())
+        self._recovery = threading.Thread(target=self._recover_unsettled, name="recovery", daemon=True)
+        self._recovery.start()
+
+    def _recover_unsettled(self) -> None:
+        """Storage that failed while a job was recovered may work again: its workers are waiting."""
+        while not self._stopped.wait(RECOVERY_RETRY_S):
+            for job_id in sorted(self._host.unsettled):
+                with self._registry.lock_of(job_id):
+                    if job_id in self._host.unsettled and self._registry.find(job_id) is None and not self._closed:
+                        self._perform(self._host.recover_job(job_id))
 
     @property
     def ready(self) -> bool:
@@ -204,6 +218,8 @@ class CoordinatorService(ReadModels):
             if self._closed:
                 return
             self._closed = True
+            self._stopped.set()
+        self._recovery.join()  # it must not begin to lead a job behind what is closed here
         for service in self._registry.services():
             service.close("the coordinator stops")
         self._runner.close()

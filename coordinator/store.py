@@ -229,7 +229,7 @@ def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
     next is ours and ABORTED. Running it again gives the same result."""
     job = yield from read_job(paths)
     for checkpoint in job.with_fact(CheckpointFact.UNDECIDED):
-        yield from abort_checkpoint(paths, _leader_changed(checkpoint.checkpoint_id, takeover))
+        yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
     if job.epochs and min(job.epochs) < takeover.epoch:
         yield from _fence_next(paths, job, takeover)
     job = yield from read_job(paths)
@@ -263,6 +263,11 @@ def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[N
         if standing.nonce == takeover.nonce:
             return
         number += 1
+
+
+def abort_undecided(paths: JobPaths, checkpoint_id: int, takeover: Takeover) -> Flow[None]:
+    """Decide an id that an older leader left undecided."""
+    yield from abort_checkpoint(paths, _leader_changed(checkpoint_id, takeover))
 
 
 def _leader_changed(checkpoint_id: int, takeover: Takeover) -> AbortRecord:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from barriers.jobgraph import Submission
 from coordinator.jobevents import JobSetup
-from coordinator.leadership import become_leader
+from coordinator.leadership import become_leader, check_leadership
 from coordinator.planning import check_graph, derive_setup, plan_submission
-from coordinator.publication import RecordedJob, derive_recovery_point
+from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_leftovers, derive_recovery_point
 from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, derive_job_id
-from coordinator.store import Takeover, read_job, settle_job, write_submission
+from coordinator.retained import keeps_checkpoints
+from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, write_submission
 from statebackends.errors import FencedError, InvalidConfigError, NotFoundError
 from statebackends.storage.operations import Flow
 
@@ -61,6 +62,30 @@ def start_submission(job_id: str, submission: Submission, starter: Starter) -> F
     if standing.nonce != record.nonce:
         raise FencedError(f"submission {record.number} of job {job_id} is another coordinator's", job=job_id, epoch=epoch)
     return derive_setup(job, standing, epoch=epoch, directory_nonce=starter.directory_nonce)
+
+
+def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
+    """Delete what an ended job does not keep and its last leader did not get to. Whoever deletes must lead: a submission may
+    begin meanwhile, and restore what would be deleted."""
+    paths = JobPaths(job_id)
+    if not _leftovers((yield from read_job(paths))):
+        return
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    takeover = Takeover(epoch, starter.nonce, starter.now_ms)
+    for checkpoint in _leftovers((yield from read_job(paths))):
+        yield from check_leadership(paths, epoch)
+        if checkpoint.fact is CheckpointFact.UNDECIDED:
+            yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
+        yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+
+
+def _leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """Nothing while a submission is live, or when its end keeps the checkpoints."""
+    record, result = job.newest_submission, job.result
+    if record is None or result is None:
+        return ()
+    kept = keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel)
+    return () if kept else derive_leftovers(job)
 
 
 def resume_submission(job_id: str, starter: Starter) -> Flow[JobSetup]:

@@ -243,7 +243,7 @@ class JobLedger:
         number = parse_checkpoint_folder(folder)
         if number is not None:
             if name == CLAIM:
-                self._claimed(number, decode_record(ClaimRecord, self._content(path, fact), path), changes)
+                self._claimed(number, decode_record(ClaimRecord, self._content(path, fact), path), fact, changes)
             elif name == METADATA:
                 self._decided(number, self._content(path, fact), changes)
             return
@@ -270,8 +270,10 @@ class JobLedger:
             return bytes(fact.operation.data)
         return self._world.state.peek(path) or b""
 
-    def _claimed(self, number: int, record: ClaimRecord, changes: list[Change]) -> None:
+    def _claimed(self, number: int, record: ClaimRecord, fact: Stored, changes: list[Change]) -> None:
         before = self.first_claims.get(number)
+        if before is not None and fact.fate == "late" and before.nonce == record.nonce:
+            before = record  # a try that its leader had given up, landing when the id is gone again: an orphan
         self.first_claims.setdefault(number, record)
         self.claims[number] = record
         changes.append(Claimed(number, record, before))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from barriers.jobgraph import Submission
 from barriers.messages import (
+    CheckpointKind,
     Deploy,
     Deployment,
+    FailureReason,
     Registered,
     RegisterWorker,
     StatusBatch,
@@ -19,13 +22,13 @@ from barriers.messages import (
     TriggerCheckpoint,
 )
 from coordinator import jobevents as job
-from coordinator.hosting import Await, run_host_flow
+from coordinator.hosting import Await, HostFlow, run_host_flow
 from coordinator.jobevents import JobState
-from coordinator.records import JobPaths, ResultRecord, derive_job_id
-from coordinator.store import write_result
+from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
+from coordinator.store import abort_checkpoint, claim_checkpoint, write_result
 from coordinator.subscription import Subscription
 from statebackends.errors import FencedError, InvalidConfigError, StorageUnavailableError
-from statebackends.storage.operations import PutIfAbsent, run_flow
+from statebackends.storage.operations import Operation, PutIfAbsent, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.stepping import Killed, Process
 from tests.coordinator.world import DictStorage
@@ -352,3 +355,76 @@ def test_job_that_ends_while_it_is_taken_over_is_remembered_as_ended() -> None:
         ended += remembered is not None
         assert remembered is not None or registry.find(JOB) is not None
     assert ended > 3
+
+
+class _Failing(DictStorage):
+    """Every call from the n-th on fails, until it is mended."""
+
+    def __init__(self, files: dict[str, bytes], calls: int) -> None:
+        super().__init__()
+        self.files = dict(files)
+        self.calls = calls
+
+    def execute(self, operation: Operation) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise StorageUnavailableError("storage is away")
+        return super().execute(operation)
+
+
+def perform(process: Process, flow: HostFlow[None], storage: DictStorage) -> None:
+    run_host_flow(flow, storage, wait_for=lambda future: future.result())
+
+
+def test_job_that_storage_kept_from_being_recovered_is_led_once_it_works_again() -> None:
+    """It used to stay unled until somebody restarted the coordinator."""
+    first = DictStorage()
+    start(Process(first), submitted())
+    waited = 0
+    for calls in range(1, 60):
+        storage = _Failing(first.files, calls)
+        process = Process(storage, seed=1)
+        perform(process, process.host.recover_job(JOB), storage)
+        if process.host.registry.find(JOB) is not None:
+            break
+        waited += 1
+        assert process.host.unsettled == {JOB}
+        with pytest.raises(StorageUnavailableError):
+            process.host.registry.led(JOB)
+        storage.calls = 10_000
+        perform(process, process.host.recover_unsettled(), storage)
+        assert process.service(JOB).epoch >= 2
+        assert process.host.unsettled == set()
+    assert waited > 10
+
+
+def test_what_an_ended_job_does_not_keep_goes_when_its_last_leader_died_over_it() -> None:
+    """Result first, deletions after: a leader that dies between them leaves them to the next one."""
+    storage = DictStorage()
+    start(Process(storage), submitted())
+    paths = JobPaths(JOB)
+    claim = ClaimRecord(1, 1, 1, 1, CheckpointKind.CHECKPOINT, paths.checkpoint(1), "leader")
+    run_flow(claim_checkpoint(paths, claim), storage)
+    run_flow(abort_checkpoint(paths, AbortRecord(1, FailureReason.EXPIRED, 1, "leader")), storage)
+    run_flow(write_result(paths, ResultRecord(1, "FINISHED", 1, "leader", 1, 0)), storage)
+    left_behind = dict(storage.files)
+    probe = Process(storage, seed=1).begin()
+    for operations in range(1, len(probe.operations) + 1):
+        torn = DictStorage()
+        torn.files = dict(left_behind)
+        with pytest.raises(Killed):
+            Process(torn, seed=1, operations_max=operations).begin()
+        process = Process(torn, seed=2).begin()
+        assert process.host.registry.recorded(JOB) is not None
+        assert not any("/chk-" in path for path in torn.files)
+
+
+def test_what_a_failed_job_keeps_stays() -> None:
+    storage = DictStorage()
+    start(Process(storage), submitted())
+    paths = JobPaths(JOB)
+    claim = ClaimRecord(1, 1, 1, 1, CheckpointKind.CHECKPOINT, paths.checkpoint(1), "leader")
+    run_flow(claim_checkpoint(paths, claim), storage)
+    run_flow(write_result(paths, ResultRecord(1, "FAILED", 1, "leader", 1, 0)), storage)
+    Process(storage, seed=1).begin()
+    assert paths.claim(1) in storage.files
