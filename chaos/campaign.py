@@ -270,7 +270,7 @@ def _failure(
     failures = [line for line in told.events if TASK_FAILED in line]
     return msgspec.structs.replace(
         _bare(campaign, result, now, small),
-        events=told.events[-settings.events :],
+        events=tuple(event.partition("\n")[0] for event in told.events[-settings.events :]),
         task_failure=failures[-1] if failures else "",
     )
 

@@ -141,7 +141,7 @@ def _run(campaign: Campaign, settings: Settings, *, coverage: bool | None, quiet
             return found, None
         bar.looks_at(campaign.start, "coverage")
         ran = range(campaign.start, campaign.start + found.summary.seeds)
-        requests = [campaign.request(seed) for seed in branches.sample(ran, len(campaign.workloads))]
+        requests = [campaign.request(seed) for seed in branches.sample(ran, found.summary.kinds)]
         try:
             return found, branches.measure(requests, limit_s=settings.limit_s, entry=settings.entry)
         except KeyboardInterrupt:  # the report on what ran is worth more than these figures
@@ -225,7 +225,7 @@ def replay(
         from chaos.faults import encode_plan
 
         save_plan.write_bytes(encode_plan(done.result.plan))
-    shown = lines[len(lines) - min(events, len(lines)) :]
+    shown = [line.partition("\n")[0] for line in lines[len(lines) - min(events, len(lines)) :]]
     if as_json:
         console.show_json({"result": report.plain(done.result), "events": shown})
     else:

@@ -31,14 +31,15 @@ PACKAGES = ("statebackends", "barriers", "operators", "coordinator")
 RUNS_MAX = 24
 """Runs in a sample: tracing makes each some five times slower."""
 SEEDS_PER_RUN = 10
-"""Seeds of a campaign for one run in its sample; but each workload is in it."""
+"""Seeds of a campaign for one run in its sample; but every kind of run is in it."""
 
 MISSING = "install it with: pip install 'holdfast[chaos]'"
 
 
-def sample(seeds: range, workloads: int) -> range:
-    """Some seeds of a campaign over so many workloads: its first ones, since seeds take turns over the workloads."""
-    return seeds[: min(RUNS_MAX, max(workloads, len(seeds) // SEEDS_PER_RUN))]
+def sample(seeds: range, kinds: tuple[int, ...]) -> list[int]:
+    """Some seeds of a campaign: those of each kind of run, then the first ones."""
+    count = min(RUNS_MAX, max(len(kinds), len(seeds) // SEEDS_PER_RUN))
+    return list(dict.fromkeys((*kinds, *seeds[:RUNS_MAX])))[:count]
 
 
 def measure(requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED) -> CoverageReport:

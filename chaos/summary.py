@@ -78,6 +78,8 @@ class Summary(msgspec.Struct, frozen=True):
     restarts: int
     records: int
     virtual_ms: int
+    kinds: tuple[int, ...]
+    """The first seed of each workload on each state backend."""
     faults: dict[str, FaultCount]
     """By kind, in the order of the catalogue."""
     idle: int
@@ -107,6 +109,7 @@ class Tally:
         self._hit: Counter[str] = Counter()
         self._visited: Counter[str] = Counter(dict.fromkeys(sometimes, 0))
         self._crash_points: set[str] = set()
+        self._kinds: dict[tuple[str, str], int] = {}
         self._idle = 0
         self._idle_seeds: list[int] = []
 
@@ -114,6 +117,7 @@ class Tally:
         """One run."""
         self.seeds += 1
         self._workloads[result.workload] += 1
+        self._kinds.setdefault((result.workload, result.backend), result.seed)
         for name in ("crashes", "checkpoints", "restarts", "records", "virtual_ms"):
             self._sums[name] += getattr(result, name)
         self._crash_points.update(result.crash_points)
@@ -148,6 +152,7 @@ class Tally:
             restarts=self._sums["restarts"],
             records=self._sums["records"],
             virtual_ms=self._sums["virtual_ms"],
+            kinds=tuple(self._kinds.values()),
             faults={kind: FaultCount(self._planned[kind], self._hit[kind]) for kind in KINDS if self._planned[kind]},
             idle=self._idle,
             idle_seeds=tuple(self._idle_seeds),

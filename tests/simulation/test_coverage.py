@@ -29,11 +29,11 @@ def test_a_module_without_functions_has_nothing_to_run(source: str, runs: bool) 
     assert has_functions(source) is runs
 
 
-def test_a_sample_holds_every_workload_and_is_bounded() -> None:
-    assert sample(range(5, 105), 8) == range(5, 15)
-    assert sample(range(5, 105), 20) == range(5, 25)
-    assert len(sample(range(100_000), 8)) == coverage.RUNS_MAX
-    assert sample(range(5, 8), 8) == range(5, 8)
+def test_a_sample_holds_every_kind_of_run_and_is_bounded() -> None:
+    assert sample(range(5, 105), (5, 60)) == [5, 60, *range(6, 14)]
+    assert sample(range(5, 105), tuple(range(5, 25))) == list(range(5, 25))
+    assert len(sample(range(100_000), tuple(range(50)))) == coverage.RUNS_MAX
+    assert sample(range(5, 8), (5, 7)) == [5, 7]
 
 
 def test_modules_that_never_ran_are_listed(tmp_path: Path) -> None:
