@@ -123,7 +123,7 @@ class KeyedStateBackend(Protocol):
 
 @dataclass(slots=True)
 class OperatorListState:
-    """Split operator state: a list of opaque entries that redistribution deals out to subtasks."""
+    """Operator state: a list of opaque entries that a restore deals out to subtasks as its descriptor says."""
 
     name: str
     entries: list[bytes] = field(default_factory=list)
@@ -144,7 +144,10 @@ class OperatorStateBackend(Protocol):
     """Operator (non-keyed) state of one subtask of one operator."""
 
     def list_state(self, name: str) -> OperatorListState:
-        """Declared split state; entries as restored. Raises UndeclaredStateError."""
+        """Declared operator state; entries as restored: those of this subtask, of all (union), or a copy (broadcast).
+
+        A snapshot holds what the list holds: with union state, update it to this subtask's own entries before the next one, or the
+        entries of all multiply. Raises UndeclaredStateError."""
 
     def snapshot(self, checkpoint_id: int) -> PendingOperatorSnapshot: ...
 

@@ -61,7 +61,7 @@ class StateMeta(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    """value | list | map | reducing | aggregating | columnar | timers | operator_list."""
+    """value | list | map | reducing | aggregating | columnar | timers | operator_list | operator_union | operator_broadcast."""
     value_type: str
     """Canonical text of the declared value type (serializers.TypeSpec.text); for map state `map<K,V>`."""
     key_type: str | None = None
@@ -87,7 +87,7 @@ class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
 
 
 class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
-    """Split (list) operator state of one old subtask: msgpack array of opaque entries, one binary each."""
+    """Operator state (list, union, broadcast) of one old subtask: msgpack array of opaque entries, one binary each."""
 
     state: StateMeta
     part: StateHandle

@@ -1,4 +1,6 @@
-"""Operator (non-keyed) state of one subtask: declared lists of opaque entries, copied at the barrier, written behind it."""
+"""Operator (non-keyed) state of one subtask: declared lists of opaque entries, copied at the barrier, written behind it.
+
+How a list is dealt out at a restore was decided before: here a split, a union and a broadcast list are the same."""
 
 from __future__ import annotations
 

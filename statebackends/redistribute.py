@@ -1,4 +1,6 @@
-"""Old state + new parallelism -> state of each new subtask; pure. It moves entries and handles and never opens them."""
+"""Old state + new parallelism -> state of each new subtask; pure. It moves entries and handles and never opens them.
+
+Union and broadcast state is dealt out by whole handles; only split state that changes subtasks has to be read for it."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from statebackends.keygroups import assign_key_groups
 E = TypeVar("E")
 
 OldEntries = Mapping[str, Sequence[Sequence[E]]]
-"""State name -> entries of each old subtask; every name has the same number of subtasks."""
+"""State name -> entries, or handles, of each old subtask; every name has the same number of subtasks."""
 
 NewEntries = list[dict[str, list[E]]]
 """Per new subtask: state name -> entries; every name at every subtask."""
@@ -48,11 +50,18 @@ def union_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E
 
 
 def broadcast_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
-    """New subtask i reads the copy of old subtask i mod old parallelism. Scenario P07."""
+    """New subtask i reads the copy of old subtask i mod old parallelism; of the next one if that has none, for it had finished.
+
+    Scenarios P07, P10."""
     old_parallelism = _old_parallelism(old, new_parallelism)
     return [
-        {name: list(old[name][index % old_parallelism]) for name in sorted(old)} for index in range(new_parallelism)
+        {name: list(_copy_at(old[name], index % old_parallelism)) for name in sorted(old)} for index in range(new_parallelism)
     ]
+
+
+def _copy_at(copies: Sequence[Sequence[E]], index: int) -> Sequence[E]:
+    """The first copy with entries from `index` on, round about; none has any where the state is empty."""
+    return next((entries for entries in (*copies[index:], *copies[:index]) if entries), ())
 
 
 def _old_parallelism(old: OldEntries[E], new_parallelism: int) -> int:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from statebackends.errors import InvalidConfigError
 
 V = TypeVar("V")
 K = TypeVar("K")
@@ -108,12 +111,51 @@ KeyedStateDescriptor = (
 )
 
 
+class Redistribution(StrEnum):
+    """How the entries of an operator state are dealt out to the subtasks of a restored job."""
+
+    SPLIT = "split"
+    """List state: each entry goes to one subtask; at equal parallelism every subtask keeps its own."""
+    UNION = "union"
+    """Union list state: every subtask gets all entries, in the order of the old subtasks, and takes what it is responsible for."""
+    BROADCAST = "broadcast"
+    """Broadcast state: every subtask holds the same entries, so that a new one gets the copy of one old subtask."""
+
+    @property
+    def kind(self) -> str:
+        """What `StateMeta.kind` calls it."""
+        return _OPERATOR_KINDS[self]
+
+
+_OPERATOR_KINDS = {
+    Redistribution.SPLIT: "operator_list",
+    Redistribution.UNION: "operator_union",
+    Redistribution.BROADCAST: "operator_broadcast",
+}
+OPERATOR_KINDS = frozenset(_OPERATOR_KINDS.values())
+"""Kinds of state that belong to a subtask and to no key."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorListStateDescriptor:
-    """Split operator state; entries are opaque bytes to the framework, encoded by the operator."""
+    """Operator state: a list per subtask. Entries are opaque bytes to the framework, encoded by the operator.
+
+    Raises InvalidConfigError for an unknown redistribution."""
 
     name: str
-    kind = "operator_list"
+    redistribution: Redistribution = Redistribution.SPLIT
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.redistribution, Redistribution):
+            choices = ", ".join(f"Redistribution.{choice.name}" for choice in Redistribution)
+            raise InvalidConfigError(
+                f"operator state {self.name!r}: redistribution is {self.redistribution!r}; choose from {choices}", state=self.name
+            )
+
+    @property
+    def kind(self) -> str:
+        """operator_list | operator_union | operator_broadcast."""
+        return self.redistribution.kind
 
 
 StateDescriptor = KeyedStateDescriptor | OperatorListStateDescriptor

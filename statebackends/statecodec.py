@@ -16,6 +16,7 @@ from statebackends.handles import StateMeta
 from statebackends.keys import KeyType
 from statebackends.serializers import Compatibility, TypeSpec, compatibility, map_text, split_map_text
 from statebackends.state import (
+    OPERATOR_KINDS,
     ColumnarStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
@@ -119,7 +120,7 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
             (stored_key, stored_value), (key, value) = split_map_text(stored.value_type), split_map_text(declared.value_type)
             if stored_key == key:
                 verdict = compatibility(stored_value, TypeSpec.parse(value))
-        elif declared.kind not in ("columnar", TIMERS_KIND, "operator_list"):
+        elif declared.kind not in {"columnar", TIMERS_KIND} | OPERATOR_KINDS:
             verdict = compatibility(stored.value_type, TypeSpec.parse(declared.value_type))
     if verdict is Compatibility.INCOMPATIBLE:
         raise IncompatibleStateError(
@@ -133,4 +134,6 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
 
 
 def _shown(meta: StateMeta) -> str:
-    return f"{meta.kind} of {meta.value_type} by {meta.key_type}"
+    """Operator state has no key."""
+    key = f" by {meta.key_type}" if meta.key_type is not None else ""
+    return f"{meta.kind} of {meta.value_type}{key}"

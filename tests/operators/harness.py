@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -31,10 +31,23 @@ from statebackends.handles import KeyedStateHandle
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType
 from statebackends.operator_state import ListOperatorStateBackend
-from statebackends.redistribute import split_redistribute
+from statebackends.redistribute import (
+    NewEntries,
+    OldEntries,
+    broadcast_redistribute,
+    split_redistribute,
+    union_redistribute,
+)
+from statebackends.state import OPERATOR_KINDS
 from statebackends.storage.operations import run_flow
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import ManualClock, ManualPool
+
+_REDISTRIBUTIONS: dict[str, Callable[[OldEntries[bytes], int], NewEntries[bytes]]] = {
+    "operator_list": split_redistribute,
+    "operator_union": union_redistribute,
+    "operator_broadcast": broadcast_redistribute,
+}
 
 
 @dataclass(frozen=True)
@@ -131,9 +144,11 @@ class OperatorHarness:
     ) -> Self:
         """A subtask that starts from what the subtasks of an earlier run stored."""
         harness = cls(operator, parallelism=parallelism, subtask=subtask, **settings)
-        names = {name for snapshot in snapshots for name in snapshot.lists}
-        old = {name: [snapshot.lists.get(name, []) for snapshot in snapshots] for name in names}
-        harness._lists.restore(RestoredOperatorState(split_redistribute(old, parallelism)[subtask]))
+        kinds = {descriptor.name: descriptor.kind for descriptor in operator.declared_states()}
+        for kind, redistribute in _REDISTRIBUTIONS.items():
+            names = {name for snapshot in snapshots for name in snapshot.lists if kinds.get(name, "operator_list") == kind}
+            old = {name: [snapshot.lists.get(name, []) for snapshot in snapshots] for name in names}
+            harness._lists.restore(RestoredOperatorState(redistribute(old, parallelism)[subtask]))
         for snapshot in snapshots:
             harness.storage.files.update(snapshot.storage.files)
         if harness._keyed is not None:
@@ -218,7 +233,7 @@ class OperatorHarness:
         return HarnessSnapshot(keyed, lists, self.storage)
 
     def _list_names(self) -> list[str]:
-        return [descriptor.name for descriptor in self.operator.declared_states() if descriptor.kind == "operator_list"]
+        return [descriptor.name for descriptor in self.operator.declared_states() if descriptor.kind in OPERATOR_KINDS]
 
     def _keyed_backend(self) -> KeyedStateBackend | None:
         if self._key_type is None:
