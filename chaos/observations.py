@@ -157,7 +157,8 @@ class StoreView(Protocol):
 class WorldView(Protocol):
     """What checkers may look at."""
 
-    job_id: str
+    @property
+    def job_id(self) -> str: ...
 
     @property
     def now_ms(self) -> int: ...

@@ -66,16 +66,22 @@ _FREQUENT = frozenset(
 
 
 def draw_plan(
-    rng: random.Random, kinds: tuple[str, ...], scenario: Scenario, slots: int, *, faults: int | None = None
+    rng: random.Random,
+    kinds: tuple[str, ...],
+    scenario: Scenario,
+    slots: int,
+    *,
+    faults: int | None = None,
+    horizon_ms: int = HORIZON_MS,
 ) -> tuple[Fault, ...]:
-    """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX."""
+    """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX. They begin before
+    `horizon_ms`, about when the job would end without them."""
     usable = [kind for kind in kinds if _fits(kind, scenario, slots)]
     if not usable:
         return ()
     weights = [3 if kind in _FREQUENT else 1 for kind in usable]
     count = faults if faults is not None else rng.randint(1, FAULTS_MAX)
-    drawn = (_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots) for _ in range(count))
-    return tuple(drawn)
+    return tuple(_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots, horizon_ms) for _ in range(count))
 
 
 def _fits(kind: str, scenario: Scenario, slots: int) -> bool:
@@ -86,8 +92,8 @@ def _fits(kind: str, scenario: Scenario, slots: int) -> bool:
     return bool(scenario.operators) or kind not in ("slow_operator", "blocked_operator", "user_error")
 
 
-def _draw(rng: random.Random, kind: FaultKind, scenario: Scenario, slots: int) -> Fault:
-    moment: dict[str, object] = {"at_ms": rng.randrange(20, HORIZON_MS)}
+def _draw(rng: random.Random, kind: FaultKind, scenario: Scenario, slots: int, horizon_ms: int) -> Fault:
+    moment: dict[str, object] = {"at_ms": rng.randrange(20, horizon_ms)}
     points = _points(kind.name)
     if points and rng.random() < 0.7:
         moment = {"on": rng.choice(points), "nth": _nth(rng)}

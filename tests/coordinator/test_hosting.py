@@ -159,7 +159,7 @@ def test_close_during_a_turn_returns_and_takes_effect_behind_it() -> None:
     service = process.service(JOB)
     states: list[bool] = []
 
-    def close(_: Future[object]) -> None:
+    def close(_: Future[JobState]) -> None:
         service.close("from within")
         states.append(service.closed)
 
