@@ -1,0 +1,100 @@
+"""Mistakes on the way between subtasks: alignment, order behind a barrier, credit, event time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from barriers.aligner import Aligner
+from barriers.alignment import BlockChannel, UnblockChannels
+from barriers.channels import OutputChannel
+from barriers.credits import ReceiverCredit, SenderCredit
+from barriers.elements import CheckpointBarrier
+from barriers.gate import InputGate
+from barriers.valve import StatusWatermarkValve
+from chaos.sabotage.base import Mutant, Sabotage
+
+
+def _never_blocks(original: Any) -> Any:
+    def perform(self: InputGate, action: Any) -> None:
+        if not isinstance(action, BlockChannel | UnblockChannels):
+            original(self, action)
+
+    return perform
+
+
+def _misses_the_last(original: Any) -> Any:
+    def arrived(self: Aligner, state: Any, channel: int, now_ms: int) -> Any:
+        if len(state.awaited - {channel}) == 1:
+            state.awaited.clear()
+        return original(self, state, channel, now_ms)
+
+    return arrived
+
+
+def _does_not_flush(original: Any) -> Any:
+    def add_event(self: OutputChannel, event: Any) -> None:
+        if isinstance(event, CheckpointBarrier):
+            self._queue.append((event, 0))
+        else:
+            original(self, event)
+
+    return add_event
+
+
+def _advances_to_maximum(original: Any) -> Any:
+    def advance(self: StatusWatermarkValve) -> Any:
+        aligned = [channel.watermark_ms for channel in self._channels if channel.aligned]
+        return self._emit(max(aligned)) if aligned else []
+
+    return advance
+
+
+def _always_sends(original: Any) -> Any:
+    def can_send(self: SenderCredit, size: int) -> bool:
+        return self.is_open
+
+    return can_send
+
+
+def _counts_only(original: Any) -> Any:
+    def received(self: ReceiverCredit, size: int) -> None:
+        self._received_bytes += size
+        self._received_batches += 1
+
+    return received
+
+
+SABOTAGES = (
+    Sabotage(
+        "unblocked_channel",
+        "a channel whose barrier has come is read on during the alignment",
+        ("I7", "I2", "I5"),
+        (Mutant(InputGate, "_perform", _never_blocks),),
+    ),
+    Sabotage(
+        "hasty_alignment",
+        "a snapshot is taken when the barrier of one channel has still to come",
+        ("I7", "I1", "I5"),
+        (Mutant(Aligner, "_arrived", _misses_the_last),),
+    ),
+    Sabotage(
+        "overtaking_barrier",
+        "a barrier overtakes the small batches that wait to be merged",
+        ("I7", "I1", "I5"),
+        (Mutant(OutputChannel, "add_event", _does_not_flush),),
+    ),
+    Sabotage(
+        "fastest_watermark",
+        "event time is that of the fastest channel, not of the slowest",
+        ("I1", "I10", "I7"),
+        (Mutant(StatusWatermarkValve, "_advance_to_minimum", _advances_to_maximum),),
+        workloads=("windows", "timers"),
+    ),
+    Sabotage(
+        "unlimited_credit",
+        "a channel sends without credit",
+        ("I17",),
+        (Mutant(SenderCredit, "can_send", _always_sends), Mutant(ReceiverCredit, "received", _counts_only)),
+        kinds=("slow_link",),
+    ),
+)

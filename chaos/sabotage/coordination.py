@@ -1,0 +1,163 @@
+"""Mistakes of the checkpoint coordinator between a trigger and its decision, and at the end of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coordinator.store as store_module
+from barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, SubtaskKey
+from chaos.sabotage.base import Mutant, Sabotage
+from coordinator import events as on
+from coordinator.decisions import Decisions
+from coordinator.lifecycle import Lifecycle
+from coordinator.pending import PendingCheckpoint
+from statebackends.errors import AmbiguousWriteError, ObjectMissingError
+from statebackends.storage.operations import Flow, PutIfAbsent, ReadFile
+
+
+def _notifies_at_once(original: Any) -> Any:
+    """All have acknowledged: everybody is told while the write begins."""
+
+    def write_next(self: Decisions) -> None:
+        told = len(self._turn.out)
+        original(self)
+        for action in self._turn.out[told:]:
+            if isinstance(action, on.WriteMetadata) and action.kind is not CheckpointKind.SAVEPOINT:
+                self._turn.out.append(on.NotifyComplete(action.checkpoint_id, action.attempt, action.timestamp_ms))
+
+    return write_next
+
+
+def _lacks_one(original: Any) -> Any:
+    return property(lambda self: len(self.acks) >= max(1, len(self.tasks) - 1))
+
+
+def _counts(original: Any) -> Any:
+    """Repeated acknowledgements of a task fill in for those that are missing."""
+    return property(lambda self: len(self.acks) + getattr(self, "repeated", 0) >= len(self.tasks))
+
+
+def _counts_repeats(original: Any) -> Any:
+    def acknowledge(self: PendingCheckpoint, ack: AcknowledgeCheckpoint) -> AckStatus:
+        task = SubtaskKey(ack.vertex, ack.subtask)
+        if self.is_undecided and not self.is_complete and task in self.acks:
+            del self.acks[task]
+            self.repeated = getattr(self, "repeated", 0) + 1  # type: ignore[attr-defined]
+        status: AckStatus = original(self, ack)
+        return status
+
+    return acknowledge
+
+
+def _aborts_hastily(original: Any) -> Any:
+    """Everybody is told and the state is deleted while the write begins."""
+
+    def write_aborted(self: Decisions, pending: PendingCheckpoint, reason: Any, message: str) -> None:
+        original(self, pending, reason, message)
+        if pending.triggered and pending.attempt == self._board.attempt:
+            newest = self.retained.newest
+            newest_id = newest.checkpoint_id if newest is not None else 0
+            self._turn.out.append(on.NotifyAborted(pending.checkpoint_id, pending.attempt, newest_id))
+        if pending.triggered:
+            self._turn.out.append(on.DiscardState(pending.checkpoint_id, pending.folder))
+
+    return write_aborted
+
+
+def _takes_ambiguous_for_done(path: str, content: bytes) -> Flow[bytes]:
+    try:
+        created = yield PutIfAbsent(path, content)
+    except AmbiguousWriteError:
+        return content
+    if created:
+        return content
+    try:
+        standing: bytes = yield ReadFile(path)
+    except ObjectMissingError as error:
+        raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
+    return standing
+
+
+def _notifies_savepoints(original: Any) -> Any:
+    def complete(self: Decisions, pending: PendingCheckpoint) -> Any:
+        completed = original(self, pending)
+        if pending.request.kind is CheckpointKind.SAVEPOINT and pending.attempt == self._board.attempt:
+            self._turn.out.append(on.NotifyComplete(pending.checkpoint_id, pending.attempt, pending.timestamp_ms))
+        return completed
+
+    return complete
+
+
+def _skips_the_final(original: Any) -> Any:
+    """The input has ended: the newest checkpoint, whenever it was, ends the job."""
+
+    def run(self: Lifecycle) -> None:
+        execution, point = self.execution, self.restore_point
+        if execution is not None and execution.attempt == self.attempt and execution.all_drained and point is not None:
+            self.finishing = self.finishing or point.checkpoint_id
+        original(self)
+
+    return run
+
+
+def _gives_up_the_final(original: Any) -> Any:
+    def request_ended(self: Lifecycle, outcome: on.CompleteRequest) -> None:
+        if outcome.completed is not None:
+            original(self, outcome)
+
+    return request_ended
+
+
+SABOTAGES = (
+    Sabotage(
+        "early_notice",
+        "tasks are told of a complete checkpoint while it is still being written",
+        ("I14", "I18"),
+        (Mutant(Decisions, "_write_next", _notifies_at_once),),
+    ),
+    Sabotage(
+        "missing_ack",
+        "a checkpoint completes without the last acknowledgement",
+        ("I11", "I7"),
+        (Mutant(PendingCheckpoint, "is_complete", _lacks_one),),
+    ),
+    Sabotage(
+        "counted_acks",
+        "acknowledgements are counted, so that a repeated one stands in for a missing one",
+        ("I11", "I7"),
+        (Mutant(PendingCheckpoint, "is_complete", _counts), Mutant(PendingCheckpoint, "acknowledge", _counts_repeats)),
+        kinds=("duplicate", "drop"),
+    ),
+    Sabotage(
+        "hasty_abort",
+        "an abort is told, and its files deleted, before it is stored",
+        ("I13", "I14", "I11"),
+        (Mutant(Decisions, "_write_aborted", _aborts_hastily),),
+    ),
+    Sabotage(
+        "ambiguous_is_done",
+        "a write that may or may not have happened counts as done",
+        ("I14", "I11", "I13"),
+        (Mutant(store_module, "put_once", lambda original: _takes_ambiguous_for_done),),
+        kinds=("store_late",),
+    ),
+    Sabotage(
+        "savepoint_commits",
+        "a plain savepoint lets sinks commit",
+        ("I21",),
+        (Mutant(Decisions, "_complete", _notifies_savepoints),),
+        kinds=("savepoint",),
+    ),
+    Sabotage(
+        "skipped_final",
+        "a job ends with its newest checkpoint instead of a final one",
+        ("I1", "I19"),
+        (Mutant(Lifecycle, "_run", _skips_the_final),),
+    ),
+    Sabotage(
+        "unrepeated_final",
+        "a final checkpoint that fails is not asked for again",
+        ("I30",),
+        (Mutant(Lifecycle, "request_ended", _gives_up_the_final),),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Mistakes of fencing: older attempts, older leaders, and ids that were used before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coordinator.effects as effects_module
+import coordinator.store as store_module
+from barriers.messages import FailureReason
+from chaos.sabotage.base import Mutant, Sabotage
+from coordinator.decisions import Decisions
+from coordinator.machine import CheckpointCoordinator
+from coordinator.pending import PendingStatus
+from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob
+from coordinator.records import AbortRecord, JobPaths
+from statebackends.storage.operations import Flow, PutIfAbsent
+
+
+def _forgets_aborted(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """Every aborted id is garbage, those above the newest complete one too: the next claim takes them for new."""
+    return (*job.with_fact(CheckpointFact.ORPHANED), *job.with_fact(CheckpointFact.ABORTED))
+
+
+def _leaves_old_attempt_pending(original: Any) -> Any:
+    def abort_all(self: Decisions, reason: FailureReason, message: str) -> None:
+        if reason is not FailureReason.JOB_FAILOVER:
+            original(self, reason, message)
+
+    return abort_all
+
+
+def _does_not_wait(original: Any) -> Any:
+    def is_quiet(self: CheckpointCoordinator) -> bool:
+        aborting = any(pending.status is PendingStatus.ABORTING for pending in self.pending)
+        return not aborting and self._triggering.preparing is None
+
+    return property(is_quiet)
+
+
+def _wins_always(path: str, content: bytes) -> Flow[bytes]:
+    yield PutIfAbsent(path, content)
+    return content
+
+
+def _looks_away(original: Any) -> Any:
+    def check_leadership(paths: JobPaths, epoch: int) -> Flow[None]:
+        yield from ()
+
+    return check_leadership
+
+
+def _decides_nothing(original: Any) -> Any:
+    def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[tuple[bool, AbortRecord]]:
+        yield from ()
+        return True, record
+
+    return abort_checkpoint
+
+
+SABOTAGES = (
+    Sabotage(
+        "reused_id",
+        "a new leader deletes the registers of aborted ids, and takes those ids again",
+        ("I12",),
+        (Mutant(store_module, "derive_garbage", lambda original: _forgets_aborted),),
+        kinds=("crashes", "zombies", "power_loss"),
+    ),
+    Sabotage(
+        "stale_acks",
+        "acknowledgements of an attempt that was fenced still complete its checkpoint",
+        ("I15",),
+        (
+            Mutant(Decisions, "abort_all", _leaves_old_attempt_pending),
+            Mutant(CheckpointCoordinator, "is_quiet", _does_not_wait),
+        ),
+    ),
+    Sabotage(
+        "loser_goes_on",
+        "a leader that finds another decision in an id's register, or a newer leader, goes on as if it had won",
+        ("I15", "I13", "I16"),
+        (
+            Mutant(store_module, "put_once", lambda original: _wins_always),
+            Mutant(effects_module, "check_leadership", _looks_away),
+        ),
+        kinds=("zombies",),
+    ),
+    Sabotage(
+        "unsettled_takeover",
+        "a new leader leaves the ids undecided that its predecessor had claimed",
+        ("I13", "I15", "I12"),
+        (Mutant(store_module, "abort_checkpoint", _decides_nothing),),
+        kinds=("crashes", "zombies"),
+    ),
+)

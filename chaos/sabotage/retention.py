@@ -1,0 +1,92 @@
+"""Mistakes of retention and deletion: which files go, in which order, and which stay behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coordinator.effects as effects_module
+import coordinator.store as store_module
+from barriers.messages import AcknowledgeCheckpoint, AckStatus
+from chaos.sabotage.base import Mutant, Sabotage, constant
+from coordinator.decisions import Decisions
+from coordinator.records import JobPaths
+from coordinator.retained import RetainedCheckpoints
+from statebackends.storage.operations import DeleteFile, Flow, ListFiles
+
+
+def _drops_the_newest(original: Any) -> Any:
+    def take_drops(self: RetainedCheckpoints) -> Any:
+        drops = []
+        while len(self._retained) > self._retained_max:
+            victim = self._retained.pop()
+            self._folders.pop(victim.checkpoint_id, None)
+            self._deleting.add(victim.checkpoint_id)
+            drops.append(self._drop(victim.checkpoint_id, victim.folder))
+        return drops + original(self)
+
+    return take_drops
+
+
+def _discards_completed(original: Any) -> Any:
+    """A repeated acknowledgement of a complete checkpoint is late, and what is late is deleted."""
+
+    def acknowledge(self: Decisions, ack: AcknowledgeCheckpoint, next_id: int) -> AckStatus:
+        if ack.checkpoint_id not in self.pending and self.retained.is_completed(ack.checkpoint_id):
+            self._discard_late(ack, f"{self._job_id}/chk-{ack.checkpoint_id}")
+        status: AckStatus = original(self, ack, next_id)
+        return status
+
+    return acknowledge
+
+
+def _deletes_claim_last(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
+    files: list[str] = yield ListFiles(paths.checkpoint(checkpoint_id))
+    for path in sorted(files, reverse=True):
+        yield DeleteFile(path)
+
+
+def _takes_the_oldest(original: Any) -> Any:
+    def newest(self: RetainedCheckpoints) -> Any:
+        candidates = [*self._retained[:1], *([self._stop_point] if self._stop_point is not None else [])]
+        return max(candidates, key=lambda entry: entry.checkpoint_id, default=None)
+
+    return property(newest)
+
+
+SABOTAGES = (
+    Sabotage(
+        "newest_dropped",
+        "retention drops the newest checkpoint instead of the oldest",
+        ("I16", "I23"),
+        (Mutant(RetainedCheckpoints, "take_drops", _drops_the_newest),),
+    ),
+    Sabotage(
+        "completed_discarded",
+        "an acknowledgement that is repeated after its checkpoint completed deletes the files that it names",
+        ("I11", "I16", "I23"),
+        (Mutant(Decisions, "acknowledge", _discards_completed),),
+        kinds=("duplicate", "drop"),
+    ),
+    Sabotage(
+        "claim_deleted_last",
+        "the claim of a dropped checkpoint is deleted last, so that a crash leaves an undecided id",
+        ("I13", "I12"),
+        (
+            Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
+            Mutant(store_module, "drop_checkpoint", lambda original: _deletes_claim_last),
+        ),
+        kinds=("kill_coordinator", "kill_all", "store_fails", "power_loss"),
+    ),
+    Sabotage(
+        "late_state_kept",
+        "the files of an acknowledgement that came too late are left behind",
+        ("I24",),
+        (Mutant(Decisions, "_discard_late", constant(None)),),
+    ),
+    Sabotage(
+        "oldest_restored",
+        "a failover goes back to the oldest retained checkpoint",
+        ("I16", "I22", "I30"),
+        (Mutant(RetainedCheckpoints, "newest", _takes_the_oldest),),
+    ),
+)

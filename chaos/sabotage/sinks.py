@@ -1,0 +1,112 @@
+"""Mistakes of a two-phase sink: what is committed, when, how often, and which staged files are swept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import operators.sinks.log as log_module
+import operators.sinks.sweep as sweep_module
+from chaos.sabotage.base import Mutant, Sabotage, constant
+from operators.sinks.committer import FileCommitter
+
+
+def _commits_notified_only(original: Any) -> Any:
+    def commit_next(self: FileCommitter) -> None:
+        passed = {checkpoint: self._pending.pop(checkpoint) for checkpoint in sorted(self._pending) if checkpoint < self._released}
+        swept, self._swept = self._swept, self._swept or bool(passed)
+        try:
+            original(self)
+        finally:
+            self._pending.update(passed)
+            self._swept = swept or (self._swept and not passed)
+
+    return commit_next
+
+
+def _works_for_notified_only(original: Any) -> Any:
+    def has_pending_work(self: FileCommitter) -> bool:
+        return self._busy or self._released in self._pending
+
+    return has_pending_work
+
+
+def _takes_restored_for_committed(original: Any) -> Any:
+    def commit_next(self: FileCommitter) -> None:
+        if not self._busy and self._log is not None:
+            for checkpoint in [each for each in self._pending if each <= self.context.restored_checkpoint_id]:
+                del self._pending[checkpoint]
+        original(self)
+
+    return commit_next
+
+
+def _commits_at_barrier(original: Any) -> Any:
+    def snapshot_state(self: FileCommitter, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        self._released = max(self._released, checkpoint_id)
+        self._commit_next()
+
+    return snapshot_state
+
+
+def _sweeps_own_attempt(original: Any) -> Any:
+    return lambda paths, tag, attempt, kept: original(paths, tag, attempt + 1, kept)
+
+
+def _sweeps_always(original: Any) -> Any:
+    def sweep_once(self: FileCommitter) -> None:
+        self._swept = False
+        original(self)
+
+    return sweep_once
+
+
+SABOTAGES = (
+    Sabotage(
+        "exact_commit",
+        "a sink commits the notified checkpoint alone, and none below it",
+        ("I19", "I1", "I5"),
+        (
+            Mutant(FileCommitter, "_commit_next", _commits_notified_only),
+            Mutant(FileCommitter, "has_pending_work", _works_for_notified_only),
+        ),
+    ),
+    Sabotage(
+        "lost_recommit",
+        "a restored sink takes what was complete for committed",
+        ("I19", "I1", "I5"),
+        (Mutant(FileCommitter, "_commit_next", _takes_restored_for_committed),),
+    ),
+    Sabotage(
+        "repeated_commit",
+        "a commit doesn't look whether it was done before",
+        ("I19", "I2", "I5"),
+        (Mutant(log_module, "_committed", constant(frozenset())),),
+    ),
+    Sabotage(
+        "early_commit",
+        "a sink commits at the barrier, before the checkpoint is complete",
+        ("I18", "I2"),
+        (Mutant(FileCommitter, "snapshot_state", _commits_at_barrier),),
+    ),
+    Sabotage(
+        "unprotected_sweep",
+        "a sweep deletes staged files that a savepoint names",
+        ("I25", "I20", "I23"),
+        (Mutant(sweep_module, "is_protected", constant(False)),),
+        kinds=("savepoint", "kill_worker", "user_error"),
+    ),
+    Sabotage(
+        "sweep_of_the_living",
+        "a sink sweeps whenever it has nothing to commit, and takes the files of the running attempt too",
+        ("I20",),
+        (Mutant(sweep_module, "candidates_flow", _sweeps_own_attempt), Mutant(FileCommitter, "_sweep_once", _sweeps_always)),
+        workloads=("fanout",),
+    ),
+    Sabotage(
+        "no_sweep",
+        "what a dead attempt staged is left behind",
+        ("I24",),
+        (Mutant(FileCommitter, "_sweep_once", constant(None)),),
+    ),
+)

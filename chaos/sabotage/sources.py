@@ -1,0 +1,76 @@
+"""Mistakes of a source: where a snapshot says that it was, and where a restored one goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chaos.sabotage.base import Mutant, Sabotage
+from operators.chain import ChainNode
+from operators.snapshotting import SubtaskSnapshots
+from operators.source_operator import SourceOperator
+from operators.sources.generator import GeneratorReader
+from operators.sources.stripes import StripeCursor
+from statebackends.backend import SnapshotTarget
+from statebackends.storage.operations import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class _LateLists:
+    """The position of a source when it is written, not when the barrier left."""
+
+    node: ChainNode
+    checkpoint_id: int
+
+    def flow(self, target: SnapshotTarget) -> Flow[Any]:
+        """As FrozenLists."""
+        backend = self.node.context.operator_backend
+        assert backend is not None
+        SourceOperator.snapshot_state(self.node.operator, self.checkpoint_id)  # type: ignore[arg-type]
+        return (yield from backend.snapshot(self.checkpoint_id).flow(target))
+
+
+def _freezes_late(original: Any) -> Any:
+    def freeze(self: SubtaskSnapshots, node: ChainNode, checkpoint_id: int) -> Any:
+        part = original(self, node, checkpoint_id)
+        return replace(part, lists=_LateLists(node, checkpoint_id)) if isinstance(node.operator, SourceOperator) else part
+
+    return freeze
+
+
+def _goes_on_at(offset: int) -> Any:
+    """A restored reader begins so many records of each stripe behind its position."""
+
+    def make(original: Any) -> Any:
+        def opened(self: GeneratorReader, context: Any, entries: list[bytes] | None) -> None:
+            original(self, context, entries)
+            if entries is not None:
+                count = self._stripe_count
+                starts = {stripe: max(stripe, index + offset * count) for stripe, index in self._cursor.positions()}
+                self._cursor = StripeCursor(count, starts, self._source.rows, next_indices=starts)
+
+        return opened
+
+    return make
+
+
+SABOTAGES = (
+    Sabotage(
+        "late_position",
+        "the position of a source is read when its snapshot is written, not at the barrier",
+        ("I7", "I8", "I1"),
+        (Mutant(SubtaskSnapshots, "_freeze", _freezes_late),),
+    ),
+    Sabotage(
+        "replayed_record",
+        "a restored source gives the last record in front of its position again",
+        ("I8", "I2", "I5"),
+        (Mutant(GeneratorReader, "open", _goes_on_at(-1)),),
+    ),
+    Sabotage(
+        "skipped_record",
+        "a restored source skips the first record behind its position",
+        ("I8", "I1"),
+        (Mutant(GeneratorReader, "open", _goes_on_at(1)),),
+    ),
+)

@@ -1,0 +1,93 @@
+"""Mistakes of state: what a snapshot shares with the running job, and how a rescale deals it out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coordinator.restore as restore_module
+import statebackends.redistribute as redistribute_module
+from chaos.sabotage.base import Mutant, Sabotage, constant
+from statebackends.frozen import FrozenColumns
+from statebackends.generations import Generations
+from statebackends.handles import KeyGroupRange
+from statebackends.redistribute import NewEntries, OldEntries
+
+
+def _freezes_nothing(original: Any) -> Any:
+    def freeze(self: Generations) -> Any:
+        return (self.live, *self.older)
+
+    return freeze
+
+
+def _deals_evenly(old: OldEntries[bytes], new_parallelism: int) -> NewEntries[bytes]:
+    """Every subtask the same number of entries, and the rest of the division to nobody."""
+    dealt: NewEntries[bytes] = [{} for _ in range(new_parallelism)]
+    for name, subtasks in sorted(old.items()):
+        entries = [entry for subtask in subtasks for entry in subtask]
+        size = len(entries) // new_parallelism
+        for index in range(new_parallelism):
+            dealt[index][name] = entries[index * size : (index + 1) * size]
+    return dealt
+
+
+def _repeats_the_last(original: Any) -> Any:
+    """Each chunk begins with the last entry of the one before."""
+
+    def split(old: OldEntries[bytes], new_parallelism: int) -> NewEntries[bytes]:
+        dealt: NewEntries[bytes] = original(old, new_parallelism)
+        for name in old:
+            last: list[bytes] = []
+            for subtask in dealt:
+                following = subtask[name][-1:]
+                subtask[name] = [*last, *subtask[name]]
+                last = following
+        return dealt
+
+    return split
+
+
+def _rounds_down(original: Any) -> Any:
+    def assign(max_parallelism: int, parallelism: int, subtask_index: int) -> KeyGroupRange:
+        start = subtask_index * max_parallelism // parallelism
+        return KeyGroupRange(start, (subtask_index + 1) * max_parallelism // parallelism)
+
+    return assign
+
+
+SABOTAGES = (
+    Sabotage(
+        "shared_generation",
+        "a snapshot in memory goes on seeing what the job writes",
+        ("I7", "I6", "I5"),
+        (Mutant(Generations, "freeze", _freezes_nothing), Mutant(Generations, "thaw", constant(None))),
+    ),
+    Sabotage(
+        "shared_columns",
+        "columns that a snapshot reads are changed without being copied",
+        ("I7", "I6", "I4"),
+        (Mutant(FrozenColumns, "protect", constant(None)),),
+        workloads=("aggregate", "windows"),
+    ),
+    Sabotage(
+        "lost_list_entry",
+        "a rescale that doesn't divide evenly loses the odd entries of list state",
+        ("I27", "I8", "I1"),
+        (Mutant(restore_module, "split_redistribute", lambda original: _deals_evenly),),
+        kinds=("rescale",),
+    ),
+    Sabotage(
+        "repeated_list_entry",
+        "a rescale gives an entry of list state to two subtasks",
+        ("I27", "I8", "I2"),
+        (Mutant(restore_module, "split_redistribute", _repeats_the_last),),
+        kinds=("rescale",),
+    ),
+    Sabotage(
+        "key_groups_rounded_down",
+        "a rescale looks for keyed state in other key groups than a subtask owns",
+        ("I26", "I1", "I5"),
+        (Mutant(redistribute_module, "assign_key_groups", _rounds_down),),
+        kinds=("rescale",),
+    ),
+)

@@ -1,0 +1,47 @@
+"""Mistakes of the store on a directory: durability, and create-if-absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from chaos.sabotage.base import Mutant, Sabotage
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import Buffer
+
+
+def _does_not_sync(original: Any) -> Any:
+    def fill(self: LocalStorage, path: str, chunks: Iterable[Buffer]) -> None:
+        descriptor = self._fs.create(path)
+        try:
+            self._write_all(descriptor, chunks)
+        finally:
+            self._fs.close(descriptor)
+
+    return fill
+
+
+def _overwrites(original: Any) -> Any:
+    def put_if_absent(self: LocalStorage, target: str, data: bytes) -> bool:
+        self._unlink(target)
+        created: bool = original(self, target, data)
+        return created
+
+    return put_if_absent
+
+
+SABOTAGES = (
+    Sabotage(
+        "unsynced_write",
+        "a file is given its name before its bytes are durable",
+        ("I11", "I16", "I30"),
+        (Mutant(LocalStorage, "_fill", _does_not_sync),),
+        kinds=("power_loss",),
+    ),
+    Sabotage(
+        "overwriting_put",
+        "put-if-absent overwrites what stands",
+        ("I12", "I13", "I15"),
+        (Mutant(LocalStorage, "_put_if_absent", _overwrites),),
+    ),
+)
