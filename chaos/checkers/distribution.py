@@ -1,7 +1,8 @@
 """Whether what a snapshot holds is what the subtasks of the next attempt are given: I8, I26, I27.
 
 A deployment is compared with the snapshot that it names: every keyed part goes to exactly the subtasks whose key groups it
-touches, every list entry to one subtask, and every subtask of the graph to one slot."""
+touches, every entry of list state to one subtask, all entries of union state and one copy of broadcast state to each, and every
+subtask of the graph to one slot. Copies of broadcast state are equal in every snapshot: its cut is the same for all subtasks."""
 
 from __future__ import annotations
 
@@ -43,11 +44,12 @@ class DistributionChecker(Checker):
                 slots = {each.subtask for each in deployment.subtasks}
                 if len(slots) == 1:
                     self._deploy(slots.pop(), deployment)
-            case Stored():
+            case Stored() if observation.added:
                 for change in self._ledger.changes(observation):
                     if isinstance(change, Decided) and change.snapshot is not None:
                         for operator in change.snapshot.metadata.operators:
                             self._check_ranges(change.snapshot, operator)
+                            self._check_copies(change.snapshot, operator)
             case _:
                 pass
 
@@ -67,6 +69,14 @@ class DistributionChecker(Checker):
                     f"checkpoint {snapshot.checkpoint_id}: {operator.uid} ({index}) has the key groups {shown}, "
                     f"its own are {own.start}..{own.stop - 1}",
                 )
+
+    def _check_copies(self, snapshot: Snapshot, operator: OperatorState) -> None:
+        """Of broadcast state every subtask stored the same. One that had finished stored none."""
+        for name in _names(operator, "operator_broadcast"):
+            lists = [[handle for handle in subtask.operator if handle.state.name == name] for subtask in operator.subtasks]
+            copies = [self._entries(snapshot, handles, name) for handles in lists if handles]
+            if None not in copies and any(copy != copies[0] for copy in copies):
+                self.report("I27", f"checkpoint {snapshot.checkpoint_id}: copies of {operator.uid}'s broadcast state {name} differ")
 
     # -------------------------------------------------------------------------------------------------------- deployment
 
@@ -128,26 +138,70 @@ class DistributionChecker(Checker):
             )
             if Counter(part.keyed) != wanted:
                 self.report("I26", f"{where} ({index}) is given {len(part.keyed)} keyed parts, not the {wanted.total()} it owns")
-        if old.parallelism == vertex.parallelism:
-            if any(part.operator != subtask.operator for part, subtask in zip(parts, old.subtasks, strict=True)):
+        copied = [*_names(old, "operator_union"), *_names(old, "operator_broadcast")]
+        self._check_split(snapshot, old, parts, copied, where)
+        for name in copied:
+            self._check_copied(snapshot, old, parts, name, where)
+
+    def _check_split(
+        self, snapshot: Snapshot, old: OperatorState, parts: list[OperatorSubtaskState], copied: list[str], where: str
+    ) -> None:
+        """Entries of all states but `copied`: each to one subtask, and to the one that had it if there are as many as before."""
+        before = [[handle for handle in subtask.operator if handle.state.name not in copied] for subtask in old.subtasks]
+        after = [[handle for handle in part.operator if handle.state.name not in copied] for part in parts]
+        if len(before) == len(after):
+            if before != after:
                 self.report("I27", f"{where}: a subtask is given other lists than it had")
             return
-        before = self._entries(snapshot, (handle for subtask in old.subtasks for handle in subtask.operator))
-        after = self._entries(snapshot, (handle for part in parts for handle in part.operator))
-        if before is not None and after is not None and before != after:
-            lost, extra = (before - after).total(), (after - before).total()
-            self.report("I27", f"{where}: of {before.total()} list entries {lost} are lost and {extra} too many")
+        had, got = self._counted(snapshot, before), self._counted(snapshot, after)
+        if had is not None and got is not None and had != got:
+            lost, extra = (had - got).total(), (got - had).total()
+            self.report("I27", f"{where}: of {had.total()} list entries {lost} are lost and {extra} too many")
 
-    def _entries(self, snapshot: Snapshot, handles: Iterable[OperatorListHandle]) -> Counter[tuple[str, bytes]] | None:
-        """(state, entry) of all of them; None when a file is gone meanwhile."""
+    def _check_copied(
+        self, snapshot: Snapshot, old: OperatorState, parts: list[OperatorSubtaskState], name: str, where: str
+    ) -> None:
+        """Union: all entries to every subtask, in the order of the old ones. Broadcast: to i what i modulo their number had."""
+        had = [self._entries(snapshot, subtask.operator, name) for subtask in old.subtasks]
+        union = name in _names(old, "operator_union")
+        for index, part in enumerate(parts):
+            sources = had if union else [had[index % len(had)]]
+            got = self._entries(snapshot, part.operator, name)
+            if got is None or None in sources:
+                continue
+            wanted = [entry for entries in sources for entry in entries or ()]
+            if got != wanted:
+                kind = "union" if union else "broadcast"
+                self.report("I27", f"{where} ({index}) is given {len(got)} entries of {kind} state {name}, not its {len(wanted)}")
+
+    def _counted(self, snapshot: Snapshot, lists: list[list[OperatorListHandle]]) -> Counter[tuple[str, bytes]] | None:
+        """(state, entry) of all subtasks; None when a file is gone meanwhile."""
         found: Counter[tuple[str, bytes]] = Counter()
+        for handles in lists:
+            for name in {handle.state.name: None for handle in handles}:
+                entries = self._entries(snapshot, handles, name)
+                if entries is None:
+                    return None
+                found.update((name, entry) for entry in entries)
+        return found
+
+    def _entries(self, snapshot: Snapshot, handles: Iterable[OperatorListHandle], name: str) -> list[bytes] | None:
+        """Entries of one state, in order; None when a file is gone meanwhile."""
+        found: list[bytes] = []
         for handle in handles:
+            if handle.state.name != name:
+                continue
             part = handle.part
             content = part.data if isinstance(part, InlineHandle) else snapshot.view.peek(join(snapshot.folder, part.path))
             if content is None:
                 return None
-            found.update((handle.state.name, entry) for entry in _ENTRIES.decode(content))
+            found += _ENTRIES.decode(content)
         return found
+
+
+def _names(operator: OperatorState, kind: str) -> list[str]:
+    """States of this kind that some subtask stored, sorted."""
+    return sorted({handle.state.name for subtask in operator.subtasks for handle in subtask.operator if handle.state.kind == kind})
 
 
 def _key_groups(max_parallelism: int, parallelism: int, index: int) -> KeyGroupRange:

@@ -1,13 +1,15 @@
-"""Operator state: rules that are broadcast to every subtask, and records that wait there until their rule has come.
+"""Operator state of all three kinds: rules, records that wait for them, and what each subtask has counted.
 
-A rule never changes, so that the output does not depend on how the two streams meet. What waits is split state: it belongs
-to no key and is dealt out anew when the job is rescaled. The rules are a table that every subtask has, stored often enough
-that each subtask of a later parallelism finds a copy."""
+The rules are broadcast state: every subtask has the same table, since a cut has the same rules before it on every channel. What
+waits is list state: it belongs to no key and goes to anybody. The counts are union state: each subtask stores its own, and after
+a restore takes over all counts of the groups that it is responsible for. A rule never changes, and a count becomes that many
+rows at the end, so that the output does not depend on how the streams meet or who counted what."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,39 +24,47 @@ from operators.environment import Environment
 from operators.schema import RowType
 from operators.sinks.parquet import ParquetSink
 from operators.stream import Stream
-from statebackends.errors import CorruptStateError
-from statebackends.state import OperatorListStateDescriptor, StateDescriptor
+from statebackends.state import OperatorListStateDescriptor, Redistribution, StateDescriptor
 
 PATH = "/out/ruled"
 
-_RULES = OperatorListStateDescriptor("rules")
+_RULES = OperatorListStateDescriptor("rules", Redistribution.BROADCAST)
 _WAITING = OperatorListStateDescriptor("waiting")
+_COUNTED = OperatorListStateDescriptor("counted", Redistribution.UNION)
+
+GROUPS = 5
+"""Records are counted by `i` modulo this."""
 
 Record = dict[str, int]
 
 
 class ApplyRules(Operator):
-    """Multiplies a record's value by its rule's. A record with a negative `i` is a rule; `key` names the rule of the others."""
+    """Multiplies a record's value by its rule's. A record with a negative `i` is a rule; `key` names the rule of the others.
+
+    At the end it emits, for each record that it counted in group g, the row (-1 - g, g, 0)."""
 
     def __init__(self, rules: int) -> None:
         """`rules`: how many there will be; their `i` is -rules .. -1."""
         self._count = rules
         self._rules: dict[int, int] = {}
         self._waiting: dict[int, list[Record]] = {}
+        self._counted: Counter[int] = Counter()
+        """Group -> records that this subtask answers for."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (_RULES, _WAITING)
+        return (_RULES, _WAITING, _COUNTED)
 
     def initialize_state(self) -> None:
-        tables = self.context.operator_state.list_state(_RULES.name).entries
-        if any(table != tables[0] for table in tables):
-            # At a cut each subtask had the same rules, for barriers come on every channel.
-            raise CorruptStateError(f"operator {self.context.uid!r}: copies of the rules differ", operator=self.context.uid)
-        if tables:
-            self._rules = dict(msgspec.msgpack.decode(tables[0]))
+        for entry in self.context.operator_state.list_state(_RULES.name).entries:
+            rule, value = msgspec.msgpack.decode(entry)
+            self._rules[rule] = value
         for entry in self.context.operator_state.list_state(_WAITING.name).entries:
             record = msgspec.msgpack.decode(entry)
             self._waiting.setdefault(record["key"] % self._count, []).append(record)
+        for entry in self.context.operator_state.list_state(_COUNTED.name).entries:
+            group, count = msgspec.msgpack.decode(entry)
+            if group % self.context.parallelism == self.context.subtask:
+                self._counted[group] += count
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         ready: list[Record] = []
@@ -63,20 +73,31 @@ class ApplyRules(Operator):
                 rule = row["i"] + self._count
                 self._rules[rule] = row["value"]
                 ready += self._waiting.pop(rule, ())
-            elif row["key"] % self._count in self._rules:
+                continue
+            self._counted[row["i"] % GROUPS] += 1
+            if row["key"] % self._count in self._rules:
                 ready.append(row)
             else:
                 self._waiting.setdefault(row["key"] % self._count, []).append(row)
-        if ready:
-            rows = [{**row, "value": row["value"] * self._rules[row["key"] % self._count]} for row in ready]
+        self._emit([{**row, "value": row["value"] * self._rules[row["key"] % self._count]} for row in ready])
+
+    def finish(self) -> Iterator[None]:
+        """What was emitted is not kept: a job that goes on after a drain emits only what it counts from then on."""
+        for group in sorted(self._counted):
+            self._emit([{"i": -1 - group, "key": group, "value": 0}] * self._counted.pop(group))
+            yield
+
+    def _emit(self, rows: list[Record]) -> None:
+        if rows:
             self.output.collect(Batch(rows=rows, schema=SCHEMA, producer=self.context.uid))
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        copies = -(-self.context.max_parallelism // self.context.parallelism)
-        table = msgspec.msgpack.encode(sorted(self._rules.items()))
-        self.context.operator_state.list_state(_RULES.name).update([table] * copies)
+        rules = [msgspec.msgpack.encode(rule) for rule in sorted(self._rules.items())]
+        self.context.operator_state.list_state(_RULES.name).update(rules)
         waiting = [msgspec.msgpack.encode(record) for rule in sorted(self._waiting) for record in self._waiting[rule]]
         self.context.operator_state.list_state(_WAITING.name).update(waiting)
+        counted = [msgspec.msgpack.encode(count) for count in sorted(self._counted.items())]
+        self.context.operator_state.list_state(_COUNTED.name).update(counted)
 
 
 def apply_rules(records: Stream, rules: Stream, count: int) -> Stream:
@@ -118,10 +139,12 @@ def _plan(
 
 
 def _rows(records: Feed, control: Feed) -> Counter[Row]:
-    return Counter(
+    rows: Counter[Row] = Counter(
         (index, records.key(index), records.value(index) * control.value(records.key(index) % control.rows))
         for index in range(records.rows)
     )
+    rows.update((-1 - index % GROUPS, index % GROUPS, 0) for index in range(records.rows))
+    return rows
 
 
-WORKLOAD = Workload("broadcast", "broadcasts rules to records that wait for them in operator state", make)
+WORKLOAD = Workload("broadcast", "broadcasts rules to records that wait and are counted: list, union and broadcast state", make)

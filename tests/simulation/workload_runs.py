@@ -82,10 +82,8 @@ class Run:
     def crash(self, parallelism: int | None = None) -> None:
         """Every process dies; new ones start from the newest checkpoint, at another parallelism if one is given."""
         self._note_completed()
+        self._restore(self.plan if parallelism is None else self.scenario.plan(parallelism))
         self.cluster.crash()
-        if parallelism is not None:
-            self._rescale(self.scenario.plan(parallelism))
-            self.cluster.crash()
         self.start()
 
     def finish(self) -> None:
@@ -103,7 +101,8 @@ class Run:
             if completed.checkpoint_id not in known:
                 self.completed.append((completed, metadata_of(self.plan, completed)))
 
-    def _rescale(self, plan: JobPlan) -> None:
+    def _restore(self, plan: JobPlan) -> None:
+        """The newest checkpoint's state is dealt out anew, as a coordinator does at every restore."""
         coordinator = self.cluster.coordinator
         if self.completed:
             completed, metadata = self.completed[-1]
