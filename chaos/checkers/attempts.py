@@ -42,6 +42,8 @@ class AttemptsChecker(Checker):
             case Reported(actor=actor, item=item):
                 if item.attempt not in self._given.get(actor, ()):
                     self.report("I15", f"{actor} reports {type(item).__name__} of attempt {item.attempt}, which it was not given")
+            case Stored(added=()):
+                pass
             case Stored() | Lifecycle():
                 for change in self._ledger.changes(observation):
                     if isinstance(change, EpochTaken) and change.epoch != change.newest + 1:

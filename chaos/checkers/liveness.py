@@ -44,7 +44,7 @@ class LivenessChecker(Checker):
                 self._began_ms = None
             case Reported(item=AcknowledgeCheckpoint() as ack):
                 self._acks.setdefault(ack.checkpoint_id, set()).add(f"{ack.vertex[:6]}/{ack.subtask}")
-            case Stored():
+            case Stored() if observation.added:
                 for change in self._ledger.changes(observation):
                     if isinstance(change, Decided):
                         self._acks.pop(change.checkpoint_id, None)

@@ -45,7 +45,9 @@ class RecoveryChecker(Checker):
             self._try()
 
     def at_end(self) -> None:
-        self._try()
+        start = f"{self.world.job_id}/chk-"
+        if self.world.jobs_live or any(path.startswith(start) for path in self.world.state.paths(self.world.job_id)):
+            self._try()
 
     def _try(self) -> None:
         overlay = OverlayStorage(self.world)

@@ -47,8 +47,9 @@ class RegisterChecker(Checker):
     def observe(self, observation: Observation) -> None:
         match observation:
             case Stored() | Lifecycle():
-                if isinstance(observation, Stored):
+                if isinstance(observation, Stored) and not (observation.added or observation.removed):
                     self._put(observation)
+                    return
                 for change in self._ledger.changes(observation):
                     self._judge(change)
             case Led():
@@ -60,7 +61,7 @@ class RegisterChecker(Checker):
 
     def _put(self, fact: Stored) -> None:
         """Who is told that he created a record did."""
-        if fact.result is True and not fact.added and isinstance(fact.operation, PutIfAbsent):
+        if fact.result is True and isinstance(fact.operation, PutIfAbsent):
             self.report("I13", f"{fact.actor} created {fact.operation.path}, which existed: what stood there is lost")
 
     def _judge(self, change: Change) -> None:

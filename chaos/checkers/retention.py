@@ -118,7 +118,7 @@ class RetentionChecker(Checker):
             self._trouble(fact.actor, fact.at_ms)
             if isinstance(fact.operation, DeleteFile | DeleteFolder):
                 self._deletion_failed = True
-        for change in self._ledger.changes(fact):
+        for change in self._ledger.changes(fact) if fact.added else ():
             if isinstance(change, ResultRecorded):
                 self._result_ms = fact.at_ms
             elif isinstance(change, AttemptRecorded):
