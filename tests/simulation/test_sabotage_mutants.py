@@ -1,0 +1,291 @@
+"""Sabotages by themselves: what they replace and put back, and, for most, the one thing that the product does otherwise then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from barriers.aligner import Aligner
+from barriers.alignment import TriggerSnapshot
+from barriers.channels import OutputChannel, OutputSettings
+from barriers.credits import CreditAnnouncement, SenderCredit
+from barriers.elements import Batch, CheckpointBarrier, Watermark
+from barriers.frames import ChannelId
+from barriers.gate import Delivered, InputGate
+from barriers.valve import StatusWatermarkValve
+from chaos.checkers import INVARIANTS
+from chaos.faults import expand_kinds
+from chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
+from chaos.workloads import WORKLOADS
+from coordinator import restore as restore_module
+from operators.sources.generator import GeneratorSource
+from operators.timers import TimerQueue
+from statebackends.errors import InvalidConfigError
+from statebackends.frozen import FrozenColumns
+from statebackends.generations import GenerationRows, Generations
+from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from statebackends.redistribute import keyed_redistribute
+from statebackends.storage.filesystem import OsFileSystem
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import PutIfAbsent, ReadFile
+from tests.operators.ports import ManualContext
+
+BARRIER = CheckpointBarrier(1, 0)
+
+
+def assert_changes(name: str, observe: Callable[[], Any], right: Any, wrong: Any) -> None:
+    """With the sabotage, and with nothing else, the product does the wrong thing."""
+    assert observe() == right
+    with find_sabotage(name).apply():
+        assert observe() == wrong
+    assert observe() == right
+
+
+# ------------------------------------------------------------------------------------------------------- all of them
+
+
+def standing(sabotage: Sabotage) -> list[Any]:
+    """What its mutants' places hold, as it is stored there."""
+    return [vars(mutant.owner).get(mutant.name) for mutant in sabotage.mutants]
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
+def test_it_replaces_its_places_and_restores_them(sabotage: Sabotage) -> None:
+    before = standing(sabotage)
+    with sabotage.apply():
+        during = standing(sabotage)
+        assert all(new is not old for new, old in zip(during, before, strict=True))
+    assert all(new is old for new, old in zip(standing(sabotage), before, strict=True))
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
+def test_an_error_restores_its_places_too(sabotage: Sabotage) -> None:
+    before = standing(sabotage)
+    with pytest.raises(RuntimeError, match="in the middle"), sabotage.apply():
+        raise RuntimeError("in the middle")
+    assert all(new is old for new, old in zip(standing(sabotage), before, strict=True))
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
+def test_it_names_what_exists(sabotage: Sabotage) -> None:
+    assert SABOTAGES[sabotage.name] is sabotage
+    assert sabotage.meaning
+    assert "\n" not in sabotage.meaning
+    assert sabotage.invariants
+    assert set(sabotage.invariants) <= set(INVARIANTS)
+    assert set(sabotage.workloads) <= set(WORKLOADS)
+    assert expand_kinds(sabotage.kinds)
+    assert 1 <= sabotage.seeds_max <= 200
+
+
+def test_an_attribute_that_a_class_inherits_is_not_left_behind() -> None:
+    class Base:
+        def answer(self) -> int:
+            return 1
+
+    class Derived(Base):
+        pass
+
+    with Mutant(Derived, "answer", lambda original: lambda self: original(self) + 1).applied():
+        assert (Derived().answer(), Base().answer()) == (2, 1)
+    assert Derived().answer() == 1
+    assert "answer" not in vars(Derived)
+
+
+def test_an_unknown_name_is_answered_with_the_choices() -> None:
+    with pytest.raises(InvalidConfigError, match="there is no sabotage 'coffee'; choose from .*early_notice.*unblocked_channel"):
+        find_sabotage("coffee")
+
+
+# ---------------------------------------------------------------------------------------------------------- channels
+
+
+def read_through_alignment() -> list[str]:
+    """Channel 0 delivers its barrier and a record, then channel 1 a record and its barrier."""
+    gate = InputGate(Aligner(2))
+    for channel, element in ((0, BARRIER), (0, Batch(rows=("late",))), (1, Batch(rows=("early",))), (1, BARRIER)):
+        gate.offer(channel, element)
+    told = []
+    while (output := gate.poll(now_ms=0)) is not None:
+        told.append(output.element.rows()[0] if isinstance(output, Delivered) else "snapshot")  # type: ignore[union-attr]
+    return told
+
+
+def test_unblocked_channel() -> None:
+    assert_changes("unblocked_channel", read_through_alignment, ["early", "snapshot", "late"], ["late", "early", "snapshot"])
+
+
+def test_hasty_alignment() -> None:
+    def snapshots() -> list[int]:
+        aligner = Aligner(2)
+        gate = InputGate(aligner)
+        gate.offer(0, BARRIER)
+        output = gate.poll(now_ms=0)
+        return [output.barrier.checkpoint_id] if isinstance(output, TriggerSnapshot) else []
+
+    assert_changes("hasty_alignment", snapshots, [], [1])
+
+
+def opened_channel() -> OutputChannel:
+    channel = OutputChannel(ChannelId(0, 0, 0), attempt=1, settings=OutputSettings())
+    channel.announced(CreditAnnouncement(1_000_000, 100, 0, 0))
+    return channel
+
+
+def test_overtaking_barrier() -> None:
+    def order() -> list[str]:
+        channel = opened_channel()
+        channel.add(Batch(rows=("small",)), now_ms=0)
+        channel.add_event(BARRIER)
+        channel.flush()
+        return [type(frame.payload).__name__ for frame in channel.take_frames()]
+
+    assert_changes("overtaking_barrier", order, ["Batch", "CheckpointBarrier"], ["CheckpointBarrier", "Batch"])
+
+
+def test_fastest_watermark() -> None:
+    def watermarks() -> list[Any]:
+        valve = StatusWatermarkValve(2)
+        return [*valve.handle(0, Watermark(10)), *valve.handle(1, Watermark(5))]
+
+    assert_changes("fastest_watermark", watermarks, [Watermark(5)], [Watermark(10)])
+
+
+def test_unlimited_credit() -> None:
+    def sent() -> int:
+        credit = SenderCredit()
+        credit.announced(CreditAnnouncement(100, 2, 0, 0))
+        count = 0
+        while count < 5 and credit.can_send(40):
+            credit.sent(40)
+            count += 1
+        return count
+
+    assert_changes("unlimited_credit", sent, 2, 5)
+
+
+# -------------------------------------------------------------------------------------------------- timers and sources
+
+
+def test_forgotten_timer() -> None:
+    def stored() -> int:
+        queue = TimerQueue()
+        for time in (3, 1, 2):
+            queue.add((time, b"key", b"", 0))
+        frozen = GenerationRows(queue.generations, queue.load).freeze()
+        return len(list(frozen.rows()))
+
+    assert_changes("forgotten_timer", stored, 3, 2)
+
+
+SCHEMA = pa.schema([("i", pa.int64())])
+
+
+def first_after_restore() -> int:
+    """A reader of one stripe is restored at record 7: which one does it give first?"""
+    source = GeneratorSource(lambda indices: pa.RecordBatch.from_arrays([pa.array(indices)], schema=SCHEMA), 20, SCHEMA)
+    reader = source.create_reader(0, 1, 1)
+    reader.open(ManualContext(), None)  # type: ignore[arg-type]
+    reader.poll(7, 0)
+    again = source.create_reader(0, 1, 1)
+    again.open(ManualContext(), reader.snapshot())  # type: ignore[arg-type]
+    batch = again.poll(1, 0).batch
+    assert batch is not None
+    return int(batch.columns().column("i")[0].as_py())
+
+
+def test_replayed_and_skipped_record() -> None:
+    assert_changes("replayed_record", first_after_restore, 7, 6)
+    assert_changes("skipped_record", first_after_restore, 7, 8)
+
+
+# -------------------------------------------------------------------------------------------------------------- state
+
+
+def test_shared_generation() -> None:
+    def frozen() -> Any:
+        generations = Generations()
+        generations.live["key"] = 1
+        layers = generations.freeze()
+        generations.live["key"] = 2
+        seen = layers[0]["key"]
+        generations.thaw(len(layers))
+        assert generations.find("key") == (2, False)
+        return seen
+
+    assert_changes("shared_generation", frozen, 1, 2)
+
+
+def test_shared_columns() -> None:
+    def frozen() -> list[int]:
+        column = np.array([1, 2, 3])
+        rows = FrozenColumns([column], 3)
+        rows.protect(np.array([1]))
+        column[1] = 9
+        (copy,) = rows.copy()
+        assert copy is not None
+        return [int(value) for value in copy]
+
+    assert_changes("shared_columns", frozen, [1, 2, 3], [1, 9, 3])
+
+
+def test_lost_and_repeated_list_entry() -> None:
+    def dealt() -> list[list[bytes]]:
+        return [subtask["s"] for subtask in restore_module.split_redistribute({"s": [[b"a", b"b", b"c"], [b"d", b"e"]]}, 3)]
+
+    right = [[b"a", b"b"], [b"c", b"d"], [b"e"]]
+    assert_changes("lost_list_entry", dealt, right, [[b"a"], [b"b"], [b"c"]])
+    assert_changes("repeated_list_entry", dealt, right, [[b"a", b"b"], [b"b", b"c", b"d"], [b"d", b"e"]])
+
+
+def test_key_groups_rounded_down() -> None:
+    def shares() -> list[int]:
+        ranges = (KeyGroupRange(0, 2), KeyGroupRange(2, 4), KeyGroupRange(4, 6), KeyGroupRange(6, 8))
+        old = [OperatorSubtaskState(keyed=(KeyedStateHandle(each, (), (), "arrow"),)) for each in ranges]
+        return [len(subtask) for subtask in keyed_redistribute(old, 8, 3)]
+
+    assert_changes("key_groups_rounded_down", shares, [2, 2, 1], [1, 2, 2])
+
+
+# -------------------------------------------------------------------------------------------------------------- stores
+
+
+class Calls(OsFileSystem):
+    """Notes which calls were made."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def fsync(self, descriptor: int) -> None:
+        self.names.append("fsync")
+        super().fsync(descriptor)
+
+    def link(self, source: str, target: str) -> None:
+        self.names.append("link")
+        super().link(source, target)
+
+
+def test_unsynced_write(tmp_path: Path) -> None:
+    numbers = iter(range(9))
+
+    def calls() -> list[str]:
+        files = Calls()
+        LocalStorage(tmp_path, file_system=files).execute(PutIfAbsent(f"file-{next(numbers)}", b"content"))
+        return files.names
+
+    assert_changes("unsynced_write", calls, ["fsync", "link"], ["link"])
+
+
+def test_overwriting_put(tmp_path: Path) -> None:
+    def second() -> tuple[bool, bytes]:
+        storage = LocalStorage(tmp_path)
+        (tmp_path / "register").write_bytes(b"one")
+        created = storage.execute(PutIfAbsent("register", b"two"))
+        return created, storage.execute(ReadFile("register"))
+
+    assert_changes("overwriting_put", second, (False, b"one"), (True, b"two"))

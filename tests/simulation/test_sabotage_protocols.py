@@ -1,0 +1,310 @@
+"""Sabotages of the checkpoint coordinator, of fencing and of two-phase sinks: the one thing that each does otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coordinator.effects as effects_module
+import coordinator.store as store_module
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator import events as on
+from coordinator.leadership import become_leader
+from coordinator.publication import CheckpointFact
+from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, encode_record
+from coordinator.store import Takeover, settle_job
+from statebackends.errors import AmbiguousWriteError, FencedError
+from statebackends.storage.operations import DeleteFile, run_flow
+from tests.coordinator.bench import JOB, A, B, Bench, of
+from tests.operators.ports import DictStorage
+from tests.operators.sinks.minijob import MiniJob, MortalStorage
+from tests.simulation.test_sabotage_mutants import assert_changes
+
+# -------------------------------------------------------------------------------------------------------- coordinator
+
+
+def test_early_notice() -> None:
+    def told() -> list[int]:
+        bench = Bench()
+        bench.held = {on.WriteMetadata}
+        bench.trigger()
+        bench.ack_all(1)
+        return bench.done
+
+    assert_changes("early_notice", told, [], [1])
+
+
+def test_missing_ack() -> None:
+    def completed() -> list[int]:
+        bench = Bench()
+        bench.trigger()
+        bench.ack(A, 1)
+        return bench.completed
+
+    assert_changes("missing_ack", completed, [], [1])
+
+
+def test_counted_acks() -> None:
+    def completed() -> tuple[list[int], list[int]]:
+        bench = Bench()
+        bench.trigger()
+        bench.ack(A, 1)
+        once = bench.completed
+        bench.ack(A, 1)
+        return once, bench.completed
+
+    assert_changes("counted_acks", completed, ([], []), ([], [1]))
+
+
+def test_hasty_abort() -> None:
+    def done_before() -> tuple[list[int], int]:
+        bench = Bench()
+        bench.held = {on.WriteAborted}
+        bench.trigger()
+        bench.decline(B, 1)
+        return bench.aborts, len(bench.all(on.DiscardState))
+
+    assert_changes("hasty_abort", done_before, ([], 0), ([1], 1))
+
+
+def test_savepoint_commits() -> None:
+    def told() -> list[int]:
+        bench = Bench()
+        bench.request(CheckpointKind.SAVEPOINT)
+        bench.ack_all(1)
+        return bench.done
+
+    assert_changes("savepoint_commits", told, [], [1])
+
+
+class Ambiguous(DictStorage):
+    """Nobody can tell what became of a write, and it did not happen."""
+
+    def execute(self, operation: Any) -> Any:
+        if type(operation).__name__ == "PutIfAbsent":
+            raise AmbiguousWriteError("who knows", path=operation.path)
+        return super().execute(operation)
+
+
+def test_ambiguous_is_done() -> None:
+    def outcome() -> str:
+        try:
+            return run_flow(store_module.put_once("register", b"mine"), Ambiguous()).decode()
+        except AmbiguousWriteError:
+            return "unknown"
+
+    assert_changes("ambiguous_is_done", outcome, "unknown", "mine")
+
+
+def test_stale_acks() -> None:
+    def completed() -> tuple[list[int], list[int]]:
+        bench = Bench()
+        bench.trigger()
+        bench.ack(A, 1)
+        bench.handle(on.JobFailing("worker lost"))
+        bench.restart(2)
+        bench.ack(B, 1, attempt=1)
+        return bench.completed, bench.done
+
+    assert_changes("stale_acks", completed, ([], []), ([1], []))
+
+
+# ---------------------------------------------------------------------------------------------------------- retention
+
+
+def complete(bench: Bench, count: int) -> Bench:
+    for number in range(1, count + 1):
+        bench.trigger()
+        bench.ack_all(number)
+    return bench
+
+
+def test_newest_dropped_and_oldest_restored() -> None:
+    def kept() -> list[int]:
+        return complete(Bench(retained_checkpoints=2), 4).completed
+
+    def restored() -> int:
+        newest = complete(Bench(retained_checkpoints=2), 4).machine.newest
+        return 0 if newest is None else newest.checkpoint_id
+
+    assert_changes("newest_dropped", kept, [3, 4], [1, 2])
+    assert_changes("oldest_restored", restored, 4, 3)
+
+
+def test_completed_discarded() -> None:
+    def discarded() -> list[on.DiscardState]:
+        bench = Bench()
+        bench.trigger()
+        bench.ack(A, 1, "a")
+        bench.ack(B, 1, "b")
+        return of(bench.ack(B, 1, "b"), on.DiscardState)
+
+    assert_changes("completed_discarded", discarded, [], [on.DiscardState(1, f"{JOB}/chk-1", ("b",))])
+
+
+def test_late_state_kept() -> None:
+    def discarded() -> int:
+        bench = Bench()
+        bench.trigger()
+        bench.decline(A, 1)
+        return len(of(bench.ack(B, 1, "late"), on.DiscardState))
+
+    assert_changes("late_state_kept", discarded, 1, 0)
+
+
+def test_claim_deleted_last() -> None:
+    def order() -> list[str]:
+        storage = DictStorage({f"{JOB}/chk-1/{name}": b"" for name in ("_claim", "_metadata", "state")})
+        run_flow(effects_module.drop_checkpoint(JobPaths(JOB), 1), storage)
+        assert not storage.files
+        return [each.path.rpartition("/")[2] for each in storage.log if isinstance(each, DeleteFile)]
+
+    assert_changes("claim_deleted_last", order, ["_claim"], ["state", "_metadata", "_claim"])
+
+
+# ------------------------------------------------------------------------------------------------------------ fencing
+
+PATHS = JobPaths(JOB)
+
+
+def left_behind(*, aborted: bool) -> DictStorage:
+    """A job whose leader has claimed id 1, and perhaps aborted it."""
+    claim = ClaimRecord(1, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(1), "old", created_ms=0)
+    storage = DictStorage({PATHS.claim(1): encode_record(claim)})
+    run_flow(become_leader(PATHS, LeaderRecord(1, "old", "", 0)), storage)
+    if aborted:
+        record = AbortRecord(1, FailureReason.EXPIRED, 1, "old", "", 0)
+        storage.files[PATHS.decision(1)] = encode_record(record)
+    return storage
+
+
+def settled(storage: DictStorage, epoch: int) -> tuple[int, list[CheckpointFact]]:
+    """Highest id, and what the ids are, when a leader has settled the job."""
+    job = run_flow(settle_job(PATHS, Takeover(epoch, "new", 0)), storage)
+    return job.last_checkpoint_id, [job.checkpoints[number].fact for number in sorted(job.checkpoints)]
+
+
+def test_reused_id() -> None:
+    aborted = CheckpointFact.ABORTED
+    assert_changes("reused_id", lambda: settled(left_behind(aborted=True), 1), (1, [aborted]), (0, []))
+
+
+def test_unsettled_takeover() -> None:
+    aborted, undecided = CheckpointFact.ABORTED, CheckpointFact.UNDECIDED
+    assert_changes(
+        "unsettled_takeover", lambda: settled(left_behind(aborted=False), 2), (2, [aborted, aborted]), (2, [undecided, undecided])
+    )
+
+
+def test_loser_goes_on() -> None:
+    def outcome() -> tuple[bytes, str]:
+        storage = left_behind(aborted=True)
+        run_flow(become_leader(PATHS, LeaderRecord(2, "new", "", 0)), storage)
+        standing = run_flow(store_module.put_once(PATHS.decision(1), b"completed"), storage)
+        try:
+            run_flow(effects_module.check_leadership(PATHS, 1), storage)
+        except FencedError:
+            return standing[:10], "fenced"
+        return standing[:10], "leads"
+
+    stood = left_behind(aborted=True).files[PATHS.decision(1)][:10]
+    assert_changes("loser_goes_on", outcome, (stood, "fenced"), (b"completed", "leads"))
+
+
+# -------------------------------------------------------------------------------------------------------------- sinks
+
+
+def new_job() -> MiniJob:
+    job = MiniJob(MortalStorage({}), DictStorage())
+    job.start()
+    return job
+
+
+def staged(job: MiniJob) -> int:
+    return sum("/staged/" in path for path in job.storage.files)
+
+
+def test_exact_commit() -> None:
+    def committed() -> list[int]:
+        job = new_job()
+        job.emit(2)
+        job.decide(job.snapshot())
+        job.emit(1)
+        job.checkpoint()
+        return job.committed()
+
+    assert_changes("exact_commit", committed, [0, 1, 2], [2])
+
+
+def test_lost_recommit() -> None:
+    def committed() -> list[int]:
+        job = new_job()
+        job.emit(2)
+        job.decide(job.snapshot())
+        job.start()
+        return job.committed()
+
+    assert_changes("lost_recommit", committed, [0, 1], [])
+
+
+def test_repeated_commit() -> None:
+    def committed() -> list[int]:
+        job = new_job()
+        job.emit(2)
+        job.checkpoint()
+        job.start()
+        return job.committed()
+
+    assert_changes("repeated_commit", committed, [0, 1], [0, 1, 0, 1])
+
+
+def test_early_commit() -> None:
+    def committed() -> list[int]:
+        job = new_job()
+        job.emit(2)
+        job.snapshot()
+        job.run_pool()
+        return job.committed()
+
+    assert_changes("early_commit", committed, [], [0, 1])
+
+
+def test_early_ack() -> None:
+    def durable() -> int:
+        job = new_job()
+        job.emit(2)
+        job.snapshot()
+        return staged(job)
+
+    assert_changes("early_ack", durable, 1, 0)
+
+
+def test_no_sweep_and_unprotected_sweep() -> None:
+    def after_abort() -> int:
+        job = new_job()
+        job.emit(2)
+        job.abort(job.snapshot())
+        job.start()
+        return staged(job)
+
+    def after_savepoint() -> int:
+        job = new_job()
+        job.emit(2)
+        job.decide(job.snapshot(), savepoint=True)
+        job.start()
+        return staged(job)
+
+    assert_changes("no_sweep", after_abort, 0, 1)
+    assert_changes("unprotected_sweep", after_savepoint, 1, 0)
+
+
+def test_sweep_of_the_living() -> None:
+    def own() -> int:
+        job = new_job()
+        job.file_size_max = 1
+        job.start()
+        job.emit(2)
+        job.run_pool()
+        job.notify(0)
+        return staged(job)
+
+    assert_changes("sweep_of_the_living", own, 1, 0)
