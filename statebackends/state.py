@@ -146,8 +146,8 @@ class OperatorListStateDescriptor:
     redistribution: Redistribution = Redistribution.SPLIT
 
     def __post_init__(self) -> None:
-        if not isinstance(self.redistribution, Redistribution):
-            choices = ", ".join(f"Redistribution.{choice.name}" for choice in Redistribution)
+        if self.redistribution not in _OPERATOR_KINDS:
+            choices = ", ".join(_OPERATOR_KINDS)
             raise InvalidConfigError(
                 f"operator state {self.name!r}: redistribution is {self.redistribution!r}; choose from {choices}", state=self.name
             )
@@ -155,7 +155,7 @@ class OperatorListStateDescriptor:
     @property
     def kind(self) -> str:
         """operator_list | operator_union | operator_broadcast."""
-        return self.redistribution.kind
+        return _OPERATOR_KINDS[self.redistribution]
 
 
 StateDescriptor = KeyedStateDescriptor | OperatorListStateDescriptor

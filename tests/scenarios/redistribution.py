@@ -202,10 +202,10 @@ def check_random(mode: str, expected: str) -> Outcome:
 
 
 def check_finished(expected: str) -> Outcome:
-    """Finished subtasks have no entries: the rest is dealt out as if they had not been. There is no union state to refuse yet."""
+    """Finished subtasks have no entries: the rest is dealt out as if they had not been. A union that lacks them is refused."""
     with_finished: dict[str, list[list[str]]] = {"x": [["x1", "x2"], [], ["x3"], []]}
     without: dict[str, list[list[str]]] = {"x": [["x1", "x2"], ["x3"]]}
     if split_redistribute(with_finished, 3) != split_redistribute(without, 3):
         return Failed(expected, "finished subtasks change the split")
-    test = "tests/statebackends/test_redistribute.py::test_finished_subtasks_have_no_entries_to_give"
-    return Covered(test, "the split; the refusal of a partial union is not built")
+    test = "tests/coordinator/test_restore_lists.py::test_p10_a_union_that_lacks_the_entries_of_finished_subtasks_is_refused"
+    return Covered(test, "the refusal, at the restore")

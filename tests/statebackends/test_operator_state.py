@@ -19,7 +19,7 @@ from statebackends.factory import create_operator_backend
 from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
 from statebackends.operator_state import ListOperatorStateBackend, check_operator_state, read_entries
 from statebackends.redistribute import split_redistribute
-from statebackends.state import OperatorListStateDescriptor, ValueStateDescriptor
+from statebackends.state import OPERATOR_KINDS, OperatorListStateDescriptor, Redistribution, ValueStateDescriptor
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import run_flow
 
@@ -42,6 +42,27 @@ def test_undeclared_and_twice_declared_lists_are_refused() -> None:
     assert raised.value.fields == {"operator": "op", "state": "keyed"}
     with pytest.raises(InvalidConfigError):
         create_operator_backend([OFFSETS, OFFSETS], operator="op")
+
+
+@pytest.mark.parametrize(
+    ("redistribution", "kind"),
+    [
+        (Redistribution.SPLIT, "operator_list"),
+        (Redistribution.UNION, "operator_union"),
+        (Redistribution.BROADCAST, "operator_broadcast"),
+    ],
+)
+def test_a_stored_list_says_how_it_is_dealt_out(storage: LocalStorage, redistribution: Redistribution, kind: str) -> None:
+    backend = create_operator_backend([OperatorListStateDescriptor("s", redistribution)], operator="op")
+    backend.list_state("s").update([b"1"])
+    (handle,) = run_flow(backend.snapshot(7).flow(TARGET), storage)
+    assert handle.state == StateMeta("s", kind, "bytes")
+    assert kind in OPERATOR_KINDS
+
+
+def test_an_unknown_redistribution_is_refused_with_the_choices() -> None:
+    with pytest.raises(InvalidConfigError, match=r"'s': redistribution is 'everywhere'; choose from split, union, broadcast"):
+        OperatorListStateDescriptor("s", "everywhere")  # type: ignore[arg-type]
 
 
 def test_entries_of_an_undeclared_list_are_refused_unless_there_are_none() -> None:

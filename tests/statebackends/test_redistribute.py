@@ -49,6 +49,11 @@ def test_broadcast_copies_by_index_modulo_old_parallelism() -> None:
     assert broadcast_redistribute(old, 2) == [{"b": [copy]} for copy in "01"]
 
 
+def test_broadcast_passes_over_a_copy_that_is_missing() -> None:
+    assert broadcast_redistribute({"b": [[], ["1"], []]}, 4) == [{"b": ["1"]}] * 4
+    assert broadcast_redistribute({"b": [[], []]}, 3) == [{"b": []}] * 3
+
+
 def test_equal_parallelism_keeps_split_state() -> None:
     assert split_redistribute({"x": [["a", "b", "c"], []]}, 2) == [{"x": ["a", "b", "c"]}, {"x": []}]
 
