@@ -104,8 +104,8 @@ class Kernel:
             return
         process.paused = False
         waiting, process.waiting = process.waiting, []
-        for act in waiting:
-            self.after(0, act, process)
+        for delay_us, act in enumerate(waiting):  # one after the other: lines of a stream must not overtake each other
+            self.after(delay_us, act, process)
 
 
 class ProcessClock:
