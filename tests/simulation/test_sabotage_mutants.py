@@ -98,7 +98,7 @@ def test_an_attribute_that_a_class_inherits_is_not_left_behind() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_choices() -> None:
-    with pytest.raises(InvalidConfigError, match="there is no sabotage 'coffee'; choose from .*early_notice.*unblocked_channel"):
+    with pytest.raises(InvalidConfigError, match=r"there is no sabotage 'coffee'; choose from .*early_notice.*unblocked_channel"):
         find_sabotage("coffee")
 
 
