@@ -66,7 +66,7 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.update(self._task, advance=1, description=verdict.sabotage)
         elif not self._quiet:
-            self._say(f"{verdict.sabotage}: caught {_caught(verdict)}")
+            self._say(f"{verdict.sabotage}: {_caught(verdict)}")
 
     def _pace(self, tally: Tally) -> str:
         seconds = max(0.001, time.monotonic() - self._began)
@@ -228,13 +228,15 @@ def show_verdicts(verdicts: Sequence[Verdict]) -> None:
         )
         for verdict in verdicts
     ]
-    console.show_table(("SABOTAGE", "CAUGHT", "BY", "EXPECTED", "MESSAGE"), rows, empty="no sabotages")
+    console.show_table(("SABOTAGE", "OUTCOME", "BY", "EXPECTED", "MESSAGE"), rows, empty="no sabotages")
     caught = sum(1 for verdict in verdicts if verdict.caught_after)
     console.show_line(f"{caught} of {_count(len(verdicts), 'sabotage')} caught")
 
 
 def _caught(verdict: Verdict) -> str:
-    return f"after {_count(verdict.caught_after, 'seed')}" if verdict.caught_after else f"NOT in {_count(verdict.seeds, 'seed')}"
+    if verdict.caught_after:
+        return f"caught after {_count(verdict.caught_after, 'seed')}"
+    return f"NOT caught in {_count(verdict.seeds, 'seed')}"
 
 
 def _paragraphs(rows: Iterable[tuple[str, str]]) -> None:
