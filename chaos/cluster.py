@@ -202,8 +202,10 @@ class Cluster:
             self.start_coordinator()
 
     def _guard(self) -> None:
-        """A service manager's health check: somebody must lead. A fenced leader does not come back by itself, as it should."""
-        if not any(not host.process.paused and not host.is_fenced for host in self._coordinators.values()):
+        """A service manager's health check of what clients are sent to: a fenced leader does not come back by itself, as it should."""
+        known = self.control.leader
+        host = self._coordinators.get(known.process.name) if known is not None else self._newest_coordinator()
+        if host is None or host.is_fenced:
             self.start_coordinator()
         self.kernel.after(GUARD_US, self._guard)
 
@@ -245,6 +247,8 @@ class Cluster:
                 self.on_trouble("I30", f"the job ended as {outcome}")
         elif outcome == "exists":
             self.outcome = "FINISHED"
+        elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
+            self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
         elif outcome.startswith("OutputMayRepeatError"):  # another driver went on meanwhile: to rewind it takes a flag
             self.outcome = "" if self.jobs_live else "FINISHED"
             self.driver = next(iter(self.drivers.values()), self.driver)
