@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PACKAGES = ("statebackends", "barriers", "operators", "coordinator")
 """Packages that are measured; what never ran of them is listed."""
 
-RUNS_MAX = 24
+RUNS_MAX = 40
 """Runs in a sample: tracing makes each some five times slower."""
 SEEDS_PER_RUN = 10
 """Seeds of a campaign for one run in its sample; but every kind of run is in it."""
