@@ -33,6 +33,7 @@ from coordinator.records import (
     parse_checkpoint_folder,
 )
 from statebackends.errors import AmbiguousWriteError, FencedError, ObjectMissingError, StorageUnavailableError
+from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -45,14 +46,15 @@ from statebackends.storage.operations import (
 
 
 def put_once(path: str, content: bytes) -> Flow[bytes]:
-    """Create `path` unless it exists; returns the content that stands there, ours or another's.
+    """Create `path` unless it exists; returns the content that stands there durably, ours or another's.
 
-    Raises AmbiguousWriteError when storage could not tell and nothing is readable: the write may still land."""
-    created: bool | None
+    When storage can't tell, it is asked again: only an answer says that what can be read there will stay. Raises
+    AmbiguousWriteError when it can't tell again: the write may still land."""
+    created: bool
     try:
         created = yield PutIfAbsent(path, content)
     except AmbiguousWriteError:
-        created = None
+        created = yield PutIfAbsent(path, content)
     if created:
         return content
     try:
@@ -237,7 +239,22 @@ def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
         yield from sweep_checkpoint(paths, checkpoint)
     for checkpoint in derive_garbage(job):
         yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
-    return (yield from read_job(paths))
+    job = yield from read_job(paths)
+    yield from _make_durable(paths, job)
+    return job
+
+
+def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
+    """What the job goes on from must not vanish any more, though its writer died before it knew that it stays.
+
+    Of the older checkpoints nobody depends, and they may be going just now."""
+    record = job.newest_submission
+    if record is not None:
+        yield from make_durable(paths.submission(record.number))
+    newest = max((number for number, checkpoint in job.checkpoints.items() if checkpoint.is_recovery_point), default=0)
+    if newest > 0:
+        yield from make_durable(paths.claim(newest))
+        yield from make_durable(paths.decision(newest))
 
 
 def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[None]:

@@ -13,6 +13,7 @@ from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, derive
 from coordinator.retained import keeps_checkpoints
 from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, write_submission
 from statebackends.errors import FencedError, InvalidConfigError, NotFoundError
+from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import Flow
 
 
@@ -72,7 +73,10 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
-    for checkpoint in _leftovers((yield from read_job(paths))):
+    job = yield from read_job(paths)
+    if job.result is not None:
+        yield from make_durable(paths.result(job.result.submission))
+    for checkpoint in _leftovers(job):
         yield from check_leadership(paths, epoch)
         if checkpoint.fact is CheckpointFact.UNDECIDED:
             yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)

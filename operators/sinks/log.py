@@ -35,6 +35,7 @@ from statebackends.errors import (
     OutputMayRepeatError,
     StorageUnavailableError,
 )
+from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
 
 APPEND_TRIES_MAX = 5
@@ -82,7 +83,7 @@ def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
             if (yield PutIfAbsent(path, data)):
                 return True
         except AmbiguousWriteError:
-            pass
+            continue  # what can be read there need not stay: only an answer says so
         try:
             return bool((yield ReadFile(path)) == data)
         except ObjectMissingError:
@@ -101,7 +102,7 @@ def open_log_flow(
     known = yield from _check_known(paths, known, pending)
     while True:
         start = known.next_sequence if known is not None else 0
-        entries = yield from read_log_flow(paths, start)
+        entries = yield from _standing_entries(paths, start)
         position = _advance(known, entries)
         if position is not None and not _must_claim(paths, position, known, entries, pending, claimant):
             return OpenLog(position, _committed(entries))
@@ -144,6 +145,16 @@ def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[Pen
             checkpoint=pending[0].checkpoint_id,
         )
     return None
+
+
+def _standing_entries(paths: SinkPaths, sequence: int) -> Flow[list[LogEntry]]:
+    """As read_log_flow, of what stays: who wrote the last one may have died before it was durable, and what it says is acted on.
+
+    One name is enough: it makes all names of the folder durable, and numbers have no gaps."""
+    entries = yield from read_log_flow(paths, sequence)
+    if entries:
+        yield from make_durable(paths.log(entries[-1].sequence))
+    return entries
 
 
 def _advance(known: LogPosition | None, entries: Iterable[LogEntry]) -> LogPosition | None:
@@ -206,7 +217,7 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
                 log = OpenLog(msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1), log.committed | names)
                 break
             # The number is taken, or a file is gone: somebody wrote to the log since, perhaps an older self this very commit.
-            entries = yield from read_log_flow(paths, log.position.next_sequence)
+            entries = yield from _standing_entries(paths, log.position.next_sequence)
             log = _follow(paths, log, entries, claimant)
             if missing is not None and not names <= log.committed:
                 raise CommittableLostError(

@@ -110,24 +110,28 @@ def test_first_writer_of_an_id_wins_and_the_loser_reads() -> None:
 
 
 class Ambiguous(DictStorage):
-    """The next conditional write answers ambiguously; `lands` says whether it happened."""
+    """So many conditional writes answer ambiguously; `lands` says whether they happened."""
 
-    def __init__(self, *, lands: bool) -> None:
+    def __init__(self, times: int, *, lands: bool) -> None:
         super().__init__()
+        self.times = times
         self.lands = lands
 
     def execute(self, operation: Any) -> Any:
         if isinstance(operation, PutIfAbsent):
-            if self.lands:
-                super().execute(operation)
-            raise AmbiguousWriteError("timeout", path=operation.path)
+            self.times -= 1
+            if self.times >= 0:
+                if self.lands:
+                    super().execute(operation)
+                raise AmbiguousWriteError("timeout", path=operation.path)
         return super().execute(operation)
 
 
-def test_ambiguous_write_is_read_back() -> None:
-    assert run_flow(put_once("a", b"x"), Ambiguous(lands=True)) == b"x"
+@pytest.mark.parametrize("lands", [True, False])
+def test_ambiguous_write_is_asked_for_again(*, lands: bool) -> None:
+    assert run_flow(put_once("a", b"x"), Ambiguous(1, lands=lands)) == b"x"
     with pytest.raises(AmbiguousWriteError):
-        run_flow(put_once("a", b"x"), Ambiguous(lands=False))
+        run_flow(put_once("a", b"x"), Ambiguous(2, lands=lands))
 
 
 def test_savepoint_is_written_before_the_pointer_that_makes_it_one() -> None:
@@ -241,7 +245,7 @@ def test_epochs_rise_and_the_higher_one_is_seen() -> None:
 
 
 def test_ambiguous_epoch_is_ours_if_it_is() -> None:
-    assert run_flow(become_leader(PATHS, LeaderRecord(1, "a")), Ambiguous(lands=True)) == 1
+    assert run_flow(become_leader(PATHS, LeaderRecord(1, "a")), Ambiguous(1, lands=True)) == 1
 
 
 def test_directory_nonce_is_the_first_one_for_ever() -> None:
