@@ -156,6 +156,8 @@ def run_campaign(
                 checked += found.invariant not in NOT_CHECKED
                 if campaign.sabotage is not None and checked == 1 and not caught_after:
                     caught_after = tally.seeds
+                if found.invariant == DETERMINISM and is_foreign(result.workload):
+                    break  # what its other seeds would break means nothing
                 if settings.stop_after and (tally.violations if campaign.sabotage is None else checked) >= settings.stop_after:
                     break
     except KeyboardInterrupt:

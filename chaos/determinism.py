@@ -79,5 +79,5 @@ def _judge(first: Outcome, second: Outcome) -> Outcome:
     difference = first_difference(first, second)
     if difference is None:
         return Outcome(first.result)
-    violation = ViolationRecord(DETERMINISM, str(difference))
-    return Outcome(msgspec.structs.replace(first.result, violations=(*first.result.violations, violation)))
+    violation = ViolationRecord(DETERMINISM, str(difference))  # first: what else it broke may come from that
+    return Outcome(msgspec.structs.replace(first.result, violations=(violation, *first.result.violations)))

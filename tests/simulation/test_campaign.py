@@ -171,9 +171,11 @@ def test_every_seed_is_checked_for_determinism_when_that_is_wanted() -> None:
 
 
 def test_a_users_own_workload_is_checked_for_determinism_once() -> None:
-    found = run(Campaign(6, ("good", "mine.py:ordered by hash")))
+    assert run(Campaign(6, ("good", "mine.py:good"))).summary.seeds == 6
+    found = run(Campaign(60, ("good", "mine.py:ordered by hash")))
     assert found.summary.invariants == {"determinism": 1}
     assert [failure.seed for failure in found.failures] == [1]
+    assert found.summary.seeds == 2  # what its other seeds would break means nothing
 
 
 def test_every_sabotage_is_tried_until_it_is_caught() -> None:
