@@ -21,7 +21,7 @@ class Trace:
 
     def add(self, actor: str, event: str, details: str = "") -> None:
         """`details` must not hold anything that differs between two processes: no addresses, no real times or paths."""
-        self._entries.append((self._now_us(), actor, event, details))
+        self._entries.append((self._now_us(), actor, event, details.replace("\n", " | ") if "\n" in details else details))
 
     def lines(self, last: int | None = None) -> list[str]:
         """The whole trace, or its last events, one aligned line each."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, assert_never
 
 from barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfPartition
+from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
 from barriers.messages import (
     Answerable,
     CheckpointKind,
@@ -229,7 +229,11 @@ class Subtask:
             self._enter(TaskState.CANCELED)
 
     def _finish(self) -> None:
-        """Commits are done: nothing more will come from here."""
+        """Commits are done: nothing more will come from here.
+
+        An attempt that was restored from a job's last checkpoint only to commit it ends before its data does."""
+        if not self._intake.is_drained:
+            self.chain.broadcast(EndOfData(drain=False))
         self.chain.broadcast(EndOfPartition())
         errors = self.chain.close()
         if errors:

@@ -118,10 +118,10 @@ class Worker:
         attempt = self._attempt
         if attempt is not None:
             for each in attempt.subtasks:
-                if each.subtask.is_disposed and not each.outputs:
+                if _is_due(each, now_ms):
+                    progress = each.subtask.step(now_ms).progress or progress
+                elif all(output.is_drained for output in each.outputs):
                     continue
-                if each.subtask.step(now_ms).progress:
-                    progress = True
                 self._send(each, now_ms)
             self._housekeep(attempt, now_ms)
         if self.cancelling_since_ms is not None and not self._commands and self._is_settled():
@@ -324,3 +324,16 @@ class Worker:
             self._transport.send(frame)
 
 
+def _is_due(each: DeployedSubtask, now_ms: int) -> bool:
+    """Whether a step could move anything; the loop's own wait rests on the same signs. Most rounds are about a few of many."""
+    subtask = each.subtask
+    last = subtask.last_step
+    if last.progress or subtask.mailbox:
+        return True
+    if subtask.is_disposed:
+        return False
+    if last.backpressured:
+        return subtask.is_unblocked
+    if each.gate is not None and each.gate.has_input:
+        return True
+    return last.next_wakeup_ms is not None and last.next_wakeup_ms <= now_ms

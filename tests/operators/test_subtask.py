@@ -356,6 +356,17 @@ def test_finish_waits_for_commits() -> None:
     assert bench.subtask.is_disposed
 
 
+def test_attempt_that_only_commits_the_last_checkpoint_ends_its_data_too() -> None:
+    """Restored from a stop-with-savepoint, it is told to finish before its source has come to an end: who reads must not wonder."""
+    bench = source(1_000)
+    bench.subtask.step(0)
+    bench.port.take()
+    bench.mailbox.put(FinishTasks(1, 4))
+    bench.subtask.step(0)
+    assert bench.subtask.state is TaskState.FINISHED
+    assert bench.port.take()[-2:] == [EndOfData(False), EndOfPartition()]
+
+
 def test_stop_without_drain_ends_behind_the_barrier_with_windows_open() -> None:
     bench = source(1_000)
     bench.subtask.step(0)
