@@ -1,0 +1,15 @@
+"""The seeds that every test run repeats: a few of each workload, and each one that has failed once."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.world import RunRequest, run_seed
+from tests.simulation.listed import ListedSeed, listed_seeds
+
+
+@pytest.mark.parametrize("listed", listed_seeds(), ids=str)
+def test_listed_seed_does_as_it_should(listed: ListedSeed) -> None:
+    """Without a sabotage it holds; with one it must fail."""
+    run = run_seed(RunRequest(listed.seed, listed.workload, sabotage=listed.sabotage))
+    assert bool(run.result.violations) == (listed.sabotage is not None), "\n".join(run.trace.lines(40))
