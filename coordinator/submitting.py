@@ -78,7 +78,7 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
         yield from make_durable(paths.result(job.result.submission))
     for checkpoint in _leftovers(job):
         yield from check_leadership(paths, epoch)
-        if checkpoint.fact is CheckpointFact.UNDECIDED:
+        if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
             yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
         yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
 

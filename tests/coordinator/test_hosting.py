@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from barriers.jobgraph import Submission
 from barriers.messages import (
@@ -25,7 +26,7 @@ from coordinator import jobevents as job
 from coordinator.hosting import Await, HostFlow, run_host_flow
 from coordinator.jobevents import JobState
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
-from coordinator.store import abort_checkpoint, claim_checkpoint, write_result
+from coordinator.store import abort_checkpoint, claim_checkpoint, read_job, write_result
 from coordinator.subscription import Subscription
 from statebackends.errors import FencedError, InvalidConfigError, StorageUnavailableError
 from statebackends.storage.operations import Operation, PutIfAbsent, run_flow
@@ -428,3 +429,20 @@ def test_what_a_failed_job_keeps_stays() -> None:
     run_flow(write_result(paths, ResultRecord(1, "FAILED", 1, "leader", 1, 0)), storage)
     Process(storage, seed=1).begin()
     assert paths.claim(1) in storage.files
+
+
+def test_id_that_a_cut_off_restart_took_is_not_taken_again() -> None:
+    """A leader fences the next id before it records its submission; should it die in between, the id is used up."""
+    storage = DictStorage()
+    start(Process(storage), submitted())
+    paths = JobPaths(JOB)
+    run_flow(write_result(paths, ResultRecord(1, "FINISHED", 1, "leader", 4, 4)), storage)
+    begun = ClaimRecord(5, 2, 0, 0, CheckpointKind.CHECKPOINT, paths.checkpoint(5), "starter")
+    run_flow(claim_checkpoint(paths, begun), storage)
+    Process(storage, seed=1).begin()
+    assert paths.claim(5) in storage.files
+    process = Process(storage, seed=2).begin()
+    process.submit(replace(submitted("next"), fresh=True))
+    first = run_flow(read_job(paths), storage).newest_submission
+    assert first is not None
+    assert first.first_checkpoint_id > 5
