@@ -251,7 +251,10 @@ class Cluster:
             self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
         elif outcome.startswith("OutputMayRepeatError"):  # another driver went on meanwhile: to rewind it takes a flag
             self.outcome = "" if self.jobs_live else "FINISHED"
-            self.driver = next(iter(self.drivers.values()), self.driver)
+            if self.drivers:
+                self.driver = next(iter(self.drivers.values()))
+            elif not self.outcome:
+                self._driver_later(200_000)
         elif outcome in ("superseded", "workers ended") or outcome.startswith("gave up"):
             self._driver_later(200_000)
         else:
@@ -390,15 +393,15 @@ class Cluster:
         if driver is None or not driver.process.alive:
             return False
         self._kill_driver(driver, orphans=self.streams.of(f"orphans/{fault.label}").random() < 0.25)
-        self._driver_later(max(1, fault.amount) * 1000)
+        self._driver_later(max(1, fault.amount) * 1000, driver.unanswered_restore)
         return True
 
     def _strike_kill_all(self, fault: Fault, process: Process | None) -> bool:
-        again = self.driver is not None and self.driver.process.alive
+        driver = self.driver if self.driver is not None and self.driver.process.alive else None
         self._kill_everything()
         self._back_in(fault, self._ensure_coordinator)
-        if again:
-            self._driver_later(max(1, fault.amount) * 1000)
+        if driver is not None:
+            self._driver_later(max(1, fault.amount) * 1000, driver.unanswered_restore)
         return True
 
     def _strike_power_loss(self, fault: Fault, process: Process | None) -> bool:

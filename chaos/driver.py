@@ -79,6 +79,11 @@ class DriverHost:
         self.outcome = ""
         self._superseded = False
 
+    @property
+    def unanswered_restore(self) -> str | None:
+        """Where its successor has to restore from: what this one asked for, unless the job was accepted."""
+        return self.order.restore if self.accepted is None else None
+
     def start(self) -> None:
         self._submit()
 
