@@ -87,6 +87,8 @@ class Cluster:
         self.outcome = ""
         """How the job ended, as its newest driver learned it."""
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
+        self._unsure = False
+        """A user asked for a stop and was never told what came of it."""
         self.crashes: list[str] = []
         self.local_directory = ""
         self._local: tempfile.TemporaryDirectory[str] | None = None
@@ -245,8 +247,10 @@ class Cluster:
             self.outcome = outcome
             if outcome != "FINISHED":
                 self.on_trouble("I30", f"the job ended as {outcome}")
+            self._go_on_if_unsure()
         elif outcome == "exists":
             self.outcome = "FINISHED"
+            self._go_on_if_unsure()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
             self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
         elif outcome.startswith("OutputMayRepeatError"):  # another driver went on meanwhile: to rewind it takes a flag
@@ -536,8 +540,15 @@ class Cluster:
         else:
             self.pending -= 1
             self.trace.add("user", "gives up")
-            if self.outcome:  # it may have been stopped all the same: whoever doesn't know goes on from the last checkpoint
-                self.start_driver("latest")
+            self._unsure = True
+            if self.outcome:
+                self._go_on_if_unsure()
+
+    def _go_on_if_unsure(self) -> None:
+        """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
+        if self._unsure:
+            self._unsure = False
+            self.start_driver("latest")
 
     def _follow(self, wish: Wish, tries: int) -> None:
         def told(answer: Any) -> None:
