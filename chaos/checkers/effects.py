@@ -134,7 +134,11 @@ class EffectsChecker(Checker):
             prefix = sink.folder.removeprefix(f"{sink.root}/")
             contents: list[dict[str, Any]] = []
             while (content := view.peek(f"{prefix}/log/{len(contents):012d}.json")) is not None:
-                contents.append(json.loads(content))
+                try:
+                    contents.append(json.loads(content))
+                except ValueError as error:
+                    self.report("I19", f"entry {len(contents)} of the log of sink {sink.sink_id} can't be read: {error}")
+                    return
             commits = [entry for entry in contents if entry["type"] == "commit"]
             sink.entries = len(contents)
             sink.newest = max((entry["checkpoint_id"] for entry in commits), default=0)

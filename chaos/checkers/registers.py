@@ -52,8 +52,10 @@ class RegisterChecker(Checker):
                     return
                 for change in self._ledger.changes(observation):
                     self._judge(change)
-            case Led():
-                self._led_epoch = max(self._led_epoch, observation.epoch)
+            case Led(epoch=epoch):
+                self._led_epoch = max(self._led_epoch, epoch)
+                if epoch == self._ledger.newest_epoch:
+                    self._check_settled(epoch)
             case Commanded(command=TriggerCheckpoint() as trigger, epoch=epoch):
                 self._trigger(trigger, epoch)
             case _:
@@ -115,6 +117,13 @@ class RegisterChecker(Checker):
         self._newest_trigger[epoch] = max(self._newest_trigger.get(epoch, 0), number)
 
     # --------------------------------------------------------------------------------------------------------- deciding
+
+    def _check_settled(self, epoch: int) -> None:
+        """Before anybody leads, every id that older leaders had claimed is decided."""
+        for number, claim in sorted(self._ledger.claims.items()):
+            decided = number in self._ledger.completed or number in self._ledger.aborted
+            if claim.epoch < epoch and not decided and self._is_own(number, claim):
+                self.report("I13", f"epoch {epoch} leads, and checkpoint {number}, which epoch {claim.epoch} claimed, is undecided")
 
     def _decided(self, change: Decided) -> None:
         number, snapshot = change.checkpoint_id, change.snapshot

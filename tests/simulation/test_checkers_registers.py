@@ -87,9 +87,10 @@ def test_a_leader_completes_after_another_one_leads(story: Story) -> None:
     states = story.acknowledge(2)
     story.lead()
     story.tell(Led(story.now_ms, "coordinator-2", JOB, 2, 1, story.graph))
+    assert story.broken == ["I13"]  # it should have decided what the first one had claimed
     story.epoch = 1
     story.decide(2, story.snapshot(2, states))
-    assert story.broken == ["I15"]
+    assert story.broken == ["I13", "I15"]
 
 
 def test_a_checkpoint_of_an_old_attempt_completes(story: Story) -> None:
