@@ -100,14 +100,6 @@ def _skips_the_final(original: Any) -> Any:
     return run
 
 
-def _gives_up_the_final(original: Any) -> Any:
-    def request_ended(self: Lifecycle, outcome: on.CompleteRequest) -> None:
-        if outcome.completed is not None:
-            original(self, outcome)
-
-    return request_ended
-
-
 SABOTAGES = (
     Sabotage(
         "early_notice",
@@ -153,11 +145,5 @@ SABOTAGES = (
         "a job ends with its newest checkpoint instead of a final one",
         ("I1", "I19"),
         (Mutant(Lifecycle, "_run", _skips_the_final),),
-    ),
-    Sabotage(
-        "unrepeated_final",
-        "a final checkpoint that fails is not asked for again",
-        ("I30",),
-        (Mutant(Lifecycle, "request_ended", _gives_up_the_final),),
     ),
 )

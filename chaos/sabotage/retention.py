@@ -7,7 +7,7 @@ from typing import Any
 import coordinator.effects as effects_module
 import coordinator.store as store_module
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
-from chaos.sabotage.base import Mutant, Sabotage, constant
+from chaos.sabotage.base import Mutant, Sabotage
 from coordinator.decisions import Decisions
 from coordinator.records import JobPaths
 from coordinator.retained import RetainedCheckpoints
@@ -27,13 +27,13 @@ def _drops_the_newest(original: Any) -> Any:
     return take_drops
 
 
-def _discards_completed(original: Any) -> Any:
-    """A repeated acknowledgement of a complete checkpoint is late, and what is late is deleted."""
+def _discards_repeated(original: Any) -> Any:
+    """Whatever is not counted is late, and what is late is deleted."""
 
     def acknowledge(self: Decisions, ack: AcknowledgeCheckpoint, next_id: int) -> AckStatus:
-        if ack.checkpoint_id not in self.pending and self.retained.is_completed(ack.checkpoint_id):
-            self._discard_late(ack, f"{self._job_id}/chk-{ack.checkpoint_id}")
         status: AckStatus = original(self, ack, next_id)
+        if status is AckStatus.DUPLICATE:
+            self._discard_late(ack, f"{self._job_id}/chk-{ack.checkpoint_id}")
         return status
 
     return acknowledge
@@ -61,11 +61,11 @@ SABOTAGES = (
         (Mutant(RetainedCheckpoints, "take_drops", _drops_the_newest),),
     ),
     Sabotage(
-        "completed_discarded",
-        "an acknowledgement that is repeated after its checkpoint completed deletes the files that it names",
-        ("I11", "I16", "I23"),
-        (Mutant(Decisions, "acknowledge", _discards_completed),),
-        kinds=("duplicate", "drop"),
+        "repeated_ack_discarded",
+        "an acknowledgement that comes twice counts as late, and the files that it names are deleted",
+        ("I11",),
+        (Mutant(Decisions, "acknowledge", _discards_repeated),),
+        kinds=("duplicate",),
     ),
     Sabotage(
         "claim_deleted_last",
@@ -76,12 +76,6 @@ SABOTAGES = (
             Mutant(store_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
         kinds=("kill_coordinator", "kill_all", "store_fails", "power_loss"),
-    ),
-    Sabotage(
-        "late_state_kept",
-        "the files of an acknowledgement that came too late are left behind",
-        ("I24",),
-        (Mutant(Decisions, "_discard_late", constant(None)),),
     ),
     Sabotage(
         "oldest_restored",

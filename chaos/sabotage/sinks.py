@@ -98,10 +98,14 @@ SABOTAGES = (
     ),
     Sabotage(
         "sweep_of_the_living",
-        "a sink sweeps whenever it has nothing to commit, and takes the files of the running attempt too",
+        "a sink sweeps whenever it has nothing to commit, and takes what the running attempt has staged too",
         ("I20",),
-        (Mutant(sweep_module, "candidates_flow", _sweeps_own_attempt), Mutant(FileCommitter, "_sweep_once", _sweeps_always)),
-        workloads=("fanout",),
+        (
+            Mutant(sweep_module, "candidates_flow", _sweeps_own_attempt),
+            Mutant(sweep_module, "is_protected", constant(False)),
+            Mutant(FileCommitter, "_sweep_once", _sweeps_always),
+        ),
+        kinds=("store_slow",),
     ),
     Sabotage(
         "no_sweep",

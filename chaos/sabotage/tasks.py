@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from barriers.elements import CheckpointBarrier
+from barriers.messages import Registered
 from chaos.sabotage.base import Mutant, Sabotage, constant
 from operators.chain import OperatorChain
+from operators.session import Session
 from operators.sinks.writer import ParquetSinkWriter
 from operators.subtask import Subtask
 from statebackends.generations import FrozenGenerationRows
@@ -49,6 +53,13 @@ def _does_not_wait_for_commits(original: Any) -> Any:
     return finish_if_due
 
 
+def _hears_no_end(original: Any) -> Any:
+    def reconcile(self: Session, registered: Registered) -> Any:
+        return original(self, msgspec.structs.replace(registered, finish=0))
+
+    return reconcile
+
+
 SABOTAGES = (
     Sabotage(
         "late_emission",
@@ -78,5 +89,12 @@ SABOTAGES = (
         "a task ends although its sink has still to commit",
         ("I1", "I19"),
         (Mutant(Subtask, "_finish_if_due", _does_not_wait_for_commits),),
+    ),
+    Sabotage(
+        "unrepeated_finish",
+        "a worker that missed the command to finish is not told again when it comes back",
+        ("I30",),
+        (Mutant(Session, "_reconcile", _hears_no_end),),
+        kinds=("drop",),
     ),
 )

@@ -130,25 +130,15 @@ def test_newest_dropped_and_oldest_restored() -> None:
     assert_changes("oldest_restored", restored, 4, 3)
 
 
-def test_completed_discarded() -> None:
+def test_repeated_ack_discarded() -> None:
     def discarded() -> list[on.DiscardState]:
         bench = Bench()
         bench.trigger()
         bench.ack(A, 1, "a")
-        bench.ack(B, 1, "b")
-        return of(bench.ack(B, 1, "b"), on.DiscardState)
+        return [*of(bench.ack(A, 1, "a"), on.DiscardState), *of(bench.ack(B, 1, "b") + bench.ack(B, 1, "b"), on.DiscardState)]
 
-    assert_changes("completed_discarded", discarded, [], [on.DiscardState(1, f"{JOB}/chk-1", ("b",))])
-
-
-def test_late_state_kept() -> None:
-    def discarded() -> int:
-        bench = Bench()
-        bench.trigger()
-        bench.decline(A, 1)
-        return len(of(bench.ack(B, 1, "late"), on.DiscardState))
-
-    assert_changes("late_state_kept", discarded, 1, 0)
+    wrong = [on.DiscardState(1, f"{JOB}/chk-1", (name,)) for name in ("a", "b")]
+    assert_changes("repeated_ack_discarded", discarded, [], wrong)
 
 
 def test_claim_deleted_last() -> None:
