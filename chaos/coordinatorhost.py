@@ -93,7 +93,7 @@ class CoordinatorHost:
         rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         config = ServiceConfig(storage.root, url=f"sim://{process.name}")
         self.host = JobHost(config, storage.root, rng=rng, clock=self.clock, runner=self, owner=lambda: SimOwner(self))
-        self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS)
+        self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS, look_for=self.host.look_for)
         self._starting: deque[tuple[HostFlow[Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._start_under_way = False
         process.phase = "recovering"

@@ -20,7 +20,7 @@ from coordinator.jobevents import JobSetup
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.leadership import open_directory
-from coordinator.records import JobPaths
+from coordinator.records import JobPaths, is_job_id
 from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
@@ -31,6 +31,9 @@ from statebackends.storage.operations import Operation, Storage
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+UNKNOWN_JOBS_MAX = 16
+"""Jobs that are looked for at a time because somebody asked; the next ones wait until somebody asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class JobHost:
         self.directory_nonce = ""
         """Set by `open`."""
         self.unsettled: set[str] = set()
-        """Jobs that can't be led because storage failed, which may pass."""
+        """Jobs to recover again: storage failed, which may pass, or somebody asked for one that was not there when we began."""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -96,6 +99,11 @@ class JobHost:
         for job_id in (yield from list_jobs()):
             if self.registry.find(job_id) is None:
                 yield from self.recover_job(job_id)
+
+    def look_for(self, job_id: str) -> None:
+        """Somebody asked for a job that is not known here: an older coordinator may have started it since, and be gone now."""
+        if len(self.unsettled) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
+            self.unsettled.add(job_id)
 
     def recover_unsettled(self) -> HostFlow[None]:
         """Try again with the jobs whose recovery storage has kept from ending; call it now and then while there are some."""

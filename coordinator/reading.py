@@ -30,8 +30,17 @@ T = TypeVar("T")
 class ReadModels:
     """The part of `interface.Coordinator` that changes nothing, and how calls reach a job."""
 
-    def __init__(self, registry: JobRegistry, storage_root: str, call_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        registry: JobRegistry,
+        storage_root: str,
+        call_timeout_ms: int,
+        *,
+        look_for: Callable[[str], None] = lambda job_id: None,
+    ) -> None:
+        """`look_for` is told of a job that somebody asked for and that is not known; it must not block."""
         self._registry = registry
+        self._look_for = look_for
         self._storage_root = storage_root
         self._call_timeout_ms = call_timeout_ms
 
@@ -107,7 +116,11 @@ class ReadModels:
         if recorded is not None and recorded.result is not None:
             state = recorded.result.state
             raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
-        return self._registry.led(job_id)
+        try:
+            return self._registry.led(job_id)
+        except NotFoundError:
+            self._look_for(job_id)
+            raise
 
     def _call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
         return self._led(job_id).call(make)

@@ -177,6 +177,11 @@ def hash_graph(graph: JobGraph) -> str:
     return hashlib.blake2b(msgspec.json.encode(graph, order="deterministic"), digest_size=16).hexdigest()
 
 
+def is_job_id(text: str) -> bool:
+    """32 lower-case hex digits."""
+    return len(text) == 32 and all(digit in "0123456789abcdef" for digit in text)
+
+
 def derive_job_id(name: str) -> str:
     """32 hex digits: the job id that belongs to a name."""
     return hashlib.blake2b(name.encode(), digest_size=16, person=b"holdfast-job").hexdigest()

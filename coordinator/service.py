@@ -58,7 +58,7 @@ class CoordinatorService(ReadModels):
         self._closing = threading.Lock()
         self._closed = False
         self._stopped = threading.Event()
-        super().__init__(self._host.registry, self._storage.root, config.call_timeout_ms)
+        super().__init__(self._host.registry, self._storage.root, config.call_timeout_ms, look_for=self._host.look_for)
         self._perform(self._host.open())
         self._perform(self._host.recover())
         self._recovery = threading.Thread(target=self._recover_unsettled, name="recovery", daemon=True)

@@ -30,6 +30,7 @@ from coordinator.records import (
     SubmissionRecord,
     decode_record,
     encode_record,
+    is_job_id,
     parse_checkpoint_folder,
 )
 from statebackends.errors import AmbiguousWriteError, FencedError, ObjectMissingError, StorageUnavailableError
@@ -167,7 +168,7 @@ def list_jobs() -> Flow[list[str]]:
     """Ids of all jobs in the state directory."""
     names: list[str] = yield ListFolder("")
     jobs = [name.rstrip("/") for name in names if name.endswith("/")]
-    return [name for name in jobs if len(name) == 32 and all(digit in "0123456789abcdef" for digit in name)]
+    return [name for name in jobs if is_job_id(name)]
 
 
 def read_job(paths: JobPaths) -> Flow[RecordedJob]:

@@ -9,7 +9,7 @@ from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader, check_leadership
 from coordinator.planning import check_graph, derive_setup, plan_submission
 from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_leftovers, derive_recovery_point
-from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, derive_job_id
+from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, derive_job_id, is_job_id
 from coordinator.retained import keeps_checkpoints
 from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, write_submission
 from statebackends.errors import FencedError, InvalidConfigError, NotFoundError
@@ -31,7 +31,7 @@ def identify_job(submission: Submission) -> str:
     """The id of the job that a submission is for. Raises InvalidConfigError or GraphError on what no job can be."""
     check_graph(submission.graph)
     job_id = submission.job_id or derive_job_id(submission.graph.name)
-    if len(job_id) != 32 or any(digit not in "0123456789abcdef" for digit in job_id):
+    if not is_job_id(job_id):
         raise InvalidConfigError(f"job id {job_id!r} is not 32 lower-case hex digits", setting="job_id")
     return job_id
 

@@ -446,3 +446,20 @@ def test_id_that_a_cut_off_restart_took_is_not_taken_again() -> None:
     first = run_flow(read_job(paths), storage).newest_submission
     assert first is not None
     assert first.first_checkpoint_id > 5
+
+
+def test_job_that_an_older_coordinator_started_meanwhile_is_found_when_somebody_asks() -> None:
+    """It was paused over the submission, woke behind its successor's start, and is gone: nobody else will lead the job."""
+    storage = DictStorage()
+    newer = Process(storage, seed=1).begin()
+    start(Process(storage), submitted())
+    assert newer.host.registry.find(JOB) is None
+    newer.host.look_for(JOB)
+    newer.host.look_for("../../etc")
+    assert newer.host.unsettled == {JOB}
+    perform(newer, newer.host.recover_unsettled(), storage)
+    assert newer.service(JOB).epoch == 2
+    newer.host.look_for("0" * 32)
+    perform(newer, newer.host.recover_unsettled(), storage)
+    assert newer.host.registry.find("0" * 32) is None
+    assert newer.host.unsettled == set()
