@@ -199,9 +199,15 @@ def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> Res
 
 
 def derive_latest(job: RecordedJob) -> RestorePoint | None:
-    """What `restore="latest"` means: where the newest submission would recover, whether it is over or not."""
-    submission = job.newest_submission
-    return None if submission is None else derive_recovery_point(job, submission)
+    """What `restore="latest"` means: where the newest submission would recover, whether it is over or not.
+
+    None when it went on from its base and has ended without keeping what it completed since: its base is not its latest."""
+    submission, result = job.newest_submission, job.result
+    if submission is None:
+        return None
+    point = derive_recovery_point(job, submission)
+    has_dropped = result is not None and result.newest_completed >= submission.first_checkpoint_id
+    return None if has_dropped and point == submission.base else point
 
 
 def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:

@@ -28,6 +28,7 @@ from coordinator.records import (
     ClaimRecord,
     JobPaths,
     LeaderRecord,
+    RestorePoint,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
@@ -207,6 +208,18 @@ def test_j08_unreadable_newest_checkpoint_is_reported_with_the_fallback() -> Non
     job = recorded({4: (PLAIN, snapshot(4)), 5: (PLAIN, snapshot(5)[:50])})
     with pytest.raises(CorruptStateError, match="checkpoint 5 is unreadable"):
         derive_latest(job)
+
+
+def test_latest_of_a_job_that_kept_nothing_is_not_where_it_began() -> None:
+    """It went on from 2, completed up to 9, and ended without keeping any of it: from 2 it would write all that again."""
+    base = RestorePoint(2, f"{JOB}/chk-2", 0, PLAIN)
+    record = SubmissionRecord(2, 2, submission(word_count()), base, 3, "n")
+    over = recorded({}, submissions={2: record}, results={2: ResultRecord(2, "FINISHED", 2, "n", 9, 9)})
+    assert derive_latest(over) is None
+    nothing_new = recorded({}, submissions={2: record}, results={2: ResultRecord(2, "FAILED", 2, "n", 2, 2)})
+    assert derive_latest(nothing_new) == base
+    live = recorded({}, submissions={2: record})
+    assert derive_latest(live) == base
     flow = plan_submission(job, submission(word_count(), restore="latest"))
     with pytest.raises(CorruptStateError, match="restore=4 with allow_output_repeat") as caught:
         next(flow)
