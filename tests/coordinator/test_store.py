@@ -208,6 +208,10 @@ def test_j08_unreadable_newest_checkpoint_is_reported_with_the_fallback() -> Non
     job = recorded({4: (PLAIN, snapshot(4)), 5: (PLAIN, snapshot(5)[:50])})
     with pytest.raises(CorruptStateError, match="checkpoint 5 is unreadable"):
         derive_latest(job)
+    flow = plan_submission(job, submission(word_count(), restore="latest"))
+    with pytest.raises(CorruptStateError, match="restore=4 with allow_output_repeat") as caught:
+        next(flow)
+    assert caught.value.fallback == 4
 
 
 def test_latest_of_a_job_that_kept_nothing_is_not_where_it_began() -> None:
@@ -220,10 +224,6 @@ def test_latest_of_a_job_that_kept_nothing_is_not_where_it_began() -> None:
     assert derive_latest(nothing_new) == base
     live = recorded({}, submissions={2: record})
     assert derive_latest(live) == base
-    flow = plan_submission(job, submission(word_count(), restore="latest"))
-    with pytest.raises(CorruptStateError, match="restore=4 with allow_output_repeat") as caught:
-        next(flow)
-    assert caught.value.fallback == 4
 
 
 def test_only_orphans_and_aborted_ids_below_the_newest_completed_one_may_go() -> None:
