@@ -107,8 +107,7 @@ class InputGate:
 
         `now_ms` is monotonic, `wall_ms` (default: the same) the clock that barriers are stamped with."""
         wall = now_ms if wall_ms is None else wall_ms
-        limit = self._held_bytes_max
-        if limit is not None and self._blocked and self.held_bytes > limit:
+        if self._holds_too_much:
             self._tell(AlignmentLimitExceeded(), now_ms, wall)
         while not self._outputs and self._ready:
             self._read(heapq.heappop(self._ready)[1], now_ms, wall)
@@ -160,8 +159,13 @@ class InputGate:
 
     @property
     def has_input(self) -> bool:
-        """True if a poll may return something."""
-        return bool(self._outputs or self._ready)
+        """True if a poll may return something: what lies behind blocked channels counts once it is too much."""
+        return bool(self._outputs or self._ready) or self._holds_too_much
+
+    @property
+    def _holds_too_much(self) -> bool:
+        limit = self._held_bytes_max
+        return limit is not None and bool(self._blocked) and self.held_bytes > limit
 
     @property
     def queued_bytes(self) -> int:

@@ -138,7 +138,9 @@ def test_b10_more_held_than_allowed_aborts_the_alignment() -> None:
     gate.offer(0, batch("a"), 10)
     assert drain(gate) == []
     more = batch("aa")
+    assert not gate.has_input
     gate.offer(0, more, 1)
+    assert gate.has_input, "a loop that looks before it polls would never learn that the limit is passed"
     assert drain(gate)[0] == AbortCheckpoint(1, AbortReason.ALIGNMENT_LIMIT)
     assert gate.held_bytes == 0
 
