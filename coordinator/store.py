@@ -45,19 +45,33 @@ from statebackends.storage.operations import (
     ReadFile,
 )
 
+SETTLE_TRIES_MAX = 4
+"""A leader that is being replaced has few deletions under way, and begins none."""
+
 
 def put_once(path: str, content: bytes) -> Flow[bytes]:
     """Create `path` unless it exists; returns the content that stands there durably, ours or another's.
 
     When storage can't tell, it is asked again: only an answer says that what can be read there will stay. Raises
-    AmbiguousWriteError when it can't tell again: the write may still land."""
-    created: bool
+    AmbiguousWriteError when it can't tell again, or does not answer then: the write may still land."""
     try:
-        created = yield PutIfAbsent(path, content)
+        created: bool = yield PutIfAbsent(path, content)
     except AmbiguousWriteError:
-        created = yield PutIfAbsent(path, content)
-    if created:
-        return content
+        try:
+            return (yield from _settle_write(path, content))
+        except AmbiguousWriteError:
+            raise
+        except StorageUnavailableError as error:
+            raise AmbiguousWriteError(f"{path} may or may not have been written: {error}", path=path) from error
+    return content if created else (yield from _read_standing(path))
+
+
+def _settle_write(path: str, content: bytes) -> Flow[bytes]:
+    created: bool = yield PutIfAbsent(path, content)
+    return content if created else (yield from _read_standing(path))
+
+
+def _read_standing(path: str) -> Flow[bytes]:
     try:
         standing: bytes = yield ReadFile(path)
     except ObjectMissingError as error:
@@ -230,6 +244,15 @@ def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
 
     Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
     next is ours and ABORTED. Running it again gives the same result."""
+    for _ in range(SETTLE_TRIES_MAX - 1):
+        try:
+            return (yield from _settle(paths, takeover))
+        except ObjectMissingError:
+            continue  # a deletion that an ended job's last leader had begun came between: it comes once
+    return (yield from _settle(paths, takeover))
+
+
+def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
     job = yield from read_job(paths)
     for checkpoint in job.with_fact(CheckpointFact.UNDECIDED):
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)

@@ -47,7 +47,13 @@ from coordinator.store import (
     drop_checkpoint,
     put_once,
 )
-from statebackends.errors import AmbiguousWriteError, CorruptStateError, FencedError, UnsupportedVersionError
+from statebackends.errors import (
+    AmbiguousWriteError,
+    CorruptStateError,
+    FencedError,
+    StorageUnavailableError,
+    UnsupportedVersionError,
+)
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage import resolve_folder
 from statebackends.storage.local import LocalStorage
@@ -133,6 +139,34 @@ def test_ambiguous_write_is_asked_for_again(*, lands: bool) -> None:
     assert run_flow(put_once("a", b"x"), Ambiguous(1, lands=lands)) == b"x"
     with pytest.raises(AmbiguousWriteError):
         run_flow(put_once("a", b"x"), Ambiguous(2, lands=lands))
+
+
+class Away(DictStorage):
+    """The first conditional write lands and answers ambiguously; from then on nothing answers for so many operations."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+        self.writes = 0
+
+    def execute(self, operation: Any) -> Any:
+        if isinstance(operation, PutIfAbsent):
+            self.writes += 1
+            if self.writes == 1:
+                super().execute(operation)
+                raise AmbiguousWriteError("timeout", path=operation.path)
+        if self.reads == isinstance(operation, ReadFile):
+            raise StorageUnavailableError("away", path="a")
+        return super().execute(operation)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_write_that_may_have_happened_is_never_called_one_that_has_not(*, reads: bool) -> None:
+    """A disk that fails to sync a name fails again when it is asked again: the name is there all the same."""
+    storage = Away(reads=reads)
+    with pytest.raises(AmbiguousWriteError):
+        run_flow(put_once("a", b"x"), storage)
+    assert storage.files == {"a": b"x"}
 
 
 def test_savepoint_is_written_before_the_pointer_that_makes_it_one() -> None:
