@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -31,6 +31,9 @@ from statebackends.storage.operations import Operation, Storage
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+RECOVERY_ROUNDS_MAX = 64
+"""Rounds between two tries to recover the same job: each that gets as far as leading it writes an epoch that stays."""
 
 UNKNOWN_JOBS_MAX = 16
 """Jobs that are looked for at a time because somebody asked; the next ones wait until somebody asks again."""
@@ -60,6 +63,26 @@ def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Futur
     except StopIteration as stop:
         value: T = stop.value
         return value
+
+
+class RecoveryBackoff:
+    """Which unsettled jobs a round of recovery tries: each at once, then after 2, 4, ... rounds while it stays unsettled."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._waits: dict[str, tuple[int, int]] = {}
+        """Job -> (rounds between its last tries, the round it is due in)."""
+
+    def due(self, unsettled: Sequence[str]) -> list[str]:
+        """Those of the unsettled jobs whose turn it is; ask once a round, and try each that is named."""
+        self._round += 1
+        waits = {job_id: self._waits.get(job_id, (1, self._round)) for job_id in unsettled}
+        due = [job_id for job_id in unsettled if waits[job_id][1] <= self._round]
+        for job_id in due:
+            rounds = min(2 * waits[job_id][0], RECOVERY_ROUNDS_MAX)
+            waits[job_id] = (rounds, self._round + rounds)
+        self._waits = waits
+        return due
 
 
 class JobHost:
@@ -108,23 +131,32 @@ class JobHost:
     def recover_unsettled(self) -> HostFlow[None]:
         """Try again with the jobs whose recovery storage has kept from ending; call it now and then while there are some."""
         for job_id in sorted(self.unsettled):
-            if self.registry.find(job_id) is None:
-                yield from self.recover_job(job_id)
-            else:
-                self.unsettled.discard(job_id)
+            yield from self.recover_unsettled_job(job_id)
+
+    def recover_unsettled_job(self, job_id: str) -> HostFlow[None]:
+        """One of those; nothing if somebody has settled it meanwhile."""
+        if self.registry.find(job_id) is not None:
+            self.unsettled.discard(job_id)
+        elif job_id in self.unsettled:
+            yield from self.recover_job(job_id)
 
     def recover_job(self, job_id: str) -> HostFlow[None]:
         """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
         self.unsettled.discard(job_id)
+        has_ended = False
         try:
             while True:
                 recorded = yield from read_job(JobPaths(job_id))
                 if not recorded.exists:
+                    self.registry.remove(job_id)
                     return
-                if not recorded.is_live:
+                has_ended = not recorded.is_live
+                if has_ended:
+                    self.registry.put_recorded(recorded)  # how it ended is known, whatever becomes of its files
                     yield from clear_ended(job_id, self._starter())
                     recorded = yield from read_job(JobPaths(job_id))
-                if not recorded.is_live:
+                    has_ended = not recorded.is_live
+                if has_ended:
                     self.registry.put_recorded(recorded)
                     return
                 try:
@@ -135,7 +167,8 @@ class JobHost:
                 return
         except HoldfastError as error:
             logger.error("job %s can't be led on: %s", job_id, error)
-            self.registry.put_broken(job_id, error)
+            if not has_ended:
+                self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):
                 self.unsettled.add(job_id)
 

@@ -76,6 +76,7 @@ class JobRegistry:
 
     def put_broken(self, job_id: str, error: HoldfastError) -> None:
         with self._lock:
+            self._recorded.pop(job_id, None)
             self._broken[job_id] = error
 
     def remove(self, job_id: str) -> None:

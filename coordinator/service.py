@@ -5,6 +5,7 @@ one at a time per job. The same class serves REST and a driver that embeds it.""
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ from barriers.messages import (
 )
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
-from coordinator.hosting import HostFlow, JobHost, run_host_flow
+from coordinator.hosting import HostFlow, JobHost, RecoveryBackoff, run_host_flow
 from coordinator.planning import derive_triggers
 from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
@@ -34,10 +35,12 @@ from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnava
 from statebackends.storage.local import storage_from_url
 from statebackends.storage.operations import Storage
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 RECOVERY_RETRY_S = 1.0
-"""Time between two tries to lead on a job that storage does not let us recover."""
+"""Time between two rounds of recovering the jobs that storage did not let us recover."""
 
 
 class CoordinatorService(ReadModels):
@@ -66,11 +69,16 @@ class CoordinatorService(ReadModels):
 
     def _recover_unsettled(self) -> None:
         """Storage that failed while a job was recovered may work again: its workers are waiting."""
+        backoff = RecoveryBackoff()
         while not self._stopped.wait(RECOVERY_RETRY_S):
-            for job_id in sorted(self._host.unsettled):
-                with self._registry.lock_of(job_id):
-                    if job_id in self._host.unsettled and self._registry.find(job_id) is None and not self._closed:
-                        self._perform(self._host.recover_job(job_id))
+            for job_id in backoff.due(sorted(self._host.unsettled)):
+                try:
+                    with self._registry.lock_of(job_id):
+                        if not self._closed:
+                            self._perform(self._host.recover_unsettled_job(job_id))
+                except Exception:  # the other jobs are still to be recovered, and this one again
+                    logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=True)
+                    self._host.unsettled.add(job_id)
 
     @property
     def ready(self) -> bool:

@@ -23,16 +23,18 @@ from barriers.messages import (
     TriggerCheckpoint,
 )
 from coordinator import jobevents as job
-from coordinator.hosting import Await, HostFlow, run_host_flow
+from coordinator.hosting import Await, HostFlow, RecoveryBackoff, run_host_flow
 from coordinator.jobevents import JobState
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
-from coordinator.store import abort_checkpoint, claim_checkpoint, read_job, write_result
+from coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job, write_result
+from coordinator.submitting import Starter, start_submission
 from coordinator.subscription import Subscription
-from statebackends.errors import FencedError, InvalidConfigError, StorageUnavailableError
-from statebackends.storage.operations import Operation, PutIfAbsent, run_flow
+from statebackends.errors import FencedError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.stepping import Killed, Process
-from tests.coordinator.world import DictStorage
+from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
 
@@ -463,3 +465,89 @@ def test_job_that_an_older_coordinator_started_meanwhile_is_found_when_somebody_
     perform(newer, newer.host.recover_unsettled(), storage)
     assert newer.host.registry.find("0" * 32) is None
     assert newer.host.unsettled == set()
+
+
+class _Undeletable(DictStorage):
+    """Read and write, but delete nothing."""
+
+    def execute(self, operation: Operation) -> Any:
+        if isinstance(operation, DeleteFile | DeleteFolder):
+            raise StorageUnavailableError("not permitted")
+        return super().execute(operation)
+
+
+def ended_with_leftover(storage: DictStorage) -> JobPaths:
+    """A job that is FINISHED; its last leader died before it deleted the completed checkpoint 1."""
+    start(Process(storage), submitted())
+    paths = JobPaths(JOB)
+    run_flow(claim_checkpoint(paths, ClaimRecord(1, 1, 1, 1, CheckpointKind.CHECKPOINT, paths.checkpoint(1), "leader")), storage)
+    metadata = SnapshotMetadata(
+        job_id=JOB,
+        job_name="j",
+        checkpoint_id=1,
+        kind="checkpoint",
+        attempt=1,
+        epoch=1,
+        trigger_timestamp_ms=1,
+        completion_timestamp_ms=1,
+    )
+    run_flow(decide_checkpoint(paths, 1, encode_metadata(metadata)), storage)
+    run_flow(write_result(paths, ResultRecord(1, "FINISHED", 1, "leader", 1, 1)), storage)
+    return paths
+
+
+def test_ended_job_can_be_read_though_what_it_does_not_keep_can_not_be_deleted() -> None:
+    """How a job ended is known whatever becomes of its files; its workers must be sent home, not kept waiting."""
+    storage = _Undeletable()
+    paths = ended_with_leftover(storage)
+    process = Process(storage, seed=1).begin()
+    recorded = process.host.registry.recorded(JOB)
+    assert recorded is not None
+    assert recorded.result is not None
+    assert recorded.result.state == "FINISHED"
+    assert process.host.unsettled == {JOB}
+    working = DictStorage()
+    working.files = storage.files
+    perform(process, process.host.recover_unsettled(), working)
+    assert paths.claim(1) not in working.files
+    assert process.host.unsettled == set()
+
+
+def test_job_that_turns_out_never_to_have_begun_is_not_called_broken() -> None:
+    storage = _Failing({}, 0)
+    process = Process(storage)
+    perform(process, process.host.recover_job(JOB), storage)
+    storage.calls = 10_000
+    perform(process, process.host.recover_unsettled(), storage)
+    with pytest.raises(NotFoundError):
+        process.host.registry.led(JOB)
+
+
+def test_start_of_a_job_again_bears_with_a_deletion_that_was_under_way() -> None:
+    """A deletion that looked who leads before the new leader came may reach storage at any moment behind that."""
+    before = DictStorage()
+    paths = ended_with_leftover(before)
+    starter = Starter("starter", "", "", 1)
+    again = replace(submitted("next"), fresh=True)
+    for operations in range(1, 200):
+        storage = DictStorage()
+        storage.files = dict(before.files)
+        steps = Steps(start_submission(JOB, again, starter), storage)
+        for _ in range(operations):
+            if not steps.done:
+                steps.step()
+        if steps.done:
+            break
+        run_flow(drop_checkpoint(paths, 1), storage)
+        assert steps.run().submission == 2
+    assert operations > 20
+
+
+def test_job_that_can_not_be_recovered_is_tried_less_and_less_often() -> None:
+    """Each try writes an epoch: once a second for a day, on a folder that somebody made read-only, they were 86,400 files."""
+    backoff = RecoveryBackoff()
+    tried = [number for number in range(1, 301) if backoff.due(["a"])]
+    assert tried == [1, 3, 7, 15, 31, 63, 127, 191, 255]
+    assert backoff.due(["a", "new"]) == ["new"]
+    assert backoff.due([]) == []
+    assert backoff.due(["a"]) == ["a"]

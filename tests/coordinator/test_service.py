@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.messages import AckStatus, TaskState
+from barriers.messages import AckStatus, Heartbeat, TaskState
 from coordinator.config import ServiceConfig
 from coordinator.service import CoordinatorService
 from statebackends.errors import (
@@ -24,7 +24,19 @@ from statebackends.errors import (
     UnclaimedStateError,
 )
 from statebackends.handles import InlineHandle
-from tests.coordinator.doubles import COUNTS, NO_RESTARTS, Crew, FakeWorker, operator, submission, vertex, word_count
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import ListFolder, Operation, Storage
+from tests.coordinator.doubles import (
+    COUNTS,
+    NO_RESTARTS,
+    Crew,
+    FakeWorker,
+    operator,
+    submission,
+    vertex,
+    wait_until,
+    word_count,
+)
 
 Open = Callable[[], CoordinatorService]
 
@@ -464,3 +476,47 @@ def test_missed_trigger_is_repeated_to_a_worker_that_registers_again(open_servic
     crew.workers[1].register()
     crew.until_completed(1)
     assert crew.workers[1].answers == [AckStatus.SUCCESS] * 2
+
+
+class _Moody:
+    """A storage whose next listing of a job's submissions fails in a way that no storage should."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self.root = inner.root
+        self.bugs = 0
+
+    def at(self, location: str) -> Storage:
+        return self._inner.at(location)
+
+    def execute(self, operation: Operation) -> Any:
+        if self.bugs and isinstance(operation, ListFolder) and operation.prefix.endswith("/submissions"):
+            self.bugs -= 1
+            raise ZeroDivisionError("a bug")
+        return self._inner.execute(operation)
+
+
+def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody foresaw used to end the thread: no job was looked for any more."""
+    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    storage = _Moody(LocalStorage(tmp_path / "state"))
+    newer = CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
+    older = CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=2))
+    job_id = older.submit(submission(word_count())).job_id
+    older.close()
+    storage.bugs = 1
+    with pytest.raises(NotFoundError):
+        newer.heartbeat(job_id, Heartbeat(0, "", 0))
+    wait_until(lambda: newer._registry.find(job_id) is not None, lambda: None, what="the job being led")
+    newer.close()
+
+
+def test_jobs_that_were_settled_otherwise_are_not_looked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They filled the list of those that may be looked for, and a job that was really unknown was not looked for any more."""
+    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    service = CoordinatorService(ServiceConfig(str(tmp_path / "state")))
+    job_id = service.submit(submission(word_count())).job_id
+    service._host.look_for(job_id)  # somebody asked just before the submission was done
+    wait_until(lambda: not service._host.unsettled, lambda: None, what="nothing unsettled")
+    assert service._registry.find(job_id) is not None
+    service.close()
