@@ -32,7 +32,7 @@ from operators.subtask import TERMINAL, Report
 from statebackends.errors import PeerLostError, ProtocolError
 
 IDLE_WAIT_MS_MAX = 1_000
-"""The loop looks up at least so often, even when nothing calls."""
+"""The loop looks up, and steps every subtask, at least so often, even when nothing calls."""
 
 LAST_SEQUENCE_INTERVAL_MS = 1_000
 METRICS_INTERVAL_MS = 200
@@ -61,6 +61,8 @@ class Worker:
         self._pending: Deployment | None = None
         """Deployed as soon as the attempt before has released its state."""
         self._cancelled_up_to = 0
+        self._look_due_ms = 0
+        """When every subtask steps, due or not: it counts how long it has waited, and the wall clock may have been set."""
         self._sequences_due_ms = 0
         self._metrics_due_ms = 0
         self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
@@ -117,8 +119,11 @@ class Worker:
         now_ms = self._clock.monotonic_ms()
         attempt = self._attempt
         if attempt is not None:
+            look = now_ms >= self._look_due_ms
+            if look:
+                self._look_due_ms = now_ms + IDLE_WAIT_MS_MAX
             for each in attempt.subtasks:
-                if _is_due(each, now_ms):
+                if _is_due(each, now_ms) or (look and not each.subtask.is_disposed):
                     progress = each.subtask.step(now_ms).progress or progress
                 elif all(output.is_drained for output in each.outputs):
                     continue

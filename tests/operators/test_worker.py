@@ -21,6 +21,7 @@ from operators.functions.process import ProcessFunction
 from operators.sinks.parquet import ParquetSink, read_committed
 from operators.sources.generator import GeneratorSource
 from operators.time import Tumbling
+from operators.worker import IDLE_WAIT_MS_MAX
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.operations import Operation, Storage
 from tests.harness.mini import KilledError, MiniCluster
@@ -308,3 +309,39 @@ def test_cancellation_that_meets_an_idle_round_is_still_timed(tmp_path: Path) ->
     worker._commands = Overtaken()
     worker.post(CancelTasks(1))
     assert worker.cancelling_since_ms is not None
+
+
+FIRED: list[int] = []
+HOUR_MS = 3_600_000
+
+
+class FiresInAnHour(ProcessFunction):
+    """One timer of processing time per row."""
+
+    returns = COUNTS
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        ctx.timers.register_processing_time_timer(ctx.processing_time + HOUR_MS)
+
+    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
+        FIRED.append(timestamp_ms)
+
+
+def test_timer_fires_soon_after_the_wall_clock_was_set_ahead(tmp_path: Path) -> None:
+    """When an alarm is due is told in monotonic time; a machine that slept, or was set right, must not make it wait once more."""
+    env = Environment("alarm", parallelism=1, step_budget_ms=1)
+    source = GeneratorSource(make_batch, 2, SCHEMA, batch_rows=1, rows_per_second=1 / (100 * 3_600))
+    env.from_source(source).uid("source").key_by("key").process(FiresInAnHour()).uid("alarm").sink_to(
+        ParquetSink("alarm-out", "out", open_storage=open_output), uid="sink"
+    )
+    cluster = MiniCluster(env.build(), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    cluster.run_until(lambda: any(each.records_in for worker in cluster.workers for each in worker.metrics_of(1)[1:]))
+    FIRED.clear()
+    clock, began = cluster.clock, cluster.clock.now_ms
+    clock.wall_ms = lambda: clock.now_ms + 2 * HOUR_MS  # type: ignore[method-assign]
+    while clock.now_ms < began + 2 * IDLE_WAIT_MS_MAX and not FIRED:
+        for worker in cluster.workers:
+            worker.run_once(0)
+        clock.now_ms += 100
+    assert len(FIRED) == 1
