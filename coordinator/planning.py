@@ -4,7 +4,7 @@ Nothing is written before the plan stands: a submission that can't run leaves th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -21,9 +21,11 @@ from coordinator.publication import (
     derive_abandoned_stop,
     derive_finishing,
     derive_latest,
+    derive_leftovers,
 )
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
 from coordinator.restore import plan_restore
+from coordinator.retained import keeps_checkpoints
 from coordinator.snapshots import check_files, load_snapshot
 from coordinator.store import read_optional
 from coordinator.views import TriggerView
@@ -85,7 +87,7 @@ def plan_submission(job: RecordedJob, submission: Submission) -> Flow[Submission
     Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
     if submission.fresh and submission.restore is not None:
         raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
-    base = yield from _resolve(job, submission)
+    base = yield from _resolve(_without_leftovers(job), submission)
     graph = submission.graph
     if base is not None:
         metadata = yield from load_snapshot(base.folder)
@@ -100,6 +102,16 @@ def plan_submission(job: RecordedJob, submission: Submission) -> Flow[Submission
         graph = plan_restore(metadata, graph, allow_non_restored_state=submission.allow_non_restored_state).graph
     first = max(job.last_checkpoint_id, base.checkpoint_id if base is not None else 0) + 1
     return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first)
+
+
+def _without_leftovers(job: RecordedJob) -> RecordedJob:
+    """The job as it will be once its end has deleted what it does not keep: none of that can be gone on from, deleted or not."""
+    record, result = job.newest_submission, job.result
+    if record is None or result is None or keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel):
+        return job
+    leaving = {checkpoint.checkpoint_id for checkpoint in derive_leftovers(job)}
+    kept = {number: checkpoint for number, checkpoint in job.checkpoints.items() if number not in leaving}
+    return replace(job, checkpoints=kept)
 
 
 def _resolve(job: RecordedJob, submission: Submission) -> Flow[RestorePoint | None]:
