@@ -259,8 +259,8 @@ class Cluster:
                 self.driver = next(iter(self.drivers.values()))
             elif not self.outcome:
                 self._driver_later(200_000)
-        elif outcome in ("superseded", "workers ended") or outcome.startswith("gave up"):
-            self._driver_later(200_000)
+        elif outcome in ("superseded", "workers ended") or outcome.startswith(("gave up", "FencedError")):
+            self._driver_later(200_000, driver.unanswered_restore)
         else:
             self.on_trouble("I16", f"the job can't be started again: {outcome}")
 

@@ -137,6 +137,8 @@ class RecordedJob:
     attempts: Mapping[int, AttemptRecord]
     results: Mapping[int, ResultRecord]
     checkpoints: Mapping[int, RecordedCheckpoint]
+    last_submission: int = 0
+    """Highest number that a submission has or that was taken so that none can have it."""
 
     @property
     def exists(self) -> bool:

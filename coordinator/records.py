@@ -50,6 +50,17 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     version: int = RECORD_VERSION
 
 
+class VoidRecord(msgspec.Struct, frozen=True):
+    """`submissions/<n>.json` of a number that no submission has: whoever led on took it, so that no older leader can."""
+
+    number: int
+    epoch: int
+    nonce: str
+    void: bool = True
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
 class SubmissionRecord(msgspec.Struct, frozen=True):
     """`submissions/<n>.json`: a graph that a driver submitted, with the snapshot it starts from resolved."""
 
@@ -175,6 +186,18 @@ def decode_record(kind: type[R], content: bytes, path: str) -> R:
 def hash_graph(graph: JobGraph) -> str:
     """32 hex digits over the graph's canonical JSON."""
     return hashlib.blake2b(msgspec.json.encode(graph, order="deterministic"), digest_size=16).hexdigest()
+
+
+class _Void(msgspec.Struct):
+    void: bool = False
+
+
+def is_void(content: bytes) -> bool:
+    """Whether a file of `submissions/` is no submission but a number that was taken; false for what can't be read."""
+    try:
+        return msgspec.json.decode(content, type=_Void).void
+    except msgspec.MsgspecError:
+        return False
 
 
 def is_job_id(text: str) -> bool:

@@ -28,9 +28,11 @@ from coordinator.records import (
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
+    VoidRecord,
     decode_record,
     encode_record,
     is_job_id,
+    is_void,
     parse_checkpoint_folder,
 )
 from statebackends.errors import AmbiguousWriteError, FencedError, ObjectMissingError, StorageUnavailableError
@@ -161,9 +163,18 @@ def sweep_checkpoint(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[No
 
 
 def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[SubmissionRecord]:
-    """Returns the record that stands under the number: compare its nonce."""
+    """Returns the record that stands under the number: compare its nonce. Raises FencedError when the number is void: another
+    leader has led the job on meanwhile."""
     path = paths.submission(record.number)
-    return decode_record(SubmissionRecord, (yield from put_once(path, encode_record(record))), path)
+    standing = yield from put_once(path, encode_record(record))
+    if is_void(standing):
+        raise FencedError(f"another coordinator leads job {paths.job_id} on, not epoch {record.epoch}", job=paths.job_id)
+    return decode_record(SubmissionRecord, standing, path)
+
+
+def void_submission(paths: JobPaths, record: VoidRecord) -> Flow[bool]:
+    """Take a number so that no stale leader records a submission under it; False if a submission has it."""
+    return is_void((yield from put_once(paths.submission(record.number), encode_record(record))))
 
 
 def write_attempt(paths: JobPaths, record: AttemptRecord) -> Flow[AttemptRecord]:
@@ -189,9 +200,12 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it."""
     epochs: list[str] = yield ListFolder(paths.leaders)
     submissions: dict[int, SubmissionRecord] = {}
-    for number in (yield from _numbers(paths.submissions)):
+    numbers: list[int] = yield from _numbers(paths.submissions)
+    for number in numbers:
         path = paths.submission(number)
-        submissions[number] = decode_record(SubmissionRecord, (yield ReadFile(path)), path)
+        content: bytes = yield ReadFile(path)
+        if not is_void(content):
+            submissions[number] = decode_record(SubmissionRecord, content, path)
     attempts: dict[int, AttemptRecord] = {}
     for number in (yield from _numbers(paths.attempts))[-2:]:
         path = paths.attempt(number)
@@ -210,6 +224,7 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         job_id=paths.job_id,
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
         submissions=submissions,
+        last_submission=max(numbers, default=0),
         attempts=attempts,
         results=results,
         checkpoints=checkpoints,

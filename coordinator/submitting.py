@@ -9,9 +9,9 @@ from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader, check_leadership
 from coordinator.planning import check_graph, derive_setup, plan_submission
 from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_leftovers, derive_recovery_point
-from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, derive_job_id, is_job_id
+from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from coordinator.retained import keeps_checkpoints
-from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, write_submission
+from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, void_submission, write_submission
 from statebackends.errors import FencedError, InvalidConfigError, NotFoundError
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import Flow
@@ -49,9 +49,8 @@ def start_submission(job_id: str, submission: Submission, starter: Starter) -> F
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
     plan = yield from plan_submission(job, submission)
-    newest = job.newest_submission
     record = SubmissionRecord(
-        number=newest.number + 1 if newest is not None else 1,
+        number=job.last_submission + 1,
         epoch=epoch,
         submission=plan.submission,
         base=plan.base,
@@ -59,6 +58,8 @@ def start_submission(job_id: str, submission: Submission, starter: Starter) -> F
         nonce=starter.nonce,
         created_ms=starter.now_ms,
     )
+    # The number was free when we read it. While no newer leader exists after that, whoever comes reads it later, and takes it.
+    yield from check_leadership(paths, epoch)
     standing = yield from write_submission(paths, record)
     if standing.nonce != record.nonce:
         raise FencedError(f"submission {record.number} of job {job_id} is another coordinator's", job=job_id, epoch=epoch)
@@ -73,7 +74,7 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
-    job = yield from read_job(paths)
+    job = yield from _fence_submissions(paths, takeover)
     if job.result is not None:
         yield from make_durable(paths.result(job.result.submission))
     for checkpoint in _leftovers(job):
@@ -81,6 +82,18 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
         if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
             yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
         yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+
+
+def _fence_submissions(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
+    """Take the next number of a submission; the job as it is then.
+
+    A leader that slept while it started the job again would otherwise record that behind our back, wake or not: its record
+    would be the newest, and the job that goes on here would seem to be an older one."""
+    while True:
+        job = yield from read_job(paths)
+        record = VoidRecord(job.last_submission + 1, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms)
+        if (yield from void_submission(paths, record)):
+            return job
 
 
 def _leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
@@ -101,7 +114,9 @@ def resume_submission(job_id: str, starter: Starter) -> Flow[JobSetup]:
     if not before.is_live:
         raise NotFoundError(f"job {job_id} is not live", job=job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
-    job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
+    takeover = Takeover(epoch, starter.nonce, starter.now_ms)
+    yield from settle_job(paths, takeover)
+    job = yield from _fence_submissions(paths, takeover)
     record = job.newest_submission
     if record is None or not job.is_live:
         raise NotFoundError(f"job {job_id} ended meanwhile", job=job_id)

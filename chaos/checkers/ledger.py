@@ -24,6 +24,7 @@ from coordinator.records import (
     SavepointRecord,
     SubmissionRecord,
     decode_record,
+    is_void,
     parse_checkpoint_folder,
 )
 from statebackends.errors import HoldfastError
@@ -260,7 +261,8 @@ class JobLedger:
                 self.attempts[int(stem)] = attempt
                 self.newest_attempt = max(self.newest_attempt, int(stem))
             case "submissions":
-                self.submissions[int(stem)] = decode_record(SubmissionRecord, self._content(path, fact), path)
+                if not is_void(content := self._content(path, fact)):
+                    self.submissions[int(stem)] = decode_record(SubmissionRecord, content, path)
             case "results":
                 self.results[int(stem)] = decode_record(ResultRecord, self._content(path, fact), path)
                 changes.append(ResultRecorded(self.results[int(stem)]))
@@ -273,7 +275,9 @@ class JobLedger:
     def _claimed(self, number: int, record: ClaimRecord, fact: Stored, changes: list[Change]) -> None:
         before = self.first_claims.get(number)
         if before is not None and fact.fate == "late" and before.nonce == record.nonce:
-            before = record  # a try that its leader had given up, landing when the id is gone again: an orphan
+            if number not in self.claims:
+                return  # a try that its leader had given up, landing when the id is gone again: an orphan
+            before = record
         self.first_claims.setdefault(number, record)
         self.claims[number] = record
         changes.append(Claimed(number, record, before))

@@ -35,7 +35,7 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from coordinator.records import AbortRecord, AttemptRecord, ClaimRecord, LeaderRecord, ResultRecord, SavepointRecord
+from coordinator.records import AbortRecord, AttemptRecord, ClaimRecord, LeaderRecord, ResultRecord, SavepointRecord, VoidRecord
 from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
 
@@ -72,6 +72,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "shutdown": NumberedCommand(1, "s", 6, ShutdownWorker("finished")),
     "keep-alive": NumberedCommand(1, "s", 6, None),
     "leader": LeaderRecord(1, "n", "http://x", 5),
+    "void": VoidRecord(2, 3, "n", True, 5),
     "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5),
     "claim": ClaimRecord(7, 1, 1, 3, CheckpointKind.SAVEPOINT, "file:///s", "n", False, "t", 5),
     "aborted": AbortRecord(8, FailureReason.EXPIRED, 1, "n", "m", 5),
