@@ -96,6 +96,8 @@ class Injector:
 
     def point(self, name: str, process: Process) -> None:
         """A process passes a named point; whoever waits for it strikes now."""
+        if not process.alive:
+            return  # what it had asked for is still on its way, but it passes nothing any more
         process.last_point = name
         if not self._waiting:
             return
