@@ -243,6 +243,9 @@ def test_the_hook_sees_each_call_and_can_cut_a_write_short() -> None:
         "write /state/.tmp/00000001 12",
         "write /state/.tmp/00000001 4",
         "fsync /state/.tmp/00000001",
+        "stat /state/.tmp/00000001",  # the first write of a process looks for what others left long ago
+        "list_folder /state/.tmp",
+        "stat /state/.tmp/00000001",
         "link /state/a",
         "fsync_folder /state",
         "unlink /state/.tmp/00000001",

@@ -144,8 +144,8 @@ def test_the_trace_says_who_did_what_without_sizes_or_local_paths(bench: Bench, 
         "worker-1.1 store ListFolder shared 2 names",
         "worker-1.1 store ReadFile shared/3 ObjectMissingError",
         "worker-1.1 store DeleteFolder shared 2 files",
-        "worker-1.1 store PutIfAbsent /sink/a created",
-        "worker-1.1 store PutIfAbsent a created (lie)",
+        "worker-1.1 store PutIfAbsent /sink/a created 00000000",
+        "worker-1.1 store PutIfAbsent a created 00000000 (lie)",
     ]
 
 
