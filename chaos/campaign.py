@@ -116,6 +116,9 @@ class Watcher(Protocol):
     def ran(self, result: RunResult, tally: Tally) -> None:
         """One more run is over."""
 
+    def broke(self, result: RunResult, violation: ViolationRecord, replay: str) -> None:
+        """It broke an invariant; `replay` runs it again with all its faults."""
+
     def looks_at(self, seed: int, what: str) -> None:
         """A seed is run again, for this."""
 
@@ -124,6 +127,8 @@ class Unwatched:
     """Nobody is told."""
 
     def ran(self, result: RunResult, tally: Tally) -> None: ...
+
+    def broke(self, result: RunResult, violation: ViolationRecord, replay: str) -> None: ...
 
     def looks_at(self, seed: int, what: str) -> None: ...
 
@@ -153,6 +158,7 @@ def run_campaign(
                     continue
                 found = _telling(result)
                 failed.append((result, found))
+                watcher.broke(result, found, campaign.replay(result.seed, invariant=found.invariant, kept=None))
                 checked += found.invariant not in NOT_CHECKED
                 if campaign.sabotage is not None and checked == 1 and not caught_after:
                     caught_after = tally.seeds

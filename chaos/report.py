@@ -1,4 +1,5 @@
-"""How the simulator speaks: a bar while it runs, a summary and each failure at the end; plain lines into a pipe.
+"""How the simulator speaks: a bar and a line for each failure while it runs, the failures in full and a summary at the end; plain
+lines into a pipe.
 
 It decides words and widths; it counts nothing."""
 
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from api import console
 from chaos.campaign import Finding
 from chaos.proof import Verdict
-from chaos.results import RunResult
+from chaos.results import RunResult, ViolationRecord
 from chaos.summary import CoverageReport, Failure, Summary, Tally
 
 WIDTH = 120
@@ -28,6 +29,8 @@ _GAPS_FROM = 100
 """Runs in a summary from which on it says what they never did: fewer can't do everything."""
 _LINES = 10
 """Plain lines of progress in a whole campaign."""
+_MESSAGE = 160
+"""Characters of a message in the line that a failure gets at once."""
 
 
 class ProgressBar:
@@ -50,6 +53,17 @@ class ProgressBar:
         elif not self._quiet and self._total >= _LINES**2 and tally.seeds * _LINES >= self._total * (self._lines + 1):
             self._lines = tally.seeds * _LINES // self._total
             self._say(f"{tally.seeds:,} of {self._total:,} seeds, {self._pace(tally)}")
+
+    def broke(self, result: RunResult, violation: ViolationRecord, replay: str) -> None:
+        """One line at once: whoever waits for a long campaign, or stops it, has what it takes to look."""
+        if self._quiet:
+            return
+        what = f"seed {result.seed} of {result.workload} broke {violation.invariant}: {_in_brief(violation.message)}"
+        text = f"{what}; again: {replay}"
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._say(text)
 
     def looks_at(self, seed: int, what: str) -> None:
         """It turns to something that takes a while."""
@@ -84,6 +98,12 @@ class ProgressBar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+def _in_brief(message: str) -> str:
+    """One line: of a traceback the last one, which names the error, else the first one."""
+    lines = [line for line in message.splitlines() if line.strip()] or [""]
+    return textwrap.shorten(lines[-1] if lines[0].startswith("Traceback ") else lines[0], _MESSAGE, placeholder=" ...")
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from chaos import campaign as campaigns
 from chaos import world
 from chaos.campaign import Campaign, Finding, Settings, Unwatched, run_campaign
 from chaos.proof import Trial, Verdict, try_all
-from chaos.results import RunResult
+from chaos.results import RunResult, ViolationRecord
 from chaos.seedprocess import SIMULATOR
 from chaos.summary import Tally
 from tests.simulation import fakes
@@ -30,12 +30,17 @@ class Quiet:
     def __init__(self, interrupt_at: int = -1) -> None:
         self.seeds: list[int] = []
         self.looks: list[tuple[int, str]] = []
+        self.broken: list[tuple[int, str, str]] = []
         self._interrupt_at = interrupt_at
 
     def ran(self, result: RunResult, tally: Tally) -> None:
         self.seeds.append(result.seed)
         if result.seed == self._interrupt_at:
             raise KeyboardInterrupt
+
+    def broke(self, result: RunResult, violation: ViolationRecord, replay: str) -> None:
+        assert self.seeds[-1] == result.seed, "it is told before the next run is"
+        self.broken.append((result.seed, violation.invariant, replay))
 
     def looks_at(self, seed: int, what: str) -> None:
         self.looks.append((seed, what))
@@ -73,6 +78,15 @@ def test_runs_in_which_no_fault_hit_are_reported_as_such() -> None:
     summary = run(Campaign(60, ("good",))).summary
     assert summary.idle == 12
     assert summary.idle_seeds == (0, 5, 10, 15, 20, 25, 30, 35, 40, 45)
+
+
+def test_a_failure_is_told_at_once_with_the_command_that_replays_it() -> None:
+    watcher = Quiet()
+    run(Campaign(12, ("broken",)), watcher=watcher)
+    assert watcher.seeds == list(range(12))
+    assert watcher.broken == [
+        (seed, "I5", f"holdfast chaos replay {seed} --workload broken --trace {seed}.trace") for seed in (3, 10)
+    ]
 
 
 def test_a_failure_is_told_with_the_faults_that_it_takes() -> None:
