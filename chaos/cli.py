@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SEEDS = 200
 """Seeds of a campaign for which no number was given."""
 STOP_AFTER = 5
+SEED_TIMEOUT_MIN_S = 0.001
+SEED_TIMEOUT_MAX_S = 86_400.0
 INTERRUPTED = 130
 ENTRY = RUN_SEED
 """What runs a seed."""
@@ -82,7 +84,10 @@ def sim(
     _at_least("--start", start, 0)
     _at_least("--jobs", jobs, 1)
     _at_least("--stop-after", stop_after, 0)
-    _at_least("--seed-timeout", seed_timeout, 0.001)
+    if not SEED_TIMEOUT_MIN_S <= seed_timeout <= SEED_TIMEOUT_MAX_S:  # neither is a number that is none
+        raise InvalidConfigError(
+            f"--seed-timeout must be {SEED_TIMEOUT_MIN_S:g} to {SEED_TIMEOUT_MAX_S:g} seconds, got {seed_timeout:g}"
+        )
     settings = Settings(
         jobs=jobs or cpu_count(),
         limit_s=seed_timeout,
@@ -114,8 +119,8 @@ def make_campaign(
     from chaos import catalogue
     from chaos.campaign import Campaign
 
-    kinds, plan = catalogue.choose_faults(faults)
     chosen = catalogue.choose_sabotage(sabotage)
+    kinds, plan = catalogue.choose_faults(faults, chosen)
     return Campaign(
         seeds=seeds or (SEEDS if chosen is None else chosen.seeds_max),
         workloads=catalogue.choose_workloads(workloads, chosen),
@@ -216,6 +221,10 @@ def replay(
     _at_least("--events", events, 0)
     if plan is not None and faults is not None:
         raise InvalidConfigError("give --plan or --faults, not both")
+    if sabotage == ALL:
+        raise InvalidConfigError("--sabotage all is for sim: a replay takes one, as `holdfast chaos list sabotages` names them")
+    for option, path in (("--trace", trace), ("--save-plan", save_plan)):
+        _check_writable(option, path)
     campaign = make_campaign(1, seed, tuple(workload or ()), f"@{plan}" if plan is not None else faults, sabotage, backend)
     done = replay_seed(campaign.request(seed), only)
     lines = done.trace.lines()
@@ -250,6 +259,16 @@ def list_names(
         width = max((len(name) for name, _ in found), default=0)
         for name, meaning in found:
             console.show_line(f"{name:<{width}}  {meaning}")
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    """Before the run, whose result would be lost. Raises InvalidConfigError."""
+    if path is None:
+        return
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise InvalidConfigError(f"{option} {path} can't be written: {error.strerror}") from error
 
 
 def _at_least(name: str, value: float | None, least: float) -> None:

@@ -73,6 +73,12 @@ MESSAGES = (
 )
 """Kinds of control messages: requests of workers, then commands to them. `answer:<request>` is the answer to a request."""
 
+REQUESTS = ("register", "acks", "states", "heartbeat", "submit", "look", "wish")
+"""Requests that are answered: of workers, then of drivers and users."""
+
+_ROLES = ("coordinator.", "worker.")
+"""What the names of points begin with."""
+
 STORE_OPERATIONS = (
     "PutIfAbsent",
     "WriteFile",
@@ -177,6 +183,41 @@ def check_plan(plan: tuple[Fault, ...]) -> None:
             raise InvalidConfigError(f"{where}: probability must be above 0 and at most 1, got {fault.probability}", setting="plan")
         if kind.lasts and fault.duration_ms == 0:
             raise InvalidConfigError(f"{where} needs a duration_ms", setting="plan")
+        if fault.on and not any(role.startswith(fault.on) or fault.on.startswith(role) for role in _ROLES):
+            raise InvalidConfigError(f"{where}: no point begins with {fault.on!r}, but with {' or '.join(_ROLES)}", setting="plan")
+        if not _is_target(kind, fault.target):
+            known = f"has the target {kind.target}" if kind.target else "has no target"
+            raise InvalidConfigError(f"{where} {known}, not {fault.target!r}", setting="plan")
+        least = 1 if fault.kind == "rescale" else 0
+        if fault.amount < least and fault.kind != "clock_jump":
+            meaning = f": {kind.amount}" if kind.amount else ""
+            raise InvalidConfigError(f"{where} needs an amount of at least {least}{meaning}, not {fault.amount}", setting="plan")
+
+
+def _is_target(kind: FaultKind, target: str) -> bool:
+    """It can name something of that kind; whether a run has it, such as a worker in slot 7, is another matter."""
+    if not target:
+        return kind.name not in ("cut_link", "clock_jump", "kill_recovering")
+    is_worker = target == "workers" or (target.startswith("worker-") and target.removeprefix("worker-").isdigit())
+    match kind.target:
+        case "":
+            return False
+        case "uid":
+            return True
+        case _ if kind.target == _WORKER:
+            return is_worker
+        case _ if kind.target == _MESSAGE:
+            return target in ("all", *REQUESTS, *MESSAGES, *(f"answer:{request}" for request in REQUESTS))
+        case _ if kind.target == _STORE or kind.name == "disk_full":
+            who, _, call = target.rpartition(":")
+            return who in ("", "coordinator", "worker") and call.partition("/")[0] in ("", "all", *STORE_OPERATIONS)
+        case _ if kind.name == "clock_jump":
+            return is_worker or target in ("coordinator", "driver")
+        case _ if kind.name == "kill_recovering":
+            return target in ("worker", "coordinator")
+        case _:
+            one, _, other = target.partition("-")
+            return (one.isdigit() and other.isdigit()) or (target == "all" and kind.name == "slow_link")
 
 
 def encode_plan(plan: tuple[Fault, ...]) -> bytes:

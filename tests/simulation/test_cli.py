@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast
-from chaos import cli, coverage, sabotage, world
+from chaos import cli, coverage, report, sabotage, world
 from chaos.faults import FAMILIES, KINDS, decode_plan, encode_plan
+from chaos.plan import draw_plan
 from chaos.sabotage import SABOTAGES
-from chaos.scenario import Workload
+from chaos.scenario import Scenario, Workload
 from chaos.sometimes import SOMETIMES
 from chaos.summary import CoverageReport
 from chaos.workloads import WORKLOADS
@@ -113,6 +115,23 @@ def test_the_command_that_replays_fails_in_the_same_way(tmp_path: Path) -> None:
     assert len(trace.read_text().splitlines()) == 3
 
 
+def test_a_failure_is_told_at_once_on_stderr_and_in_full_at_the_end() -> None:
+    arguments = ["chaos", "sim", "--jobs", "1", "--no-coverage", "--no-minimise", "--seeds", "4", "--workload", "broken"]
+    result = runner.invoke(holdfast.command_line(), arguments)
+    assert result.stderr == (
+        "seed 3 of broken broke I5: after 6 faults; again: holdfast chaos replay 3 --workload broken --trace 3.trace\n"
+    )
+    assert result.stdout.startswith("seed 3 of broken broke I5 at 420 ms: after 6 faults\n  I5: ")
+    assert runner.invoke(holdfast.command_line(), [*arguments, "--json"]).stderr == ""
+
+
+def test_the_line_of_a_failure_names_the_error_of_a_traceback() -> None:
+    assert report._in_brief("Traceback (most recent call last):\n  File ...\nKeyError: 'x'\n") == "KeyError: 'x'"
+    assert report._in_brief("worker-1: KeyError: 'x'\nTraceback ...") == "worker-1: KeyError: 'x'"
+    assert len(report._in_brief("word " * 100)) <= 160
+    assert report._in_brief("") == ""
+
+
 def test_a_campaign_as_json() -> None:
     found = json.loads(sim("--seeds", "9", "--workload", "broken", "--json", code=1))
     assert found["summary"]["violations"] == 1
@@ -192,6 +211,9 @@ def test_determinism_is_checked_on_request() -> None:
         (("--start", "-1"), ("--start must be at least 0, got -1",)),
         (("--jobs", "0"), ("--jobs must be at least 1",)),
         (("--stop-after", "-1"), ("--stop-after must be at least 0",)),
+        (("--seed-timeout", "0"), ("--seed-timeout must be 0.001 to 86400 seconds, got 0",)),
+        (("--seed-timeout", "nan"), ("--seed-timeout must be", "got nan")),
+        (("--seed-timeout", "inf"), ("--seed-timeout must be", "got inf")),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_choices(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -207,6 +229,14 @@ def test_bad_input_is_one_line_that_names_the_choices(arguments: tuple[str, ...]
         ('[{"kind": "kill_worker", "when": 3}]', "unknown field `when`"),
         ('[{"kind": "nothing", "at_ms": 3}]', "there is no fault 'nothing'; choose from kill_worker"),
         ('[{"kind": "kill_worker"}]', "fault 0 (kill_worker) needs at_ms or on"),
+        ('[{"kind": "kill_worker", "on": "nowhere.snapshot."}]', "fault 0 (kill_worker): no point begins with 'nowhere.snapshot.'"),
+        ('[{"kind": "kill_worker", "at_ms": 3, "target": "moon"}]', "has the target worker-<slot>, or workers, not 'moon'"),
+        ('[{"kind": "drop", "at_ms": 3, "duration_ms": 9, "target": "akcs"}]', "register, acks, states"),
+        ('[{"kind": "cut_link", "at_ms": 3, "target": "0-"}]', "has the target <slot>-<slot>, not '0-'"),
+        ('[{"kind": "store_lies", "at_ms": 3, "duration_ms": 9, "target": "Put"}]', "not 'Put'"),
+        ('[{"kind": "clock_jump", "at_ms": 3, "target": "host"}]', "coordinator, driver, worker-<slot>, or workers, not 'host'"),
+        ('[{"kind": "rescale", "at_ms": 3}]', "fault 0 (rescale) needs an amount of at least 1: new parallelism"),
+        ('[{"kind": "delay", "at_ms": 3, "duration_ms": 9, "amount": -4}]', "an amount of at least 0: ms"),
     ],
 )
 def test_a_malformed_plan_is_refused(tmp_path: Path, content: str, part: str) -> None:
@@ -214,6 +244,13 @@ def test_a_malformed_plan_is_refused(tmp_path: Path, content: str, part: str) ->
     path.write_text(content)
     for arguments in (("sim", "--faults", f"@{path}"), ("replay", "1", "--plan", str(path))):
         assert part in refused(*arguments, "--workload", "good")
+
+
+def test_whatever_a_seed_draws_is_a_plan_that_a_file_can_hold() -> None:
+    scenario = Scenario(plan=lambda _: pytest.fail("not built"), records=1, sinks=(), operators=("mine",))
+    for seed in range(300):
+        plan = draw_plan(random.Random(seed), tuple(KINDS), scenario, slots=3)
+        assert decode_plan(encode_plan(plan), "plan") == plan
 
 
 @pytest.mark.parametrize(
@@ -225,6 +262,9 @@ def test_a_malformed_plan_is_refused(tmp_path: Path, content: str, part: str) ->
         (("3", "--only", "one"), "--only takes numbers of faults"),
         (("3", "--plan", "a", "--faults", "b"), "give --plan or --faults, not both"),
         (("3", "--events", "-1"), "--events must be at least 0"),
+        (("3", "--sabotage", "all"), "--sabotage all is for sim"),
+        (("3", "--trace", "missing/3.trace"), "--trace missing/3.trace can't be written: No such file"),
+        (("3", "--save-plan", "missing/plan.json"), "--save-plan missing/plan.json can't be written: No such file"),
     ],
 )
 def test_a_replay_that_makes_no_sense_is_refused(arguments: tuple[str, ...], part: str) -> None:
