@@ -35,6 +35,8 @@ from statebackends.storage.operations import PutIfAbsent
 HORIZON_MIN_MS = 500
 PATIENCE_MS = 3_600_000
 """Virtual time that a failure-free run of a user's job may take."""
+FAILURES_MAX = 5
+"""Attempts of a failure-free run of a user's job that may fail: it has no faults to recover from, so more would fail as well."""
 LIVENESS_MS = 180_000
 """Virtual time without faults in which the job must end: several of the longest timeouts of the protocols."""
 STEPS_MAX = 400_000
@@ -133,6 +135,7 @@ class _Simulation:
     ) -> None:
         """`horizon_ms`: about how long the job takes. `patient`: nobody knows yet."""
         self._request = request
+        self._patient = patient
         self._faults_end_ms = PATIENCE_MS if patient else 3 * horizon_ms
         self._streams = Streams(request.seed)
         self.trace = Trace(lambda: self._kernel.now_us)
@@ -148,6 +151,7 @@ class _Simulation:
         self._hearers: dict[type, list[Checker]] = {}
         self._completed = 0
         self._attempts: set[int] = set()
+        self._failed_attempts: set[int] = set()
         self._cluster = Cluster(self._streams, self.trace, self._kernel, self._scenario, plan, self._observe)
         self._cluster.on_trouble = self._report
         self._cluster.use(backend=request.backend)
@@ -190,6 +194,11 @@ class _Simulation:
             error = fact.item.error
             if error.startswith(("InvariantError", "AssertionError", "KeyError", "AttributeError", "TypeError", "IndexError")):
                 self._report("crash", f"{fact.actor}: {error}\n{fact.item.traceback}")
+            self._failed_attempts.add(fact.item.attempt)
+            if self._patient and len(self._failed_attempts) > FAILURES_MAX and not self._violations:
+                self._report(
+                    "I30", f"without any fault each of {len(self._failed_attempts)} attempts failed, the last one: {error}"
+                )
 
     # -------------------------------------------------------------------------------------------------------------- run
 

@@ -11,6 +11,7 @@ import pytest
 from chaos.oracle import counted
 from chaos.scenario import Scenario
 from chaos.workloads import find_workload
+from chaos.world import FAILURES_MAX, RunRequest, run_seed
 from operators.sources.dataframe import DataFrameSource
 from operators.worker_main import pickle_plan
 from statebackends.errors import InvalidConfigError
@@ -72,6 +73,14 @@ def uncommitted(env):
 
 def raises(env):
     raise RuntimeError("no such thing")
+
+
+def unlucky(row):
+    raise ValueError("no such luck")
+
+
+def failing(env):
+    numbers(env).map(unlucky, returns=SCHEMA).uid("unlucky").sink_to(hf.ParquetSink("/out/never"))
 
 
 def unknown_column(env):
@@ -140,6 +149,15 @@ def test_windows_are_not_drained_and_broadcasts_not_rescaled(pipeline: Path) -> 
 
 def test_a_job_that_does_not_end_is_not_awaited(pipeline: Path) -> None:
     assert not scenario_of(pipeline, "endless").bounded
+
+
+def test_a_job_that_always_fails_by_itself_is_told_soon_and_why(pipeline: Path) -> None:
+    result = run_seed(RunRequest(seed=0, workload=f"{pipeline}:failing")).result
+    (violation,) = result.violations
+    assert violation.invariant == "I30"
+    assert violation.message.startswith(f"without any fault each of {FAILURES_MAX + 1} attempts failed, the last one: ")
+    assert "ValueError: no such luck" in violation.message
+    assert (result.plan, result.steps < 20_000) == ((), True)
 
 
 def test_a_module_is_found_by_name(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
