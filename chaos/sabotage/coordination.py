@@ -104,32 +104,33 @@ SABOTAGES = (
     Sabotage(
         "early_notice",
         "tasks are told of a complete checkpoint while it is still being written",
-        ("I14", "I18"),
+        ("I14",),
         (Mutant(Decisions, "_write_next", _notifies_at_once),),
     ),
     Sabotage(
         "missing_ack",
         "a checkpoint completes without the last acknowledgement",
-        ("I11", "I7"),
+        ("I11",),
         (Mutant(PendingCheckpoint, "is_complete", _lacks_one),),
     ),
     Sabotage(
         "counted_acks",
         "acknowledgements are counted, so that a repeated one stands in for a missing one",
-        ("I11", "I7"),
+        ("I11",),
         (Mutant(PendingCheckpoint, "is_complete", _counts), Mutant(PendingCheckpoint, "acknowledge", _counts_repeats)),
-        kinds=("duplicate", "drop"),
+        kinds=("duplicate",),
     ),
     Sabotage(
         "hasty_abort",
         "an abort is told, and its files deleted, before it is stored",
-        ("I13", "I14", "I11"),
+        ("I14", "I13"),
         (Mutant(Decisions, "_write_aborted", _aborts_hastily),),
+        kinds=("store_fails", "disk_full"),
     ),
     Sabotage(
         "ambiguous_is_done",
         "a write that may or may not have happened counts as done",
-        ("I14", "I11", "I13"),
+        ("I14", "I12", "I16"),
         (Mutant(store_module, "put_once", lambda original: _takes_ambiguous_for_done),),
         kinds=("store_late",),
     ),
@@ -143,7 +144,7 @@ SABOTAGES = (
     Sabotage(
         "skipped_final",
         "a job ends with its newest checkpoint instead of a final one",
-        ("I1", "I19"),
+        ("I14", "I1"),
         (Mutant(Lifecycle, "_run", _skips_the_final),),
     ),
 )

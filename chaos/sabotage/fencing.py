@@ -68,16 +68,18 @@ SABOTAGES = (
     Sabotage(
         "stale_acks",
         "acknowledgements of an attempt that was fenced still complete its checkpoint",
-        ("I15",),
+        ("I15", "I16"),
         (
             Mutant(Decisions, "abort_all", _leaves_old_attempt_pending),
             Mutant(CheckpointCoordinator, "is_quiet", _does_not_wait),
         ),
+        kinds=("pause_worker",),
+        seeds_max=200,
     ),
     Sabotage(
         "loser_goes_on",
         "a leader that finds another decision in an id's register, or a newer leader, goes on as if it had won",
-        ("I15", "I13", "I16"),
+        ("I12", "I14", "I15"),
         (
             Mutant(store_module, "put_once", lambda original: _wins_always),
             Mutant(effects_module, "check_leadership", _looks_away),
@@ -87,7 +89,7 @@ SABOTAGES = (
     Sabotage(
         "unsettled_takeover",
         "a new leader leaves the ids undecided that its predecessor had claimed",
-        ("I13", "I15", "I12"),
+        ("I13", "I15"),
         (Mutant(store_module, "abort_checkpoint", _decides_nothing),),
         kinds=("crashes", "zombies"),
     ),

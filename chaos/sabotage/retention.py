@@ -57,7 +57,7 @@ SABOTAGES = (
     Sabotage(
         "newest_dropped",
         "retention drops the newest checkpoint instead of the oldest",
-        ("I16", "I23"),
+        ("I16",),
         (Mutant(RetainedCheckpoints, "take_drops", _drops_the_newest),),
     ),
     Sabotage(
@@ -65,22 +65,24 @@ SABOTAGES = (
         "an acknowledgement that comes twice counts as late, and the files that it names are deleted",
         ("I11",),
         (Mutant(Decisions, "acknowledge", _discards_repeated),),
+        workloads=("windows", "fanout", "ends", "random"),
         kinds=("duplicate",),
+        seeds_max=200,
     ),
     Sabotage(
         "claim_deleted_last",
         "the claim of a dropped checkpoint is deleted last, so that a crash leaves an undecided id",
-        ("I13", "I12"),
+        ("I13", "I11"),
         (
             Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
             Mutant(store_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
-        kinds=("kill_coordinator", "kill_all", "store_fails", "power_loss"),
     ),
     Sabotage(
         "oldest_restored",
         "a failover goes back to the oldest retained checkpoint",
-        ("I16", "I22", "I30"),
+        ("I16", "I22"),
         (Mutant(RetainedCheckpoints, "newest", _takes_the_oldest),),
+        kinds=("kill_worker", "user_error"),
     ),
 )

@@ -60,17 +60,20 @@ SABOTAGES = (
         "the position of a source is read when its snapshot is written, not at the barrier",
         ("I7", "I8", "I1"),
         (Mutant(SubtaskSnapshots, "_freeze", _freezes_late),),
+        workloads=("windows", "ends", "fanout"),
+        kinds=("store_slow",),
+        seeds_max=80,
     ),
     Sabotage(
         "replayed_record",
         "a restored source gives the last record in front of its position again",
-        ("I8", "I2", "I5"),
+        ("I7", "I8", "I2", "I5"),
         (Mutant(GeneratorReader, "open", _goes_on_at(-1)),),
     ),
     Sabotage(
         "skipped_record",
         "a restored source skips the first record behind its position",
-        ("I8", "I1"),
+        ("I7", "I8", "I1"),
         (Mutant(GeneratorReader, "open", _goes_on_at(1)),),
     ),
 )

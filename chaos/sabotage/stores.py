@@ -34,14 +34,14 @@ SABOTAGES = (
     Sabotage(
         "unsynced_write",
         "a file is given its name before its bytes are durable",
-        ("I11", "I16", "I30"),
+        ("I11", "I16", "I19"),
         (Mutant(LocalStorage, "_fill", _does_not_sync),),
         kinds=("power_loss",),
     ),
     Sabotage(
         "overwriting_put",
         "put-if-absent overwrites what stands",
-        ("I12", "I13", "I15"),
+        ("I13", "I12"),
         (Mutant(LocalStorage, "_put_if_absent", _overwrites),),
     ),
 )

@@ -64,7 +64,7 @@ SABOTAGES = (
     Sabotage(
         "late_emission",
         "what operators emit on a barrier is sent behind it",
-        ("I9", "I7", "I1"),
+        ("I7", "I9", "I1", "I5", "I19"),
         (
             Mutant(OperatorChain, "prepare_snapshot", constant(None)),
             Mutant(OperatorChain, "broadcast", _prepares_behind_barrier),
@@ -73,16 +73,17 @@ SABOTAGES = (
     Sabotage(
         "forgotten_timer",
         "a snapshot lacks one timer of each subtask",
-        ("I10", "I7", "I1"),
+        ("I7", "I10", "I1"),
         (Mutant(FrozenGenerationRows, "rows", _forgets_one),),
         workloads=("timers",),
     ),
     Sabotage(
         "early_ack",
         "a sink's checkpoint is acknowledged before its files are durable",
-        ("I11", "I1"),
+        ("I11",),
         (Mutant(ParquetSinkWriter, "snapshot_work", _does_not_wait),),
         kinds=("store_fails", "store_slow", "disk_full"),
+        seeds_max=40,
     ),
     Sabotage(
         "finish_before_commit",
@@ -95,6 +96,8 @@ SABOTAGES = (
         "a worker that missed the command to finish is not told again when it comes back",
         ("I30",),
         (Mutant(Session, "_reconcile", _hears_no_end),),
+        workloads=("counter", "timers", "ends", "aggregate"),
         kinds=("drop",),
+        seeds_max=200,
     ),
 )
