@@ -48,10 +48,12 @@ def choose_backend(name: str | None) -> str | None:
     return name
 
 
-def choose_faults(text: str | None) -> tuple[tuple[str, ...], tuple[Fault, ...] | None]:
-    """Single kinds, or the plan of a file (`@plan.json`). Raises InvalidConfigError."""
+def choose_faults(text: str | None, sabotage: Sabotage | None = None) -> tuple[tuple[str, ...], tuple[Fault, ...] | None]:
+    """Single kinds, or the plan of a file (`@plan.json`); if none is named those that make the sabotage show, else all.
+
+    Raises InvalidConfigError."""
     if text is None:
-        return (), None
+        return expand_kinds(sabotage.kinds) if sabotage is not None and sabotage.kinds else (), None
     if text.startswith("@"):
         return (), read_plan(Path(text[1:]))
     names = tuple(name.strip() for name in text.split(",") if name.strip())
