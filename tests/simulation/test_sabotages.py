@@ -1,0 +1,121 @@
+"""Each sabotage in a scene that makes it show: a checker catches it, with an invariant that it is expected to break, and the
+same run holds without it. Without a scene, over drawn faults, `make chaos` looks for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from chaos.cli import make_campaign
+from chaos.faults import Fault, check_plan
+from chaos.results import ViolationRecord
+from chaos.sabotage import SABOTAGES
+from chaos.world import RunRequest, run_seed
+
+SEEDS_MAX = 12
+"""Seeds from the first one of a scene on; the first ones of all have been seen to do, until a workload draws otherwise."""
+
+
+def at(ms: int, kind: str, target: str = "", *, amount: int = 0, duration_ms: int = 0) -> Fault:
+    return Fault(kind, target, at_ms=ms, amount=amount, duration_ms=duration_ms)
+
+
+def throughout(kind: str, target: str, *, amount: int = 0, probability: float = 1.0) -> Fault:
+    return Fault(kind, target, at_ms=0, duration_ms=5_000, amount=amount, probability=probability)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A job and what goes wrong in it."""
+
+    workload: str
+    plan: tuple[Fault, ...] = ()
+    first: int = 0
+    """Seed."""
+
+
+UNEVEN_LINKS = throughout("slow_link", "all", amount=10, probability=0.5)
+SLOW_WRITES = throughout("store_slow", "worker:WriteFile", amount=60)
+COUNT_FAILS = at(600, "user_error", "count")
+COORDINATOR_DIES = at(600, "kill_coordinator", amount=1)
+SAVEPOINT = at(500, "savepoint")
+RESCALE = at(500, "rescale", amount=3)
+
+SCENES = {
+    "unblocked_channel": Scene("windows", (UNEVEN_LINKS,), 1),
+    "hasty_alignment": Scene("windows", (UNEVEN_LINKS,), 1),
+    "overtaking_barrier": Scene("timers", (at(600, "user_error", "reorder"),), 1),
+    "fastest_watermark": Scene("windows"),
+    "unlimited_credit": Scene("windows", (throughout("slow_link", "all", amount=60),), 1),
+    "late_emission": Scene("counter", (COUNT_FAILS,)),
+    "forgotten_timer": Scene("timers"),
+    "early_ack": Scene("counter", (SLOW_WRITES,), 2),
+    "finish_before_commit": Scene("counter"),
+    "unrepeated_finish": Scene("counter", (throughout("drop", "finish"),)),
+    "late_position": Scene("ends", (throughout("store_slow", "worker:", amount=60),), 1),
+    "replayed_record": Scene("counter", (COUNT_FAILS,)),
+    "skipped_record": Scene("counter", (COUNT_FAILS,)),
+    "shared_generation": Scene("counter", (SLOW_WRITES,)),
+    "shared_columns": Scene("aggregate", (SLOW_WRITES,)),
+    "lost_list_entry": Scene("counter", (RESCALE,)),
+    "repeated_list_entry": Scene("counter", (RESCALE,)),
+    "key_groups_rounded_down": Scene("windows", (RESCALE,), 2),
+    "early_notice": Scene("counter"),
+    "missing_ack": Scene("counter"),
+    "counted_acks": Scene("counter", (throughout("duplicate", "acks"),)),
+    "hasty_abort": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
+    "ambiguous_is_done": Scene("counter", (throughout("store_late", "coordinator:PutIfAbsent/_metadata", amount=60),)),
+    "savepoint_commits": Scene("counter", (SAVEPOINT,)),
+    "skipped_final": Scene("counter"),
+    "newest_dropped": Scene("counter"),
+    "repeated_ack_discarded": Scene("windows", (throughout("duplicate", "acks"),)),
+    "claim_deleted_last": Scene("counter"),
+    "oldest_restored": Scene("counter", (COUNT_FAILS,)),
+    "reused_id": Scene("counter", (COORDINATOR_DIES,)),
+    "stale_acks": Scene("counter", (at(500, "pause_worker", "worker-0", duration_ms=2_500),), 1),
+    "loser_goes_on": Scene("counter", (Fault("old_leader_wakes", on="coordinator.PutIfAbsent.metadata", nth=3, duration_ms=800),)),
+    "unsettled_takeover": Scene("counter", (Fault("kill_coordinator", on="coordinator.send.trigger", nth=4, amount=1),)),
+    "exact_commit": Scene("counter", (SAVEPOINT,)),
+    "lost_recommit": Scene("counter", (Fault("kill_worker", "workers", on="worker.PutIfAbsent.log", nth=4),)),
+    "repeated_commit": Scene("counter", (COUNT_FAILS,)),
+    "early_commit": Scene("counter"),
+    "unprotected_sweep": Scene("counter", (SAVEPOINT, at(540, "user_error", "count"))),
+    "sweep_of_the_living": Scene("fanout", (throughout("store_slow", "worker:", amount=5),), 3),
+    "no_sweep": Scene("counter", (Fault("kill_worker", "workers", on="worker.WriteFile.staged.done", nth=3),)),
+    "unsynced_write": Scene("counter", (at(600, "power_loss", amount=1),)),
+    "overwriting_put": Scene("counter", (COORDINATOR_DIES,)),
+}
+
+
+def violations(scene: Scene, seed: int, sabotage: str | None) -> tuple[ViolationRecord, ...]:
+    return run_seed(RunRequest(seed, scene.workload, plan=scene.plan, sabotage=sabotage)).result.violations
+
+
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_it_is_caught_and_the_same_run_holds_without_it(name: str) -> None:
+    scene = SCENES[name]
+    check_plan(scene.plan)
+    found: list[str] = []
+    for seed in range(scene.first, scene.first + SEEDS_MAX):
+        broken = violations(scene, seed, name)
+        found += [each.invariant for each in broken]
+        if set(SABOTAGES[name].invariants) & {each.invariant for each in broken}:
+            assert violations(scene, seed, None) == ()
+            return
+    pytest.fail(f"{name} broke {found or 'nothing'} in {SEEDS_MAX} seeds of its scene; find another: chaos sim --sabotage {name}")
+
+
+def test_a_campaign_draws_what_makes_it_show() -> None:
+    campaign = make_campaign(None, 0, (), None, "lost_recommit", None)
+    sabotage = SABOTAGES["lost_recommit"]
+    assert (campaign.workloads, campaign.kinds, campaign.seeds) == (sabotage.workloads, sabotage.kinds, sabotage.seeds_max)
+    assert make_campaign(None, 0, (), "drop", "lost_recommit", None).kinds == ("drop",)
+    assert make_campaign(None, 0, (), None, "missing_ack", None).kinds == ()
+
+
+def test_a_family_of_faults_is_taken_for_its_kinds() -> None:
+    kinds = make_campaign(None, 0, (), None, "loser_goes_on", None).kinds
+    assert SABOTAGES["loser_goes_on"].kinds == ("zombies",)
+    assert "old_leader_wakes" in kinds
+    assert "zombies" not in kinds
