@@ -167,10 +167,6 @@ class Injector:
                     delay_us += window.random.randrange(max(1, window.fault.amount * 1000))
         return MessageFate(lost, delay_us, copies)
 
-    def is_parted(self, slot: int) -> bool:
-        """A worker and the coordinator can't reach each other."""
-        return any(_is_worker(window.fault.target, slot) for window in self._open("partition"))
-
     def link_delay_us(self, one: int, other: int) -> int:
         """Extra time of a frame between two slots."""
         delay_us = 0
