@@ -22,6 +22,16 @@ def _never_blocks(original: Any) -> Any:
     return perform
 
 
+def _does_not_mind(original: Any) -> Any:
+    """What comes on a channel that should be blocked is taken."""
+
+    def require_open(self: Aligner, channel: int, what: str) -> None:
+        if channel not in self._open:
+            original(self, channel, what)
+
+    return require_open
+
+
 def _misses_the_last(original: Any) -> Any:
     def arrived(self: Aligner, state: Any, channel: int, now_ms: int) -> Any:
         if len(state.awaited - {channel}) == 1:
@@ -69,7 +79,7 @@ SABOTAGES = (
         "unblocked_channel",
         "a channel whose barrier has come is read on during the alignment",
         ("I7", "I2", "I5", "I27"),
-        (Mutant(InputGate, "_perform", _never_blocks),),
+        (Mutant(InputGate, "_perform", _never_blocks), Mutant(Aligner, "_require_open", _does_not_mind)),
         workloads=("windows", "timers", "ends", "aggregate"),
         kinds=("slow_link",),
     ),
