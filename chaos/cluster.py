@@ -204,7 +204,7 @@ class Cluster:
             self.start_coordinator()
 
     def _guard(self) -> None:
-        """A service manager's health check of what clients are sent to: a fenced leader does not come back by itself, as it should."""
+        """A service manager's health check of what clients are sent to: a fenced leader rightly does not come back by itself."""
         known = self.control.leader
         host = self._coordinators.get(known.process.name) if known is not None else self._newest_coordinator()
         if host is None or host.is_fenced:
