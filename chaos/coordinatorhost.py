@@ -31,7 +31,7 @@ from coordinator.planning import derive_triggers
 from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
 from coordinator.running import Turns
-from coordinator.service import RECOVERY_RETRY_S
+from coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
@@ -96,6 +96,7 @@ class CoordinatorHost:
         self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS, look_for=self.host.look_for)
         self._starting: deque[tuple[HostFlow[Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._start_under_way = False
+        self._rounds = 0
         process.phase = "recovering"
 
     @property
@@ -148,8 +149,11 @@ class CoordinatorHost:
 
     def _retry(self) -> None:
         """As coordinator.service: jobs that storage did not let it recover are tried again."""
+        self._rounds += 1
         if self.host.unsettled and not self._start_under_way:
             self._in_turn(self.host.recover_unsettled(), lambda result, error: None)
+        elif self._rounds % LEADERSHIP_ROUNDS == 0 and not self._start_under_way:
+            self._in_turn(self.host.check_leaderships(), lambda result, error: None)
         self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)

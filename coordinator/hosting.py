@@ -19,13 +19,13 @@ from coordinator.effects import Identity, StorageEffects
 from coordinator.jobevents import JobSetup
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
-from coordinator.leadership import open_directory
+from coordinator.leadership import check_leadership, open_directory
 from coordinator.records import JobPaths, is_job_id
 from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
 from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
-from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
+from statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
 from statebackends.storage.operations import Operation, Storage
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,21 @@ class JobHost:
         """Somebody asked for a job that is not known here: an older coordinator may have started it since, and be gone now."""
         if len(self.unsettled) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
             self.unsettled.add(job_id)
+
+    def check_leaderships(self) -> HostFlow[None]:
+        """Give up every job that somebody else leads; call it now and then.
+
+        A leader that writes finds out by itself. One that waits, for workers that have gone to its successor, would keep those
+        that have not from going there too."""
+        for service in self.registry.services():
+            if service.ended.is_set():
+                continue
+            try:
+                yield from check_leadership(JobPaths(service.job_id), service.epoch)
+            except FencedError as error:
+                service.post(job.LeadershipEnded(str(error)))
+            except HoldfastError:
+                continue  # nobody can tell just now
 
     def recover_unsettled(self) -> HostFlow[None]:
         """Try again with the jobs whose recovery storage has kept from ending; call it now and then while there are some."""

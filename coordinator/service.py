@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LEADERSHIP_ROUNDS = 5
+"""Every so many of those tries each job's leadership is looked at: one small request to storage a job."""
 RECOVERY_RETRY_S = 1.0
 """Time between two rounds of recovering the jobs that storage did not let us recover."""
 
@@ -70,7 +72,11 @@ class CoordinatorService(ReadModels):
     def _recover_unsettled(self) -> None:
         """Storage that failed while a job was recovered may work again: its workers are waiting."""
         backoff = RecoveryBackoff()
+        rounds = 0
         while not self._stopped.wait(RECOVERY_RETRY_S):
+            rounds += 1
+            if rounds % LEADERSHIP_ROUNDS == 0:
+                self._perform(self._host.check_leaderships())
             for job_id in backoff.due(sorted(self._host.unsettled)):
                 try:
                     with self._registry.lock_of(job_id):

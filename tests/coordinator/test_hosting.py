@@ -561,3 +561,16 @@ def test_job_does_not_go_on_from_what_its_end_does_not_keep() -> None:
     for restore in ("latest", "1"):
         with pytest.raises((RestoreError, NotFoundError)):
             run_flow(start_submission(JOB, replace(submitted("next"), restore=restore), Starter("starter", "", "", 1)), storage)
+
+
+def test_leader_that_only_waits_notices_that_another_one_leads() -> None:
+    """It writes nothing, so no write tells it; its workers would stay with it for ever."""
+    storage = DictStorage()
+    older = start(Process(storage), submitted())
+    perform(older, older.host.check_leaderships(), storage)
+    older.settle()
+    assert not older.service(JOB).ended.is_set()
+    Process(storage, seed=1).begin()
+    perform(older, older.host.check_leaderships(), storage)
+    older.settle()
+    assert older.service(JOB).ended.is_set()
