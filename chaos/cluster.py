@@ -491,7 +491,7 @@ class Cluster:
         if self.pending or self.outcome or not self.scenario.may_rescale:
             return False
         self._parallelism = fault.amount
-        self.start_driver(None)
+        self.start_driver(self.driver.unanswered_restore if self.driver is not None else None)
         return True
 
     def _strike_checkpoint(self, fault: Fault, process: Process | None) -> bool:

@@ -12,7 +12,7 @@ from coordinator.publication import CheckpointFact, RecordedCheckpoint, Recorded
 from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from coordinator.retained import keeps_checkpoints
 from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, void_submission, write_submission
-from statebackends.errors import FencedError, InvalidConfigError, NotFoundError
+from statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, NotFoundError
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import Flow
 
@@ -38,9 +38,15 @@ def identify_job(submission: Submission) -> str:
 
 def preflight(job_id: str, submission: Submission) -> Flow[RecordedJob]:
     """Judge a submission without changing anything; returns the job as it is."""
-    job = yield from read_job(JobPaths(job_id))
-    yield from plan_submission(job, submission)
-    return job
+    while True:
+        job = yield from read_job(JobPaths(job_id))
+        try:
+            yield from plan_submission(job, submission)
+        except CorruptStateError:
+            if (yield from read_job(JobPaths(job_id))) == job:
+                raise
+            continue  # the job went on, or ended, and dropped what we were looking at
+        return job
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter) -> Flow[JobSetup]:
