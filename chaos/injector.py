@@ -15,7 +15,7 @@ from chaos.faults import KINDS, Fault
 from chaos.observations import FaultBegan, Observation
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import OK, Outcome, StoreDecision
-from statebackends.storage.operations import Operation
+from statebackends.storage.operations import Operation, path_of
 
 
 class Hands(Protocol):
@@ -239,5 +239,4 @@ def _is_call(target: str, role: str, operation: Operation) -> bool:
     name, _, part = rest.partition("/")
     if name not in ("", "all", type(operation).__name__):
         return False
-    path = getattr(operation, "path", None) or getattr(operation, "prefix", None) or getattr(operation, "target", "")
-    return part in str(path)
+    return part in path_of(operation)

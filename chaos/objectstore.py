@@ -140,7 +140,7 @@ class ObjectStorage:
         try:
             return self._perform(operation)
         except OSError as error:
-            path = path_of(operation)
+            path = ops.path_of(operation)
             reason = error.strerror or str(error)
             message = f"{type(operation).__name__} {path} in {self._root}: {reason}"
             raise StorageUnavailableError(message, path=path, errno=error.errno) from error
@@ -246,17 +246,6 @@ class ObjectView:
         prefix = prefix.rstrip("/")
         below = f"{self._prefix}{prefix}/" if prefix else self._prefix
         return [key[len(self._prefix) :] for key in self._store.look(below)]
-
-
-def path_of(operation: ops.Operation) -> str:
-    """The path, or the folder, that an operation is about; of a link, its target."""
-    match operation:
-        case ops.ListFiles() | ops.ListFolder() | ops.DeleteFolder():
-            return operation.prefix
-        case ops.LinkFile():
-            return operation.target
-        case _:
-            return operation.path
 
 
 def read_local(path: str) -> bytes:

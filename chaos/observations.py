@@ -181,15 +181,5 @@ class WorldView(Protocol):
         """Live coordinator processes (chaos.coordinatorhost.CoordinatorHost), by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """An invariant that did not hold."""
-
-    invariant: str
-    """I1 ... I30, or `determinism`, `crash` (an internal error of the product that no fault explains)."""
-    message: str
-    at_ms: int = 0
-
-
 Report: TypeAlias = Callable[[str, str], None]
-"""(invariant, message) -> recorded as a Violation; the run ends at the first one."""
+"""(invariant, message) -> recorded as a ViolationRecord; the run ends at the first one."""

@@ -16,7 +16,7 @@ from chaos.processes import Kernel, Process
 from chaos.stores import StoreClient
 from coordinator.hosting import Await
 from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import Flow, Operation, Storage
+from statebackends.storage.operations import Flow, Operation, Storage, path_of
 
 WAY_US = (30, 400)
 """Least and most time that a request needs to the store, and its answer back."""
@@ -153,14 +153,7 @@ def _outcome(future: Any) -> tuple[Any, BaseException | None]:
 
 def operation_point(role: str, operation: Operation) -> str:
     """Name of the point at which a process asks for an operation: role, operation, what kind of file it is about."""
-    match operation.__class__.__name__:
-        case "LinkFile":
-            path = operation.target  # type: ignore[union-attr]
-        case "ListFiles" | "ListFolder" | "DeleteFolder":
-            path = operation.prefix  # type: ignore[union-attr]
-        case _:
-            path = operation.path  # type: ignore[union-attr]
-    return f"{role}.{operation.__class__.__name__}.{file_kind(path)}"
+    return f"{role}.{type(operation).__name__}.{file_kind(path_of(operation))}"
 
 
 _FOLDERS = ("leader", "attempts", "submissions", "results", "log", "staged", "data", "sources")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
 from chaos.disk import CallHook, SimDisk
-from chaos.objectstore import SimObjectStore, path_of, read_local
+from chaos.objectstore import SimObjectStore, read_local
 from chaos.observations import Observation, Stored, StoreView
 from chaos.processes import Kernel, Process
 from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
@@ -225,7 +225,7 @@ class StoreClient:
         around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note))
 
     def _described(self, operation: Operation) -> str:
-        return f"{type(operation).__name__} {self._shown}{path_of(operation)}"
+        return f"{type(operation).__name__} {self._shown}{ops.path_of(operation)}"
 
     def _calls(self, operation: Operation) -> int:
         """About how many calls of the medium an operation makes."""
@@ -278,7 +278,7 @@ def _as_sent(operation: Operation) -> Operation:
 
 def _error(root: str, operation: Operation, code: int) -> HoldfastError:
     """As LocalStorage says that nothing happened."""
-    path = path_of(operation)
+    path = ops.path_of(operation)
     message = f"{type(operation).__name__} {path} in {root}: {os.strerror(code)}"
     return StorageUnavailableError(message, path=path, errno=code)
 
@@ -286,7 +286,7 @@ def _error(root: str, operation: Operation, code: int) -> HoldfastError:
 def _unclear(root: str, operation: Operation) -> HoldfastError:
     """As LocalStorage says that something may have happened: of a name that may exist now, or of anything else."""
     if isinstance(operation, ops.PutIfAbsent | ops.WriteFile | ops.UploadFile | ops.LinkFile):
-        target = f"{root.rstrip('/')}/{path_of(operation)}"
+        target = f"{root.rstrip('/')}/{ops.path_of(operation)}"
         return AmbiguousWriteError(f"{target}: {os.strerror(errno.ETIMEDOUT)}", path=target)
     return _error(root, operation, errno.ETIMEDOUT)
 

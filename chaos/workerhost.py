@@ -126,9 +126,7 @@ class WorkerHost:
         if due_us != self._due_us:
             return  # an earlier one was ordered meanwhile
         self._due_us = None
-        busy_until_us = self._kernel.now_us
         progress = self.worker.run_once(IDLE_WAIT_MS if self._idle else 0)
-        busy_until_us += self.clock.spent_us
         spent_us, self.clock.spent_us = self.clock.spent_us, 0
         if self.worker.has_left:
             self._leave()

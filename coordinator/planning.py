@@ -104,12 +104,18 @@ def plan_submission(job: RecordedJob, submission: Submission) -> Flow[Submission
     return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first)
 
 
+def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """What a job's end does not keep and has not deleted yet; nothing while a submission is live, or when its end keeps all."""
+    record, result = job.newest_submission, job.result
+    if record is None or result is None:
+        return ()
+    kept = keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel)
+    return () if kept else derive_leftovers(job)
+
+
 def _without_leftovers(job: RecordedJob) -> RecordedJob:
     """The job as it will be once its end has deleted what it does not keep: none of that can be gone on from, deleted or not."""
-    record, result = job.newest_submission, job.result
-    if record is None or result is None or keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel):
-        return job
-    leaving = {checkpoint.checkpoint_id for checkpoint in derive_leftovers(job)}
+    leaving = {checkpoint.checkpoint_id for checkpoint in find_leftovers(job)}
     kept = {number: checkpoint for number, checkpoint in job.checkpoints.items() if number not in leaving}
     return replace(job, checkpoints=kept)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from barriers.jobgraph import Submission
 from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader, check_leadership
-from coordinator.planning import check_graph, derive_setup, plan_submission
-from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_leftovers, derive_recovery_point
+from coordinator.planning import check_graph, derive_setup, find_leftovers, plan_submission
+from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
 from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
-from coordinator.retained import keeps_checkpoints
 from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, void_submission, write_submission
 from statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, NotFoundError
 from statebackends.storage.durable import make_durable
@@ -76,14 +75,14 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     """Delete what an ended job does not keep and its last leader did not get to. Whoever deletes must lead: a submission may
     begin meanwhile, and restore what would be deleted."""
     paths = JobPaths(job_id)
-    if not _leftovers((yield from read_job(paths))):
+    if not find_leftovers((yield from read_job(paths))):
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
     job = yield from _fence_submissions(paths, takeover)
     if job.result is not None:
         yield from make_durable(paths.result(job.result.submission))
-    for checkpoint in _leftovers(job):
+    for checkpoint in find_leftovers(job):
         yield from check_leadership(paths, epoch)
         if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
             yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
@@ -100,15 +99,6 @@ def _fence_submissions(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]
         record = VoidRecord(job.last_submission + 1, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms)
         if (yield from void_submission(paths, record)):
             return job
-
-
-def _leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """Nothing while a submission is live, or when its end keeps the checkpoints."""
-    record, result = job.newest_submission, job.result
-    if record is None or result is None:
-        return ()
-    kept = keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel)
-    return () if kept else derive_leftovers(job)
 
 
 def resume_submission(job_id: str, starter: Starter) -> Flow[JobSetup]:

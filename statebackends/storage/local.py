@@ -64,7 +64,7 @@ class LocalStorage:
 
     def execute(self, operation: ops.Operation) -> Any:
         """Perform one operation. I/O errors are StorageUnavailableError with the path and the system's words."""
-        path = _path_of(operation)
+        path = ops.path_of(operation)
         try:
             return self._perform(operation)
         except OSError as error:
@@ -330,16 +330,6 @@ class LocalStorage:
         reason = error.strerror or str(error)
         name = type(operation).__name__
         return StorageUnavailableError(f"{name} {path} in {self._root}: {reason}", path=path, errno=error.errno)
-
-
-def _path_of(operation: ops.Operation) -> str:
-    match operation:
-        case ops.ListFiles() | ops.ListFolder() | ops.DeleteFolder():
-            return operation.prefix
-        case ops.LinkFile():
-            return operation.target
-        case _:
-            return operation.path
 
 
 def storage_from_url(url: str) -> LocalStorage:

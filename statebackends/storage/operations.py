@@ -120,6 +120,17 @@ Operation: TypeAlias = (
 Flow: TypeAlias = Generator[Operation, Any, T]
 
 
+def path_of(operation: Operation) -> str:
+    """The path, or the folder, that an operation is about; of a link, its target."""
+    match operation:
+        case ListFiles() | ListFolder() | DeleteFolder():
+            return operation.prefix
+        case LinkFile():
+            return operation.target
+        case _:
+            return operation.path
+
+
 class Storage(Protocol):
     """One root of files: a directory now, an object store later, a simulated disk in a test. Thread-safe."""
 
