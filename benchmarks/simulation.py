@@ -13,7 +13,7 @@ from typing import Any
 
 from chaos.results import RunResult
 from chaos.runner import SeedRunner, cpu_count
-from chaos.seedprocess import Task, perform, quieten_logs
+from chaos.seedprocess import Task, perform, prepare_process
 from chaos.world import RunRequest, run_seed
 
 Row = dict[str, Any]
@@ -70,7 +70,7 @@ def _row(results: list[RunResult], processes: int, faults: int, seconds: float, 
 
 def measure(*, quick: bool = False) -> list[Row]:
     """With faults and without, on one core and on all."""
-    quieten_logs()
+    prepare_process()
     count = 40 if quick else 300
     return [measure_one(FAULTS, count), measure_one(0, count), measure_all_cores(FAULTS, count)]
 

@@ -4,6 +4,8 @@ It assembles the pieces and carries out faults that hit a process; how long a ru
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +40,9 @@ GUARD_US = 3_000_000
 """Time between two looks at whether a coordinator leads."""
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
+MEMORY_FOLDER = "/dev/shm"
+MEMORY_BYTES_MIN = 1 << 30
+"""A container may give it 64 MiB, which RocksDB's preallocation fills."""
 
 
 @dataclass(slots=True)
@@ -147,7 +152,7 @@ class Cluster:
         self._backend = backend
         if self.job_plan(None).graph.config.state_backend == "rocksdb":
             self.kernel.opaque = True
-            self._local = tempfile.TemporaryDirectory(prefix="holdfast-sim-")
+            self._local = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
             self.local_directory = self._local.name
 
     def job_plan(self, parallelism: int | None) -> JobPlan:
@@ -572,3 +577,10 @@ class Cluster:
         self.pending -= 1
         self.trace.add("user", "restores", location.rpartition("/")[0])
         self.start_driver(location)
+
+
+def _memory_folder() -> str | None:
+    """A file system in memory for what RocksDB writes: a run does not outlive its process. None: wherever temporary files go."""
+    if "TMPDIR" in os.environ or not os.access(MEMORY_FOLDER, os.W_OK):
+        return None
+    return MEMORY_FOLDER if shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN else None

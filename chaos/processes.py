@@ -59,8 +59,8 @@ class Kernel:
     def after(self, delay_us: int, act: Act, process: Process | None = None) -> None:
         """Let `act` happen once that much time has passed; >= 0 us."""
         self._numbers += 1
-        entry = (self.now_us + max(0, delay_us), self._order.random(), self._numbers, process, act)
-        heapq.heappush(self._events, entry)
+        due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
+        heapq.heappush(self._events, (due_us, self._order.random(), self._numbers, process, act))
 
     def at_ms(self, at_ms: int, act: Act, process: Process | None = None) -> None:
         """Let `act` happen at a time, or now if that is over."""

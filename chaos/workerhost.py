@@ -27,8 +27,7 @@ from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory
 
 TURN_US = (500, 5_000)
 """Least and most time of one turn of the loop."""
-IDLE_WAIT_MS = 1_000
-"""As operators.worker.IDLE_WAIT_MS_MAX: the loop looks up at least so often."""
+WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
@@ -87,7 +86,6 @@ class WorkerHost:
         )
         self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
         self._due_us: int | None = None
-        self._idle = False
         self._leaving = 0
 
     @property
@@ -126,20 +124,14 @@ class WorkerHost:
         if due_us != self._due_us:
             return  # an earlier one was ordered meanwhile
         self._due_us = None
-        progress = self.worker.run_once(IDLE_WAIT_MS if self._idle else 0)
+        progress = self.worker.run_once()
         spent_us, self.clock.spent_us = self.clock.spent_us, 0
         if self.worker.has_left:
             self._leave()
-            return
-        was_idle, self._idle = self._idle, not progress
-        if progress or not was_idle:
+        elif progress:
             self._turn_after(spent_us + self._random.randrange(*TURN_US))
-            return
-        wakeup_ms = self.worker.next_wakeup_ms()
-        wait_us = IDLE_WAIT_MS * 1000
-        if wakeup_ms is not None:
-            wait_us = min(wait_us, max(0, wakeup_ms * 1000 - self._kernel.now_us))
-        self._turn_after(spent_us + max(100, wait_us))
+        else:
+            self._turn_after(spent_us + max(WAIT_MIN_US, self.worker.prepare_wait() * 1000))
 
     def dispose(self) -> None:
         """The process is gone; only real resources of its state are released (RocksDB's handles)."""

@@ -43,7 +43,7 @@ STEPS_MAX = 400_000
 """Events in which it must end."""
 QUIET_MS = 15_000
 """Virtual time after the end in which every process must have come to rest."""
-LOOK_MS = 100
+LOOK_US = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Simulation:
         for checker in self._checkers:
             for kind in checker.hears:
                 self._hearers.setdefault(kind, []).append(checker)
-        self._next_look_ms = 0
+        self._next_look_us = 0
 
     # ----------------------------------------------------------------------------------------------------- observations
 
@@ -227,20 +227,18 @@ class _Simulation:
         self._phase("safety")
         self._cluster.begin()
         self._cluster.injector.start()
-        self._steps(lambda: self._has_ended or self._kernel.now_ms >= self._faults_end_ms, STEPS_MAX, "safety")
+        self._steps(self._faults_end_ms, STEPS_MAX, "safety")
         if not self._violations and not self._has_ended:
             self._cluster.injector.stop()
             self._phase("liveness")
-            end_ms = self._kernel.now_ms + LIVENESS_MS
-            self._steps(lambda: self._has_ended or self._kernel.now_ms >= end_ms, STEPS_MAX, "liveness")
+            self._steps(self._kernel.now_ms + LIVENESS_MS, STEPS_MAX, "liveness")
             if not self._violations and not self._has_ended:
                 self._report("I30", f"the job has not ended {LIVENESS_MS} ms after the last fault: {self._cluster.standing()}")
         if self._violations:
             return
         self._cluster.injector.stop()
         self._phase("quiet")
-        end_ms = self._kernel.now_ms + QUIET_MS
-        self._steps(lambda: self._kernel.now_ms >= end_ms or self._cluster.is_quiet, STEPS_MAX, "quiet")
+        self._steps(self._kernel.now_ms + QUIET_MS, STEPS_MAX, "quiet")
         for checker in self._checkers:
             if not self._violations:
                 checker.at_end()
@@ -253,18 +251,21 @@ class _Simulation:
         self.trace.add("world", phase)
         self._observe(PhaseBegan(self._kernel.now_ms, phase))
 
-    def _steps(self, over: Callable[[], bool], steps_max: int, phase: str) -> None:
-        for _ in range(steps_max):
-            if self._violations or over():
+    def _steps(self, end_ms: int, steps_max: int, phase: str) -> None:
+        """Events up to a time, the end of the job (in phases before it has ended) or the first violation."""
+        kernel, cluster, violations = self._kernel, self._cluster, self._violations
+        end_us, step = end_ms * 1000, kernel.step
+        for _ in range(steps_max):  # thousands of rounds a run, hence the local names and so little in each
+            if violations or kernel.now_us >= end_us or (cluster.is_quiet if phase == "quiet" else cluster.has_ended):
                 return
-            if not self._kernel.step():
-                self._report("I30", f"nothing can happen any more: {self._cluster.standing()}")
+            if not step():
+                self._report("I30", f"nothing can happen any more: {cluster.standing()}")
                 return
-            if self._kernel.now_ms >= self._next_look_ms:
-                self._next_look_ms = self._kernel.now_ms + LOOK_MS
+            if kernel.now_us >= self._next_look_us:
+                self._next_look_us = kernel.now_us + LOOK_US
                 for checker in self._checkers:
                     checker.look()
-        self._report("I30", f"the {phase} phase has not ended after {steps_max} events: {self._cluster.standing()}")
+        self._report("I30", f"the {phase} phase has not ended after {steps_max} events: {cluster.standing()}")
 
     def _result(self) -> RunResult:
         cluster = self._cluster

@@ -103,16 +103,12 @@ class Worker:
         """Loop until told to leave."""
         progress = True
         while not self.has_left:
-            progress = self.run_once(0 if progress else IDLE_WAIT_MS_MAX)
+            progress = self.run_once(0 if progress else self.prepare_wait())
         assert self.leaving is not None
         return self.leaving
 
-    def run_once(self, wait_ms_max: int) -> bool:
-        """One round: wait for something if nothing moved before, then let every subtask step once. True if something moved."""
-        wait_ms = 0
-        if wait_ms_max > 0 and not self._commands:
-            self._flush_idle()
-            wait_ms = self._wait_ms(wait_ms_max)
+    def run_once(self, wait_ms: int = 0) -> bool:
+        """One round: wait that long for something to arrive, then let every subtask step once. True if something moved."""
         progress = self._receive(wait_ms)
         progress = self._take_commands() or progress
         progress = self._begin_pending() or progress
@@ -133,6 +129,16 @@ class Worker:
             self.cancelling_since_ms = None
         return progress
 
+    def prepare_wait(self) -> int:
+        """Behind a round in which nothing moved: send what waits for company, and say how long (ms) the next one may wait."""
+        if self._commands:
+            return 0
+        self._flush_idle()
+        wakeup_ms = self.next_wakeup_ms()
+        if wakeup_ms is None:
+            return IDLE_WAIT_MS_MAX
+        return max(0, min(IDLE_WAIT_MS_MAX, wakeup_ms - self._clock.monotonic_ms()))
+
     def next_wakeup_ms(self) -> int | None:
         """When a round is due although nothing arrives; None when only events can bring it. For schedulers that own the clock."""
         if self._commands or self._pending is not None:
@@ -148,12 +154,6 @@ class Worker:
             if wakeup_ms is not None:
                 wakeups.append(wakeup_ms)
         return min(wakeups, default=None)
-
-    def _wait_ms(self, wait_ms_max: int) -> int:
-        wakeup_ms = self.next_wakeup_ms()
-        if wakeup_ms is None:
-            return wait_ms_max
-        return max(0, min(wait_ms_max, wakeup_ms - self._clock.monotonic_ms()))
 
     def _is_quiet(self) -> bool:
         """No subtask holds anything any more."""

@@ -357,7 +357,8 @@ class MiniCluster:
     def _pass_time(self) -> None:
         """Nothing can move: flush what is idle, then let time pass to the next wakeup."""
         for worker in self.workers:
-            worker.run_once(1)
+            worker.prepare_wait()
+            worker.run_once()
         self.clock.now_ms += 1
 
     def run_to_end(self) -> None:

@@ -26,7 +26,8 @@ class QuickCluster(MiniCluster):
 
     def _pass_time(self) -> None:
         for worker in self.workers:
-            worker.run_once(1)
+            worker.prepare_wait()
+            worker.run_once()
         wakeups = [wakeup for worker in self.workers if (wakeup := worker.next_wakeup_ms()) is not None]
         self.clock.now_ms = max(self.clock.now_ms + 1, min(wakeups, default=0))
 
