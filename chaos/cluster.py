@@ -1,6 +1,7 @@
-"""The simulated cluster of one run: its processes, who starts and kills them, and what users do to the job.
+"""The simulated cluster of one run: its processes, and who starts and kills them.
 
-It assembles the pieces and carries out faults that hit a process; how long a run goes on is decided in world.py."""
+It assembles the pieces. Which faults strike it is strikes.py's matter, what users do to the job users.py's, how long a run
+goes on world.py's."""
 
 from __future__ import annotations
 
@@ -9,14 +10,13 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from barriers.messages import CheckpointKind, ShutdownWorker
-from chaos.control import Call, ControlNetwork, Reply
-from chaos.coordinatorhost import CoordinatorHost, Outcome, Wish
-from chaos.datanet import DataNetwork, slot_of
+from barriers.messages import ShutdownWorker
+from chaos.control import ControlNetwork
+from chaos.coordinatorhost import CoordinatorHost
+from chaos.datanet import DataNetwork
 from chaos.driver import TERMINAL, DriverHost, Order
 from chaos.faults import Fault
 from chaos.injector import Injector
@@ -25,28 +25,26 @@ from chaos.processes import Kernel, Process
 from chaos.scenario import Scenario
 from chaos.stores import SimStores
 from chaos.streams import Streams
+from chaos.strikes import Strikes
 from chaos.trace import Trace
+from chaos.users import Users
 from chaos.workerhost import Surroundings, WorkerHost
 from coordinator.records import derive_job_id
 from operators.base import JobPlan
 from operators.worker_main import WorkerSpec
-from statebackends.errors import HoldfastError, NotFoundError
 
 STATE_ROOT = "/state"
-SAVEPOINTS = "/savepoints"
 DEATH_US = (20_000, 250_000)
 """Least and most time until a driver learns of a worker's death and its successor runs."""
 GUARD_US = 3_000_000
 """Time between two looks at whether a coordinator leads."""
-WISH_TRIES = 40
-WISH_POLL_US = 150_000
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_BYTES_MIN = 1 << 30
 """A container may give it 64 MiB, which RocksDB's preallocation fills."""
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
     """A worker process and whose it is."""
 
     host: WorkerHost
@@ -72,28 +70,27 @@ class Cluster:
         self.scenario = scenario
         self.observe = observe
         self.random = streams.of("world")
-        self.injector = Injector(kernel, plan, self, observe)
+        self.injector = Injector(kernel, plan, Strikes(self), observe)
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=streams.of("stores").random() < 0.35)
         control = ControlNetwork(kernel, self.injector, observe)
         self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe)
         self.control = control
         self._plans: dict[int | None, JobPlan] = {}
         self._backend: str | None = None
-        self.held: dict[str, _Held] = {}
+        self.held: dict[str, Held] = {}
         self._coordinators: dict[str, CoordinatorHost] = {}
         self.drivers: dict[str, DriverHost] = {}
         self.driver: DriverHost | None = None
         """The newest one."""
-        self.user = Process("user", "user")
+        self.users = Users(self)
         self.pending = 0
         """Things on their way that will change the job: a driver to come, a stop with its restore."""
         self._counts: dict[str, int] = {}
-        self._parallelism: int | None = None
+        self.parallelism: int | None = None
+        """What the next submission asks for; None: the job's own."""
         self.outcome = ""
         """How the job ended, as its newest driver learned it."""
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
-        self._unsure = False
-        """A user asked for a stop and was never told what came of it."""
         self.crashes: list[str] = []
         self.local_directory = ""
         self._local: tempfile.TemporaryDirectory[str] | None = None
@@ -184,10 +181,10 @@ class Cluster:
         name = label or role
         self._counts[name] = self._counts.get(name, 0) + 1
         process = Process(f"{name}.{self._counts[name]}" if label else f"{name}-{self._counts[name]}", role)
-        self._tell(process, "started")
+        self.tell(process, "started")
         return process
 
-    def _tell(self, process: Process, change: str) -> None:
+    def tell(self, process: Process, change: str) -> None:
         point = process.last_point if change == "killed" else ""
         self.trace.add(process.name, change, point)
         self.observe(Lifecycle(self.now_ms, process.name, process.role, change, point))
@@ -202,7 +199,7 @@ class Cluster:
         self.kernel.after(self.random.randrange(1_000, 20_000), host.start, process)
         return host
 
-    def _ensure_coordinator(self) -> None:
+    def ensure_coordinator(self) -> None:
         """As a service manager does: the newest process is started again when it is gone; older ones may linger, fenced."""
         newest = self._coordinators.get(f"coordinator-{self._counts.get('coordinator', 0)}")
         if newest is None or newest.process.paused:
@@ -211,12 +208,12 @@ class Cluster:
     def _guard(self) -> None:
         """A service manager's health check of what clients are sent to: a fenced leader rightly does not come back by itself."""
         known = self.control.leader
-        host = self._coordinators.get(known.process.name) if known is not None else self._newest_coordinator()
+        host = self._coordinators.get(known.process.name) if known is not None else self.newest_coordinator()
         if host is None or host.is_fenced:
             self.start_coordinator()
         self.kernel.after(GUARD_US, self._guard)
 
-    def _newest_coordinator(self) -> CoordinatorHost | None:
+    def newest_coordinator(self) -> CoordinatorHost | None:
         alive = [host for host in self._coordinators.values() if not host.process.paused]
         return alive[-1] if alive else None
 
@@ -225,7 +222,7 @@ class Cluster:
     def start_driver(self, restore: str | None) -> DriverHost:
         """A driver that submits the job; it is the newest from now on."""
         process = self._process("driver")
-        driver = DriverHost(self.around, process, Order(self.job_plan(self._parallelism), restore), self, self._driver_ended)
+        driver = DriverHost(self.around, process, Order(self.job_plan(self.parallelism), restore), self, self._driver_ended)
         driver.job_id = self.job_id
         self.drivers[process.name] = driver
         self.driver = driver
@@ -233,7 +230,7 @@ class Cluster:
         self.kernel.after(self.random.randrange(1_000, 30_000), driver.start, process)
         return driver
 
-    def _driver_later(self, delay_us: int, restore: str | None = None) -> None:
+    def driver_later(self, delay_us: int, restore: str | None = None) -> None:
         self.pending += 1
 
         def start() -> None:
@@ -252,10 +249,10 @@ class Cluster:
             self.outcome = outcome
             if outcome != "FINISHED":
                 self.on_trouble("I30", f"the job ended as {outcome}")
-            self._go_on_if_unsure()
+            self.users.job_ended()
         elif outcome == "exists":
             self.outcome = "FINISHED"
-            self._go_on_if_unsure()
+            self.users.job_ended()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
             self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
         elif outcome.startswith("OutputMayRepeatError"):  # another driver went on meanwhile: to rewind it takes a flag
@@ -263,9 +260,9 @@ class Cluster:
             if self.drivers:
                 self.driver = next(iter(self.drivers.values()))
             elif not self.outcome:
-                self._driver_later(200_000)
+                self.driver_later(200_000)
         elif outcome in ("superseded", "workers ended") or outcome.startswith(("gave up", "FencedError")):
-            self._driver_later(200_000, driver.unanswered_restore)
+            self.driver_later(200_000, driver.unanswered_restore)
         else:
             self.on_trouble("I16", f"the job can't be started again: {outcome}")
 
@@ -303,7 +300,7 @@ class Cluster:
         )
         nonce = f"n{self._counts['tasks']:x}"
         host = WorkerHost(self.around, process, spec, self.stores.client(process), nonce, self._worker_left)
-        self.held[process.name] = _Held(host, driver, spawn)
+        self.held[process.name] = Held(host, driver, spawn)
         host.start()
 
     def _worker_left(self, host: WorkerHost, why: ShutdownWorker | None) -> None:
@@ -312,10 +309,10 @@ class Cluster:
         if held is None:
             return
         self._remove(host.process)
-        self._tell(host.process, "left")
-        self._tell_driver(held, why)
+        self.tell(host.process, "left")
+        self.tell_driver(held, why)
 
-    def _tell_driver(self, held: _Held, why: ShutdownWorker | None) -> None:
+    def tell_driver(self, held: Held, why: ShutdownWorker | None) -> None:
         slot, driver = held.host.slot, held.driver
         delay_us = self.random.randrange(*DEATH_US)
         self.kernel.after(delay_us, lambda: driver.worker_ended(slot, held.spawn, why, "lost"), driver.process)
@@ -327,11 +324,11 @@ class Cluster:
         if not process.alive:
             return
         self.crashes.append(process.last_point)
-        self._tell(process, "killed")
+        self.tell(process, "killed")
         held = self.held.get(process.name)
         self._remove(process)
         if held is not None:
-            self._tell_driver(held, None)
+            self.tell_driver(held, None)
 
     def _remove(self, process: Process) -> None:
         self.kernel.kill(process)
@@ -343,240 +340,19 @@ class Cluster:
             held.host.transport.close()
             held.host.dispose()
 
-    def _kill_driver(self, driver: DriverHost, *, orphans: bool) -> None:
+    def kill_driver(self, driver: DriverHost, *, orphans: bool) -> None:
         self.kill(driver.process)
         for held in list(self.held.values()):
             if held.driver is driver and not orphans:
                 self.kill(held.host.process)
 
-    def _kill_everything(self) -> None:
+    def kill_everything(self) -> None:
         for host in list(self._coordinators.values()):
             self.kill(host.process)
         for driver in list(self.drivers.values()):
             self.kill(driver.process)
         for held in list(self.held.values()):
             self.kill(held.host.process)
-
-    # ----------------------------------------------------------------------------------------------------------- strikes
-
-    def strike(self, fault: Fault, process: Process | None) -> bool:
-        """As injector.Hands."""
-        act: Callable[[Fault, Process | None], bool] = getattr(self, f"_strike_{fault.kind}")
-        return act(fault, process)
-
-    def _back_in(self, fault: Fault, start: Callable[[], Any]) -> None:
-        self.kernel.after(max(1, fault.amount) * 1000, start)
-
-    def _strike_kill_worker(self, fault: Fault, process: Process | None) -> bool:
-        victim = self._worker_of(fault, process)
-        if victim is None:
-            return False
-        self.kill(victim)
-        return True
-
-    def _worker_of(self, fault: Fault, process: Process | None) -> Process | None:
-        """The worker that passed the point, if the fault is for any; else one of its slot, or one drawn."""
-        if process is not None and process.role == "worker" and fault.target in ("", "workers"):
-            return process
-        hosts = [host for host in self.workers() if fault.target in ("", "workers", f"worker-{host.slot}")]
-        if not hosts:
-            return None
-        return self.streams.of(f"victim/{fault.label}").choice(hosts).process
-
-    def _coordinator_of(self, process: Process | None) -> Process | None:
-        if process is not None and process.role == "coordinator":
-            return process
-        newest = self._newest_coordinator()
-        return newest.process if newest is not None else None
-
-    def _strike_kill_coordinator(self, fault: Fault, process: Process | None) -> bool:
-        victim = self._coordinator_of(process)
-        if victim is None:
-            return False
-        self.kill(victim)
-        self._back_in(fault, self._ensure_coordinator)
-        return True
-
-    def _strike_kill_driver(self, fault: Fault, process: Process | None) -> bool:
-        driver = self.driver
-        if driver is None or not driver.process.alive:
-            return False
-        self._kill_driver(driver, orphans=self.streams.of(f"orphans/{fault.label}").random() < 0.25)
-        self._driver_later(max(1, fault.amount) * 1000, driver.unanswered_restore)
-        return True
-
-    def _strike_kill_all(self, fault: Fault, process: Process | None) -> bool:
-        driver = self.driver if self.driver is not None and self.driver.process.alive else None
-        self._kill_everything()
-        self._back_in(fault, self._ensure_coordinator)
-        if driver is not None:
-            self._driver_later(max(1, fault.amount) * 1000, driver.unanswered_restore)
-        return True
-
-    def _strike_power_loss(self, fault: Fault, process: Process | None) -> bool:
-        self._strike_kill_all(fault, process)
-        self.kernel.power_cuts += 1
-        self.stores.power_loss(self.streams.of(f"power/{fault.label}"))
-        self.trace.add("store", "power loss")
-        self.observe(Lifecycle(self.now_ms, "store", "store", "power_loss"))
-        return True
-
-    def _strike_pause_worker(self, fault: Fault, process: Process | None) -> bool:
-        victim = self._worker_of(fault, process)
-        if victim is None or victim.paused:
-            return False
-        self._pause(victim, fault.duration_ms)
-        held = self.held[victim.name]
-        if fault.amount and held.driver.process.alive:
-            delay_us = fault.duration_ms * 300
-            self.kernel.after(delay_us, lambda: self._tell_driver(held, None))
-        return True
-
-    def _strike_pause_coordinator(self, fault: Fault, process: Process | None) -> bool:
-        victim = self._coordinator_of(process)
-        if victim is None or victim.paused:
-            return False
-        self._pause(victim, fault.duration_ms)
-        return True
-
-    def _pause(self, process: Process, duration_ms: int) -> None:
-        self.kernel.pause(process)
-        self._tell(process, "paused")
-
-        def resume() -> None:
-            if process.alive and process.paused:
-                self._tell(process, "resumed")
-                self.kernel.resume(process)
-
-        self.kernel.after(duration_ms * 1000, resume)
-
-    def _strike_second_coordinator(self, fault: Fault, process: Process | None) -> bool:
-        first = self._newest_coordinator()
-        if first is None:
-            return False
-        self.start_coordinator()
-        self.kernel.after(fault.duration_ms * 1000, lambda: self.kill(first.process))
-        return True
-
-    def _strike_old_leader_wakes(self, fault: Fault, process: Process | None) -> bool:
-        victim = self._coordinator_of(process)
-        if victim is None or victim.paused:
-            return False
-        self._pause(victim, fault.duration_ms)
-        self.kernel.after(self.random.randrange(1_000, 100_000), self._ensure_coordinator)
-        self.kernel.after(fault.duration_ms * 1000 + 1_500_000, lambda: self._retire(victim))
-        return True
-
-    def _retire(self, process: Process) -> None:
-        """An old leader goes in the end, unless it is the only one."""
-        if len(self._coordinators) > 1:
-            self.kill(process)
-
-    def _strike_break_stream(self, fault: Fault, process: Process | None) -> bool:
-        hosts = [host for host in self.workers() if fault.target in ("workers", f"worker-{host.slot}")]
-        broken = [self.control.break_streams(host.process, fault.amount * 1000) for host in hosts]
-        return any(broken)
-
-    def _strike_cut_link(self, fault: Fault, process: Process | None) -> bool:
-        return self.around.data.cut(*slot_of(fault.target))
-
-    def _strike_clock_jump(self, fault: Fault, process: Process | None) -> bool:
-        hosts: list[Process] = [host.process for host in self.coordinators()] if fault.target == "coordinator" else []
-        if fault.target == "driver":
-            hosts = [driver.process for driver in self.drivers.values()]
-        if fault.target.startswith("worker"):
-            hosts = [host.process for host in self.workers() if fault.target in ("workers", f"worker-{host.slot}")]
-        for each in hosts:
-            each.wall_offset_ms += fault.amount
-        return bool(hosts)
-
-    # ------------------------------------------------------------------------------------------------- what users do
-
-    def _strike_rescale(self, fault: Fault, process: Process | None) -> bool:
-        if self.pending or self.outcome or not self.scenario.may_rescale:
-            return False
-        self._parallelism = fault.amount
-        self.start_driver(self.driver.unanswered_restore if self.driver is not None else None)
-        return True
-
-    def _strike_checkpoint(self, fault: Fault, process: Process | None) -> bool:
-        return self._wish(Wish(CheckpointKind.CHECKPOINT, self._trigger_id()))
-
-    def _strike_savepoint(self, fault: Fault, process: Process | None) -> bool:
-        return self._wish(Wish(CheckpointKind.SAVEPOINT, self._trigger_id(), target=SAVEPOINTS))
-
-    def _trigger_id(self) -> str:
-        self._counts["wishes"] = self._counts.get("wishes", 0) + 1
-        return f"wish-{self._counts['wishes']}"
-
-    def _wish(self, wish: Wish) -> bool:
-        if self.outcome:
-            return False
-        self.trace.add("user", f"asks for {wish.kind}", wish.trigger_id)
-        self._ask("wish", wish, str, lambda answer: None)
-        return True
-
-    def _ask(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
-        self.control.ask(Call(self.user, request, self.job_id), self.control.leader, body, kind, reply)
-
-    def _strike_restore(self, fault: Fault, process: Process | None) -> bool:
-        if self.pending or self.outcome:
-            return False
-        self.pending += 1
-        wish = Wish(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS)
-        self.trace.add("user", "stops the job", wish.trigger_id)
-        self._stop_job(wish, WISH_TRIES)
-        return True
-
-    def _stop_job(self, wish: Wish, tries: int) -> None:
-        """Ask until somebody answers, then until it is known how it ended."""
-
-        def asked(answer: Any) -> None:
-            if isinstance(answer, HoldfastError):
-                self._again(tries, lambda: self._stop_job(wish, tries - 1))
-            else:
-                self._follow(wish, WISH_TRIES)
-
-        self._ask("wish", wish, str, asked)
-
-    def _again(self, tries: int, act: Callable[[], None]) -> None:
-        if tries > 0 and not (self.outcome and self.outcome != "FINISHED"):
-            self.kernel.after(WISH_POLL_US, act, self.user)
-        else:
-            self.pending -= 1
-            self.trace.add("user", "gives up")
-            self._unsure = True
-            if self.outcome:
-                self._go_on_if_unsure()
-
-    def _go_on_if_unsure(self) -> None:
-        """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
-        if self._unsure:
-            self._unsure = False
-            self.start_driver("latest")
-
-    def _follow(self, wish: Wish, tries: int) -> None:
-        def told(answer: Any) -> None:
-            if isinstance(answer, Outcome) and not answer.in_progress:
-                if answer.location:
-                    self._restore_from(answer.location, WISH_TRIES)
-                else:
-                    self._again(0, lambda: None)
-            elif isinstance(answer, NotFoundError):
-                self._again(0, lambda: None)
-            else:
-                self._again(tries, lambda: self._follow(wish, tries - 1))
-
-        self._ask("outcome", wish.trigger_id, Outcome, told)
-
-    def _restore_from(self, location: str, tries: int) -> None:
-        """Once the stopped job has ended, start it again."""
-        if not self.outcome:
-            self._again(tries, lambda: self._restore_from(location, tries - 1))
-            return
-        self.pending -= 1
-        self.trace.add("user", "restores", location.rpartition("/")[0])
-        self.start_driver(location)
 
 
 def _memory_folder() -> str | None:

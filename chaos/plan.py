@@ -85,8 +85,10 @@ def draw_plan(
 
 
 def _fits(kind: str, scenario: Scenario, slots: int) -> bool:
-    if kind in ("restore", "rescale"):
-        return scenario.may_rescale or kind == "restore"
+    if kind == "rescale":
+        return scenario.may_rescale
+    if kind == "drain":
+        return scenario.may_drain
     if kind in ("cut_link", "slow_link"):
         return slots > 1
     return bool(scenario.operators) or kind not in ("slow_operator", "blocked_operator", "user_error")

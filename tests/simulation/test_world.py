@@ -46,6 +46,7 @@ MOMENTS: dict[str, Fault] = {
     "checkpoint": Fault("checkpoint", at_ms=300),
     "savepoint": Fault("savepoint", at_ms=300),
     "restore": Fault("restore", at_ms=300),
+    "drain": Fault("drain", at_ms=300),
     "rescale": Fault("rescale", at_ms=400, amount=3),
 }
 

@@ -1,0 +1,122 @@
+"""What the users of a simulated job do to it while it runs: rescale it, take snapshots, stop it and start it again.
+
+A user asks whoever leads, asks again when nobody answers, and gives up in the end, as people with a command line do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from barriers.messages import CheckpointKind
+from chaos.control import Call, Reply
+from chaos.coordinatorhost import Outcome, Wish
+from chaos.processes import Process
+from statebackends.errors import HoldfastError, NotFoundError
+
+if TYPE_CHECKING:
+    from chaos.cluster import Cluster
+
+SAVEPOINTS = "/savepoints"
+WISH_TRIES = 40
+WISH_POLL_US = 150_000
+
+
+class Users:
+    """All users of one job. Each method returns False when there is nothing to do it to."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._user = Process("user", "user")
+        self._wishes = 0
+        self._unsure = False
+        """A user asked for a stop and was never told what came of it."""
+
+    def rescale(self, parallelism: int) -> bool:
+        """Submit the job at another parallelism while it runs."""
+        cluster = self._cluster
+        if cluster.pending or cluster.outcome or not cluster.scenario.may_rescale:
+            return False
+        cluster.parallelism = parallelism
+        cluster.start_driver(cluster.driver.unanswered_restore if cluster.driver is not None else None)
+        return True
+
+    def snapshot(self, kind: CheckpointKind) -> bool:
+        """Ask for a checkpoint or a savepoint, and not for what becomes of it."""
+        if self._cluster.outcome:
+            return False
+        wish = Wish(kind, self._trigger_id(), target=SAVEPOINTS if kind is CheckpointKind.SAVEPOINT else None)
+        self._cluster.trace.add("user", f"asks for {kind}", wish.trigger_id)
+        self._ask("wish", wish, str, lambda answer: None)
+        return True
+
+    def restore(self, *, drain: bool) -> bool:
+        """Stop the job with a savepoint, drained or not, and start it again from there."""
+        if self._cluster.pending or self._cluster.outcome:
+            return False
+        self._cluster.pending += 1
+        wish = Wish(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain)
+        self._cluster.trace.add("user", "drains the job" if drain else "stops the job", wish.trigger_id)
+        self._stop_job(wish, WISH_TRIES)
+        return True
+
+    def job_ended(self) -> None:
+        """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
+        if self._unsure:
+            self._unsure = False
+            self._cluster.start_driver("latest")
+
+    # ------------------------------------------------------------------------------------------------------------- steps
+
+    def _trigger_id(self) -> str:
+        self._wishes += 1
+        return f"wish-{self._wishes}"
+
+    def _ask(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
+        control = self._cluster.control
+        control.ask(Call(self._user, request, self._cluster.job_id), control.leader, body, kind, reply)
+
+    def _stop_job(self, wish: Wish, tries: int) -> None:
+        """Ask until somebody answers, then until it is known how it ended."""
+
+        def asked(answer: Any) -> None:
+            if isinstance(answer, HoldfastError):
+                self._again(tries, lambda: self._stop_job(wish, tries - 1))
+            else:
+                self._follow(wish, WISH_TRIES)
+
+        self._ask("wish", wish, str, asked)
+
+    def _again(self, tries: int, act: Callable[[], None]) -> None:
+        cluster = self._cluster
+        if tries > 0 and not (cluster.outcome and cluster.outcome != "FINISHED"):
+            cluster.kernel.after(WISH_POLL_US, act, self._user)
+        else:
+            cluster.pending -= 1
+            cluster.trace.add("user", "gives up")
+            self._unsure = True
+            if cluster.outcome:
+                self.job_ended()
+
+    def _follow(self, wish: Wish, tries: int) -> None:
+        def told(answer: Any) -> None:
+            if isinstance(answer, Outcome) and not answer.in_progress:
+                if answer.location:
+                    self._restore_from(answer.location, WISH_TRIES)
+                else:
+                    self._again(0, lambda: None)
+            elif isinstance(answer, NotFoundError):
+                self._again(0, lambda: None)
+            else:
+                self._again(tries, lambda: self._follow(wish, tries - 1))
+
+        self._ask("outcome", wish.trigger_id, Outcome, told)
+
+    def _restore_from(self, location: str, tries: int) -> None:
+        """Once the stopped job has ended, start it again."""
+        cluster = self._cluster
+        if not cluster.outcome:
+            self._again(tries, lambda: self._restore_from(location, tries - 1))
+            return
+        cluster.pending -= 1
+        cluster.trace.add("user", "restores", location.rpartition("/")[0])
+        cluster.start_driver(location)
