@@ -11,7 +11,7 @@ help:
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
-	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; then each sabotage until it is caught'
+	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -34,6 +34,7 @@ bench: setup
 
 chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --seeds $(SEEDS) $(ARGS)
+	@$(PYTHON) -m holdfast chaos sim --workload long --seeds 4
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
 
 lock:

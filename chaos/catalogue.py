@@ -93,9 +93,9 @@ def entries(what: str) -> list[tuple[str, str]]:
     """Names and meanings of one of LISTS."""
     match what:
         case "workloads":
-            from chaos.workloads import WORKLOADS
+            from chaos.workloads import ON_DEMAND, WORKLOADS
 
-            return [(name, workload.meaning) for name, workload in WORKLOADS.items()]
+            return [(name, workload.meaning) for name, workload in (*WORKLOADS.items(), *ON_DEMAND.items())]
         case "faults":
             families = [(name, f"all of: {', '.join(kinds)}") for name, kinds in FAMILIES.items()]
             return [*families, *((kind.name, _fault_text(kind.meaning, kind.target, kind.amount)) for kind in KINDS.values())]

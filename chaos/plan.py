@@ -9,9 +9,11 @@ from chaos.faults import KINDS, MESSAGES, STORE_OPERATIONS, Fault, FaultKind
 from chaos.scenario import Scenario
 
 FAULTS_MAX = 6
-"""Most faults of a drawn plan."""
-HORIZON_MS = 2_000
-"""Faults begin before this time."""
+"""Most faults of a drawn plan in a short job; a longer one gets more, in proportion."""
+SHORT_MS = 2_000
+"""How long a short job takes."""
+FAULTS_LIMIT = 60
+"""Most faults of any drawn plan."""
 
 COORDINATOR_POINTS = (
     "coordinator.PutIfAbsent.claim",
@@ -72,15 +74,15 @@ def draw_plan(
     slots: int,
     *,
     faults: int | None = None,
-    horizon_ms: int = HORIZON_MS,
+    horizon_ms: int = SHORT_MS,
 ) -> tuple[Fault, ...]:
-    """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX. They begin before
-    `horizon_ms`, about when the job would end without them."""
+    """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX, more in a long job. They
+    begin before `horizon_ms`, about when the job would end without them."""
     usable = [kind for kind in kinds if _fits(kind, scenario, slots)]
     if not usable:
         return ()
     weights = [3 if kind in _FREQUENT else 1 for kind in usable]
-    count = faults if faults is not None else rng.randint(1, FAULTS_MAX)
+    count = faults if faults is not None else min(FAULTS_LIMIT, rng.randint(1, FAULTS_MAX) * max(1, horizon_ms // SHORT_MS))
     return tuple(_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots, horizon_ms) for _ in range(count))
 
 

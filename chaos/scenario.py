@@ -83,6 +83,8 @@ class Scenario:
     """The output is the same when the job is drained in the middle, and goes on later; false where that closes windows early."""
     bounded: bool = True
     """The job ends by itself when its input does."""
+    duration_ms: int = 2_000
+    """About how long the job takes when nothing fails, in virtual time: its faults begin before."""
 
 
 @dataclass(frozen=True, slots=True)

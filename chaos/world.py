@@ -19,7 +19,7 @@ from chaos.cluster import Cluster
 from chaos.faults import Fault, expand_kinds
 from chaos.observations import Observation, PhaseBegan, Reported, Stored
 from chaos.oracle import committed, counted
-from chaos.plan import HORIZON_MS, draw_plan
+from chaos.plan import draw_plan
 from chaos.processes import Kernel
 from chaos.results import RunResult, ViolationRecord
 from chaos.scenario import Row, Scenario
@@ -76,7 +76,7 @@ def run_seed(request: RunRequest) -> Run:
     workload = find_workload(request.workload)
     kinds = expand_kinds(request.kinds)
     scenario = workload.make(Streams(request.seed).of("workload"))
-    horizon_ms = HORIZON_MS
+    horizon_ms = scenario.duration_ms
     if any(sink.rows is None for sink in scenario.sinks):
         baseline = _baseline(request, scenario)
         if isinstance(baseline, Run):
@@ -116,7 +116,7 @@ def _baseline(request: RunRequest, scenario: Scenario) -> _Baseline | Run:
     known = _baselines.get(key)
     if known is not None:
         return known
-    simulation = _Simulation(replace(request, plan=()), scenario, (), HORIZON_MS, patient=True)
+    simulation = _Simulation(replace(request, plan=()), scenario, (), scenario.duration_ms, patient=True)
     run = simulation.run()
     if run.result.violations:
         return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.scenario import Workload
-from chaos.workloads import aggregate, broadcast, counter, ends, fanout, random_graphs, timers, windows
+from chaos.workloads import aggregate, broadcast, counter, ends, fanout, long, random_graphs, timers, windows
 from statebackends.errors import InvalidConfigError
 
 WORKLOADS: dict[str, Workload] = {
@@ -11,18 +11,24 @@ WORKLOADS: dict[str, Workload] = {
     for module in (counter, windows, timers, broadcast, fanout, ends, aggregate, random_graphs)
 }
 
+"""Those that run when none is named."""
+
+ON_DEMAND: dict[str, Workload] = {long.WORKLOAD.name: long.WORKLOAD}
+"""Those that run only when they are named, since one run takes as long as a hundred of the others."""
+
 
 def find_workload(name: str) -> Workload:
     """The workload of a name, or a user's own pipeline as `FILE.py:function` or `module:function`.
 
     Raises InvalidConfigError naming the choices, or what is wrong with the user's pipeline."""
-    if name in WORKLOADS:
-        return WORKLOADS[name]
+    known = {**WORKLOADS, **ON_DEMAND}
+    if name in known:
+        return known[name]
     if ":" in name:
         from chaos.workloads.loading import load_workload
 
         return load_workload(name)
     raise InvalidConfigError(
-        f"there is no workload {name!r}; choose from {', '.join(WORKLOADS)}, or name your own as FILE.py:function",
+        f"there is no workload {name!r}; choose from {', '.join(known)}, or name your own as FILE.py:function",
         setting="workload",
     )

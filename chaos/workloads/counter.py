@@ -21,15 +21,23 @@ KEYS = 20
 
 def make(rng: random.Random) -> Scenario:
     """About 1,000 records in a little more than a second, some ten checkpoints."""
-    ledger = _Ledger(Feed("numbers", rng.randint(900, 1_100), KEYS, first=rng.randrange(1_000)))
+    feed = Feed("numbers", rng.randint(900, 1_100), KEYS, first=rng.randrange(1_000))
     parallelism = rng.choice((1, 1, 1, 2))
     step_rows = rng.choice((25, 40, 50))
     rows_per_second = rng.randint(700, 900)
     # Small batches cost the same again for each, and fanout and random have them.
     settings = {**draw_settings(rng, interval_ms=(100, 150)), "batch_rows_max": 65_536}
+    return counted_into_ledger(feed, parallelism, rows_per_second, step_rows, settings)
+
+
+def counted_into_ledger(
+    feed: Feed, parallelism: int, rows_per_second: int, step_rows: int, settings: dict[str, Any], *, duration_ms: int = 2_000
+) -> Scenario:
+    """The job and its expectations. `settings`: of its JobConfig."""
+    ledger = _Ledger(feed)
     return Scenario(
-        plan=partial(_plan, ledger.feed, parallelism, rows_per_second, step_rows, settings),
-        records=ledger.feed.rows,
+        plan=partial(_plan, feed, parallelism, rows_per_second, step_rows, settings),
+        records=feed.rows,
         sinks=(
             SinkExpectation(
                 LEDGER,
@@ -42,7 +50,8 @@ def make(rng: random.Random) -> Scenario:
             ),
         ),
         operators=("count",),
-        cuts=(CutExpectation(("numbers",), "count", ledger.states_at),),
+        cuts=(CutExpectation((feed.uid,), "count", ledger.states_at),),
+        duration_ms=duration_ms,
     )
 
 

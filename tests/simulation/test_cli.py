@@ -18,7 +18,7 @@ from chaos.sabotage import SABOTAGES
 from chaos.scenario import Scenario, Workload
 from chaos.sometimes import SOMETIMES
 from chaos.summary import CoverageReport
-from chaos.workloads import WORKLOADS
+from chaos.workloads import ON_DEMAND, WORKLOADS
 from tests.simulation import fakes
 
 runner = CliRunner()
@@ -311,7 +311,7 @@ def test_lists_have_a_name_a_line() -> None:
     lines = call("list", "faults").splitlines()
     assert [line.split()[0] for line in lines] == [*FAMILIES, *KINDS]
     assert all(len(line.split()) > 2 for line in lines)
-    assert [line.split()[0] for line in call("list", "workloads").splitlines()] == list(WORKLOADS)
+    assert [line.split()[0] for line in call("list", "workloads").splitlines()] == [*WORKLOADS, *ON_DEMAND]
     assert [line.split()[0] for line in call("list", "sabotages").splitlines()] == list(SABOTAGES)
     assert [line.split()[0] for line in call("list", "sometimes").splitlines()] == list(SOMETIMES)
     assert {"I1", "I5", "determinism"} <= {line.split()[0] for line in call("list", "invariants").splitlines()}
