@@ -1,6 +1,7 @@
 """Scenario group T: whole jobs under each of its faults at each of its moments, with a fixed seed and a plan that is written down.
 
-The long run (T12) is `holdfast chaos sim --workload long`, part of `make chaos`; T13 is test_determinism.py, T14 test_sabotages.py."""
+The long run (T12) is `holdfast chaos sim --workload long`, part of `make chaos`; T13 is test_determinism.py, T14
+test_sabotages.py."""
 
 from __future__ import annotations
 
