@@ -1,5 +1,8 @@
 """Speed of the simulator: whole jobs of the keyed counter in one process, each with three faults, beside the same jobs without.
 
+A virtual machine's cores may be twice as slow in one minute as in the next, so each row says how long a loop of plain Python took
+meanwhile (`loop_ms`: the median, and the least, of which one between any ten jobs).
+
 python -m benchmarks.simulation [--quick]
 """
 
@@ -21,6 +24,8 @@ Row = dict[str, Any]
 WORKLOAD = "counter"
 """About 1,000 records and 10 checkpoints."""
 FAULTS = 3
+LOOP_EVERY = 10
+"""Jobs between two measurements of the loop."""
 WARM_UP = 5
 """Runs before the first measured one: the product is imported and its caches are filled."""
 
@@ -35,9 +40,27 @@ def measure_one(faults: int, count: int) -> Row:
     tasks = [Task(request) for request in requests(count, faults)]
     for task in tasks[:WARM_UP]:
         perform(run_seed, task)
-    began, cpu_began = time.perf_counter(), time.process_time()
-    results = [perform(run_seed, task).result for task in tasks]
-    return _row(results, 1, faults, time.perf_counter() - began, time.process_time() - cpu_began)
+    results: list[RunResult] = []
+    loops: list[float] = []
+    seconds = cpu_seconds = 0.0
+    for first in range(0, len(tasks), LOOP_EVERY):
+        loops.append(loop_ms())
+        began, cpu_began = time.perf_counter(), time.process_time()
+        results += [perform(run_seed, task).result for task in tasks[first : first + LOOP_EVERY]]
+        seconds += time.perf_counter() - began
+        cpu_seconds += time.process_time() - cpu_began
+    row = _row(results, 1, faults, seconds, cpu_seconds)
+    return {**row, "loop_ms": [round(statistics.median(loops), 1), round(min(loops), 1)]}
+
+
+def loop_ms() -> float:
+    """CPU time of a fixed amount of plain Python, a few milliseconds on a core of its own."""
+    began = time.process_time()
+    seen: dict[int, tuple[int, str]] = {}
+    for number in range(40_000):
+        seen[number & 1023] = (number, str(number))
+    assert len(seen) == 1024
+    return 1000 * (time.process_time() - began)
 
 
 def measure_all_cores(faults: int, count: int) -> Row:
