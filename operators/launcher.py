@@ -29,7 +29,7 @@ class CoordinatorClient(Protocol):
         """GET /v1/jobs/:jobid/checkpoints."""
 
     def workers(self, job_id: str) -> dict[str, Any]:
-        """GET /v1/jobs/:jobid/workers: {"attempt": n, "restarts": n, "failure": text or null,
+        """GET /v1/jobs/:jobid/workers: {"submission": n, "state": text, "attempt": n, "restarts": n, "failure": text or null,
         "last_failure": text or null, "late_dropped": n, "workers": [{"slot", "pid", "nonce", "registered"}]}."""
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
@@ -84,7 +84,8 @@ class JobHandle(Protocol):
     client: CoordinatorClient
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Block until a terminal state and return it. Raises JobFailedError on FAILED, TimeoutError on timeout."""
+        """Block until a terminal state and return it. Raises JobFailedError on FAILED, TimeoutError on timeout, and FencedError
+        when a newer submission took the job over."""
 
     def state(self) -> str: ...
 

@@ -15,8 +15,6 @@ from rich.text import Text
 from barriers.jobgraph import JobGraph
 from operators.launcher import Progress
 
-TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
-
 _STYLES = {"RUNNING": "green", "FINISHED": "green", "FAILED": "red", "CANCELED": "yellow"}
 
 

@@ -82,7 +82,13 @@ class SparkLauncher:
             connection.close()
             raise
         handle = SparkJobHandle(
-            accepted.job_id, connection.client, plan.graph, accepted.slots, progress=options.progress, release=connection.close
+            accepted.job_id,
+            connection.client,
+            plan.graph,
+            accepted.slots,
+            submission=accepted.submission,
+            progress=options.progress,
+            release=connection.close,
         )
         try:
             self._start(plan, options, accepted, handle)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from barriers.jobgraph import JobGraph
 from operators.launcher import CoordinatorClient, Progress
 from operators.progress import (
-    TERMINAL_STATES,
     Look,
     ProgressLine,
     derive_progress,
@@ -20,8 +19,9 @@ from operators.progress import (
     registered_slots,
 )
 from operators.spark_slots import SlotRunner
+from operators.standing import Standing, judge_look
 from operators.supervisor import JobEnded, StopRequested, WorkersRegistered
-from statebackends.errors import HoldfastError, JobFailedError
+from statebackends.errors import FencedError, HoldfastError, JobFailedError
 
 log = logging.getLogger("holdfast.spark")
 
@@ -43,6 +43,7 @@ class SparkJobHandle:
         graph: JobGraph,
         slots: int,
         *,
+        submission: int,
         progress: bool,
         release: Callable[[], None],
     ) -> None:
@@ -50,6 +51,7 @@ class SparkJobHandle:
         self.client = client
         self._graph = graph
         self._slots = slots
+        self._submission = submission
         self._release = release
         """Called once, when the handle lets go: an embedded coordinator ends here."""
         self._line = ProgressLine(enabled=progress)
@@ -57,6 +59,8 @@ class SparkJobHandle:
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
         self._registered: frozenset[int] = frozenset()
         self._failure: str | None = None
+        self._newer = 0
+        """The submission that took the job over from ours; 0: none."""
         self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
         self._terminal = threading.Event()
         self._changed = threading.Condition()
@@ -96,19 +100,19 @@ class SparkJobHandle:
         self.close()
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError.
+        """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError, and FencedError when a newer
+        submission took the job over: it goes on, and belongs to another driver.
 
         The coordinator can be asked about the job until `close`."""
         if not self._terminal.wait(timeout_s):
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
         state = self._progress.state
         self._let_workers_go()
-        if state == "FAILED":
-            raise self._failed()
+        self._raise_unless_ended_well()
         return state
 
     def wait_for_workers(self, timeout_s: float) -> None:
-        """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError."""
+        """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError, FencedError."""
         deadline = time.monotonic() + timeout_s
         said: frozenset[int] = frozenset()
         with self._changed:
@@ -119,12 +123,16 @@ class SparkJobHandle:
                 if not self._changed.wait(max(0.0, min(1.0, deadline - time.monotonic()))) and time.monotonic() >= deadline:
                     started = self._started(self._registered)
                     raise TimeoutError(f"job {self.job_id}: {started} within {timeout_s:.0f} s{self._errors()}")
-        if self._terminal.is_set() and self._progress.state == "FAILED":
-            raise self._failed()
+        if self._terminal.is_set():
+            self._raise_unless_ended_well()
 
-    def _failed(self) -> JobFailedError:
-        cause = self._failure or "see its exceptions"
-        return JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+    def _raise_unless_ended_well(self) -> None:
+        if self._newer:
+            message = f"submission {self._newer} took job {self.job_id} over from submission {self._submission}"
+            raise FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
+        if self._progress.state == "FAILED":
+            cause = self._failure or "see its exceptions"
+            raise JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
 
     def _started(self, slots: frozenset[int]) -> str:
         indices = ", ".join(str(slot) for slot in sorted(slots)) or "none"
@@ -195,8 +203,16 @@ class SparkJobHandle:
             self._closing.wait(POLL_S)
 
     def _poll(self) -> None:
-        job, workers = self.client.job(self.job_id), self.client.workers(self.job_id)
-        look = Look(time.monotonic_ns() // 1_000_000, job, self.client.checkpoints(self.job_id), workers)
+        workers = self.client.workers(self.job_id)
+        number, state = int(workers["submission"]), str(workers["state"])
+        standing = judge_look(ours=self._submission, seen=number, state=state)
+        if standing is Standing.STALE:
+            return
+        if standing is Standing.SUPERSEDED:
+            self._newer = number
+            self._end("SUSPENDED")
+            return
+        look = Look(time.monotonic_ns() // 1_000_000, self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
             self._looks.clear()  # counters begin again with each attempt
@@ -210,14 +226,13 @@ class SparkJobHandle:
             self._changed.notify_all()
         assert self._runner is not None
         self._runner.post(WorkersRegistered(registered))
-        name = str(job.get("name", self.job_id))
+        name = str(look.job.get("name", self.job_id))
         restart = describe_restart(name, look, before)
         if restart is not None:
             self._line.say(restart)
         self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
-        if progress.state in TERMINAL_STATES:
-            self._runner.post(JobEnded())
-            self._end(progress.state)
+        if standing is Standing.ENDED:
+            self._end(state)
 
     def _end(self, state: str) -> None:
         with self._changed:
@@ -233,3 +248,5 @@ class SparkJobHandle:
             )
             self._terminal.set()
             self._changed.notify_all()
+        assert self._runner is not None
+        self._runner.post(JobEnded())

@@ -36,6 +36,8 @@ class Worker(schemas.Record):
 class Workers(schemas.Record):
     attempt: int
     submission: int
+    state: str
+    """Of that submission."""
     epoch: int
     restarts: int
     failure: str | None
@@ -74,6 +76,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
     return Workers(
         attempt=view.attempt,
         submission=view.submission,
+        state=view.overview.state,
         epoch=view.epoch,
         restarts=view.restarts,
         failure=view.failure,

@@ -12,10 +12,11 @@ from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescriptio
 from operators.spark_handle import SparkJobHandle
 from operators.spark_slots import Ended, SlotRunner
 from operators.supervisor import SlotSupervisor, WorkerEnd
-from statebackends.errors import JobFailedError, StorageUnavailableError
+from statebackends.errors import FencedError, JobFailedError, StorageUnavailableError
 
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
 GRAPH = JobGraph("job", (SOURCE,), (), JobConfig())
+SUBMISSION = 2
 
 
 class Client:
@@ -27,15 +28,17 @@ class Client:
         self.polls = list(polls)
         self.left = threading.Event()
 
-    def job(self, job_id: str) -> dict[str, Any]:
+    def workers(self, job_id: str) -> dict[str, Any]:
         self.now = self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
-        state, count, _ = self.now
+        state, _, more = self.now
         if state == "AWAY":
             raise StorageUnavailableError("restarting")
-        return {"name": "job", "state": state, "vertices": [{"id": "a", "metrics": {"write-records": count}}]}
+        known = {"workers": [{"slot": 0, "registered": True}], "submission": SUBMISSION, "state": state}
+        return {**known, "attempt": 1, "restarts": 0, **more}
 
-    def workers(self, job_id: str) -> dict[str, Any]:
-        return {"workers": [{"slot": 0, "registered": True}], "attempt": 1, "restarts": 0, **self.now[2]}
+    def job(self, job_id: str) -> dict[str, Any]:
+        state, count, _ = self.now
+        return {"name": "job", "state": state, "vertices": [{"id": "a", "metrics": {"write-records": count}}]}
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         return {}
@@ -59,7 +62,15 @@ class Workers:
 
 
 def started(client: Client, workers: Workers, *, progress: bool = False) -> SparkJobHandle:
-    handle = SparkJobHandle("job", client, GRAPH, 1, progress=progress, release=lambda: None)  # type: ignore[arg-type]
+    handle = SparkJobHandle(
+        "job",
+        client,  # type: ignore[arg-type]
+        GRAPH,
+        1,
+        submission=SUBMISSION,
+        progress=progress,
+        release=lambda: None,
+    )
     handle.start(SlotRunner(SlotSupervisor(1), workers, handle.give_up))
     return handle
 
@@ -106,3 +117,26 @@ def test_an_answer_that_makes_no_sense_is_not_the_end_of_watching() -> None:
     assert handle._terminal.wait(10)
     workers.ended[0](WorkerEnd.LEFT, "done")
     assert handle.wait(10) == "FINISHED"
+
+
+def test_a_submission_that_took_the_job_over_is_not_taken_for_ours() -> None:
+    """Its end used to be reported as the end of ours."""
+    workers = Workers()
+    handle = started(Client(("RUNNING", 1, {}), ("FINISHED", 9, {"submission": SUBMISSION + 1})), workers)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.SUPERSEDED, "superseded: submission 3 runs")
+    with pytest.raises(FencedError, match="submission 3 took job job over from submission 2") as caught:
+        handle.wait(10)
+    assert (caught.value.held, caught.value.newer) == (2, 3)
+    assert (handle.state(), handle.progress().records_in) == ("SUSPENDED", 1)
+
+
+def test_a_coordinator_that_knows_only_an_older_submission_is_not_believed() -> None:
+    """It slept through ours, or remembers how the one before ended: ours has not ended for that."""
+    workers = Workers()
+    client = Client(("FINISHED", 9, {"submission": SUBMISSION - 1}), ("RUNNING", 1, {}), ("FINISHED", 2, {}))
+    handle = started(client, workers)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    assert handle.wait(10) == "FINISHED"
+    assert handle.progress().records_in == 2
