@@ -21,12 +21,16 @@ from api.metrics import CoordinatorCollector, HttpMetrics, MeasureRequests
 from api.routes import flink, health, jobs, workers
 from api.settings import ServerSettings
 from api.version import VERSION
+from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from coordinator.interface import Coordinator
-from statebackends.errors import HoldfastError
+from statebackends.errors import HoldfastError, NotLeaderError
 
 log = logging.getLogger("holdfast.api")
+
+EPOCH_DIGITS_MAX = 18
+"""Of an epoch in a header."""
 
 _RECORDS = (
     Submission,
@@ -72,10 +76,19 @@ def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
 
 async def _typed_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HoldfastError)
+    if isinstance(error, NotLeaderError):
+        _note_unreachable(request, error)
     wire = encode_error(error)
     if wire.status >= 500:
         log.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     return Response(wire.body, status_code=wire.status, headers=wire.headers)
+
+
+def _note_unreachable(request: Request, error: NotLeaderError) -> None:
+    """A client that is about to be sent to a leader says whether it has been there in vain."""
+    epoch, job_id = request.headers.get(UNREACHABLE_HEADER, ""), error.fields.get("job")
+    if job_id is not None and epoch.isdecimal() and len(epoch) <= EPOCH_DIGITS_MAX:
+        request.app.state.service.leader_unreachable(job_id, int(epoch))
 
 
 async def _invalid_request(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """Typed client of the REST service, for drivers and the CLI: calls, waiting, retries, typed errors.
 
-It decides how long to keep trying; it knows nothing of how a job runs. Every call may be repeated safely: submissions
-carry the driver's nonce and triggers an id drawn here."""
+It decides how long to keep trying; whom to ask is decided in operators.leader_retrieval, and of how a job runs it knows
+nothing. Every call may be repeated safely: submissions carry the driver's nonce and triggers an id drawn here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import json
 import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import tenacity
 import urllib3
 
-from api.errors import ConnectionLostError, NotLeaderError, decode_error
+from api.errors import ConnectionLostError, decode_error
+from api.runfile import read_run_record
 from api.settings import check_url
+from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import FailureReason
-from statebackends.errors import CheckpointFailedError, ProtocolError
+from coordinator.records import DIRECTORY_FILE
+from operators.leader_retrieval import Target, is_safe_step, next_target
+from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
 
 REQUEST_TIMEOUT_S = 30.0
 """Seconds for one HTTP exchange; a submission reads a snapshot's metadata within it."""
@@ -31,6 +37,9 @@ RECONNECT_TIMEOUT_S = 60.0
 SAY_WAITING_S = 2.0
 """Seconds of waiting in one call after which a warning says so."""
 
+TARGETS_MAX = 1_000
+"""Jobs of which it is remembered that they are led elsewhere; the longest known one is forgotten first."""
+
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
 
 T = TypeVar("T")
@@ -39,15 +48,19 @@ log = logging.getLogger("holdfast.client")
 
 
 class RestClient:
-    """The coordinator at `url`; thread-safe. `reconnect_timeout_s=0` fails at the first lost connection.
+    """The coordinator at `url`, and whoever it says leads a job; thread-safe.
 
-    Raises the typed errors of statebackends.errors as the coordinator raised them; ConnectionLostError when it can't
-    be reached, NotLeaderError when it is starting or stopping."""
+    `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
+    raised them; ConnectionLostError when it can't be reached, NotLeaderError when it is starting or stopping, or does not lead the
+    job and whom it names does not either."""
 
     def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
         self.url = check_url(url)
         self.token = token
         self._reconnect_timeout_s = reconnect_timeout_s
+        self._directory: Path | None = None
+        self._targets: OrderedDict[str, Target] = OrderedDict()
+        """Whom to ask about a job, where that is not the coordinator at `url`."""
         self._pool = urllib3.PoolManager(maxsize=4, retries=False, timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_S))
 
     def __repr__(self) -> str:
@@ -96,7 +109,9 @@ class RestClient:
         if not submission.driver_nonce:
             submission = msgspec.structs.replace(submission, driver_nonce=secrets.token_hex(16))
         body = self._call("POST", "/v1/jobs", msgspec.json.encode(submission))
-        return _decode(lambda: msgspec.json.decode(body, type=SubmissionAccepted), self.url)
+        accepted = _decode(lambda: msgspec.json.decode(body, type=SubmissionAccepted), self.url)
+        self._directory = _visible_directory(accepted) or self._directory
+        return accepted
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
         """Trigger one checkpoint and wait until it is complete; its id.
@@ -165,18 +180,61 @@ class RestClient:
             log.warning("%s; trying for %.0f s at most", call.outcome.exception(), self._reconnect_timeout_s)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
+        """One call, answered by whoever leads its job."""
+        job_id = _job_of(path)
+        target = self._targets.get(job_id) or Target(self.url)
+        while True:
+            try:
+                return self._request(target, method, path, body)
+            except (NotLeaderError, ConnectionLostError, NotFoundError) as error:
+                answered = None if isinstance(error, ConnectionLostError) else error
+                asked, target = target, next_target(target, answered, self._address)
+                self._remember(job_id, target)
+                if target.epoch <= asked.epoch:
+                    raise
+
+    def _remember(self, job_id: str, target: Target) -> None:
+        self._targets[job_id] = target
+        while len(self._targets) > TARGETS_MAX:
+            self._targets.popitem(last=False)
+
+    def _address(self) -> str:
+        """Where the last coordinator of the state directory began, if this machine sees that; else the URL that was given."""
+        record = read_run_record(self._directory) if self._directory is not None else None
+        return record.url.rstrip("/") if record is not None and is_safe_step(self.url, record.url) else self.url
+
+    def _request(self, target: Target, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
+        if target.unreachable_epoch:
+            headers[UNREACHABLE_HEADER] = str(target.unreachable_epoch)
         try:
-            response = self._pool.request(method, self.url + path, body=body, headers=headers)
+            response = self._pool.request(method, target.url + path, body=body, headers=headers)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ConnectionLostError(f"can't reach the coordinator at {self.url}: {_reason(error)}", url=self.url) from error
+            message = f"can't reach the coordinator at {target.url}: {_reason(error)}"
+            raise ConnectionLostError(message, url=target.url) from error
         if response.status >= 400:
             raise decode_error(response.status, response.data, response.headers)
         return response.data
+
+
+def _job_of(path: str) -> str:
+    """The job that a path is about; empty if it is about none."""
+    parts = path.partition("?")[0].split("/")
+    return parts[3] if len(parts) > 3 and parts[2] == "jobs" and parts[3] != "overview" else ""
+
+
+def _visible_directory(accepted: SubmissionAccepted) -> Path | None:
+    """The coordinator's state directory, if this machine sees it: another one of the same name has another nonce."""
+    path = Path(accepted.directory)
+    try:
+        nonce = (path / DIRECTORY_FILE).read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return path if nonce and nonce == accepted.directory_nonce else None
 
 
 def _reason(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from barriers.headers import ERROR_HEADER, FIELDS_HEADER, decode_fields
 from statebackends import errors as kinds
 from statebackends.errors import (
     AuthenticationError,
@@ -19,17 +20,12 @@ from statebackends.errors import (
     InvalidConfigError,
     JobExistsError,
     NotFoundError,
+    NotLeaderError,
     ObjectMissingError,
     ProtocolError,
     RestoreError,
     StorageUnavailableError,
 )
-
-ERROR_HEADER = "X-Holdfast-Error"
-"""Name of the error's class."""
-
-FIELDS_HEADER = "X-Holdfast-Fields"
-"""The error's fields as one JSON object in ASCII."""
 
 FIELDS_BYTES_MAX = 4_096
 """Bytes of the fields header; larger fields are left out, largest first (HTTP clients refuse long header lines)."""
@@ -40,10 +36,6 @@ MESSAGE_CHARACTERS_MAX = 16_384
 
 class BodyTooLargeError(InvalidConfigError):
     """A request's body is larger than the service takes. Fields: size_max."""
-
-
-class NotLeaderError(StorageUnavailableError):
-    """This process is starting, stopping, or lost its leadership: ask again, or ask the leader. Fields: url."""
 
 
 class ConnectionLostError(StorageUnavailableError):
@@ -72,7 +64,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
 _KINDS: dict[str, type[HoldfastError]] = {
     name: value for name, value in vars(kinds).items() if isinstance(value, type) and issubclass(value, HoldfastError)
 }
-_KINDS.update((kind.__name__, kind) for kind in (BodyTooLargeError, NotLeaderError, ConnectionLostError, RemoteError))
+_KINDS.update((kind.__name__, kind) for kind in (BodyTooLargeError, ConnectionLostError, RemoteError))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +106,7 @@ def _encode_fields(fields: Mapping[str, Any]) -> str:
 def decode_error(status: int, body: bytes, headers: Mapping[str, str]) -> HoldfastError:
     """The error that a response stands for; a RemoteError when the peer named no class that is known here."""
     message = _message_of(body) or f"the coordinator answered with status {status}"
-    fields = _decode_fields(headers.get(FIELDS_HEADER))
+    fields = decode_fields(headers.get(FIELDS_HEADER))
     kind = _KINDS.get(headers.get(ERROR_HEADER, ""))
     if kind is not None:
         return kind(message, **fields)
@@ -135,13 +127,3 @@ def _message_of(body: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         return body[:500].decode("utf-8", "replace").strip()
     return "; ".join(str(error) for error in errors) if isinstance(errors, list) else str(errors)
-
-
-def _decode_fields(text: str | None) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return {}
-    return {str(name): value for name, value in fields.items() if name != "message"} if isinstance(fields, dict) else {}

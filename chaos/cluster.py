@@ -17,7 +17,7 @@ from barriers.messages import ShutdownWorker
 from chaos.control import ControlNetwork
 from chaos.coordinatorhost import CoordinatorHost
 from chaos.datanet import DataNetwork
-from chaos.driver import TERMINAL, DriverHost, Order
+from chaos.driver import DriverHost, Order
 from chaos.faults import Fault
 from chaos.injector import Injector
 from chaos.observations import Lifecycle, Observation, StoreView
@@ -31,6 +31,7 @@ from chaos.users import Users
 from chaos.workerhost import Surroundings, WorkerHost
 from coordinator.records import derive_job_id
 from operators.base import JobPlan
+from operators.standing import TERMINAL_STATES
 from operators.worker_main import WorkerSpec
 
 STATE_ROOT = "/state"
@@ -206,10 +207,10 @@ class Cluster:
             self.start_coordinator()
 
     def _guard(self) -> None:
-        """A service manager's health check of what clients are sent to: a fenced leader rightly does not come back by itself."""
+        """A service manager's health check of what clients are sent to: that it lives. Who leads is the coordinators' affair."""
         known = self.control.leader
         host = self._coordinators.get(known.process.name) if known is not None else self.newest_coordinator()
-        if host is None or host.is_fenced:
+        if host is None:
             self.start_coordinator()
         self.kernel.after(GUARD_US, self._guard)
 
@@ -245,7 +246,7 @@ class Cluster:
         driver.process.alive = False
         if driver is not self.driver:
             return
-        if outcome in TERMINAL:
+        if outcome in TERMINAL_STATES:
             self.outcome = outcome
             if outcome != "FINISHED":
                 self.on_trouble("I30", f"the job ended as {outcome}")

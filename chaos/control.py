@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from api.errors import ConnectionLostError
 from barriers import codec
 from barriers.messages import (
     CancelTasks,
@@ -27,16 +28,17 @@ from chaos.injector import Injector
 from chaos.observations import Answered, Commanded, Observation, Requested
 from chaos.processes import Kernel, Process
 from coordinator.subscription import Subscription
-from statebackends.errors import HoldfastError, StorageUnavailableError
+from operators.leader_retrieval import Target, next_target
+from statebackends.errors import HoldfastError, NotFoundError, NotLeaderError
 
 WAY_US = (100, 1_500)
 """Least and most time of a message one way."""
 ANSWER_TIMEOUT_US = 10_000_000
-"""How long a request waits for its answer, as in operators.gateway."""
+"""How long a request waits for its answer, as in operators.control_client."""
 KEEP_ALIVE_US = 2_000_000
 """Silence on a command stream after which a line without a command is sent, as in api.command_stream."""
 SILENCE_US = 10_000_000
-"""Silence on a command stream after which its reader gives it up, as in operators.gateway."""
+"""Silence on a command stream after which its reader gives it up, as in operators.control_client."""
 
 Reply = Callable[[Any], None]
 """Takes the answer, or the HoldfastError that came instead."""
@@ -46,12 +48,16 @@ class Endpoint(Protocol):
     """A coordinator process, as the network sees it."""
 
     process: Process
+    url: str
 
     def serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
         """Answer a request; the Future has the answer or a HoldfastError."""
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """Open a command stream. Raises HoldfastError."""
+
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        """A client of a job was sent to the leader of that epoch in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,29 @@ class ControlNetwork:
         self.injector = injector
         self.observe = observe
         self.random = kernel.streams.of("control network")
-        self.leader: Endpoint | None = None
-        """Whose address is in the state directory: where a client that looks it up goes."""
+        self.address = ""
+        """The URL in the state directory: where a client that looks it up goes."""
+        self._listening: dict[str, Endpoint] = {}
         self.streams: list[CommandStream] = []
+
+    def announce(self, endpoint: Endpoint) -> None:
+        """A coordinator listens, and leaves its address in the state directory."""
+        self._listening[endpoint.url] = endpoint
+        self.address = endpoint.url
+
+    def at(self, url: str) -> Endpoint | None:
+        """Whoever began to listen there, dead or not."""
+        return self._listening.get(url)
+
+    @property
+    def leader(self) -> Endpoint | None:
+        """Where clients are sent."""
+        return self.at(self.address)
+
+    def next_target(self, target: Target, error: HoldfastError) -> Target:
+        """Where a client asks that got an error, or lost the connection."""
+        answered = None if isinstance(error, ConnectionLostError) else error
+        return next_target(target, answered, lambda: self.address)
 
     def way_us(self) -> int:
         return self.random.randrange(*WAY_US)
@@ -92,9 +118,10 @@ class ControlNetwork:
             stream.break_off(unnoticed_us)
         return bool(streams)
 
-    def ask(self, call: Call, endpoint: Endpoint | None, body: Any, kind: Any, reply: Reply) -> None:
-        """Send a request to an endpoint; `reply` is called once, as the sender: with the answer (of type `kind`) or an error."""
-        exchange = _Exchange(self, call, kind, reply)
+    def ask(self, call: Call, target: Target, body: Any, kind: Any, reply: Reply) -> None:
+        """Send a request; `reply` is called once, as the sender: with the answer (of type `kind`) or an error."""
+        endpoint = self.at(target.url)
+        exchange = _Exchange(self, call, target.unreachable_epoch, kind, reply)
         sender, request, slot = call.sender, call.request, call.slot
         if endpoint is None or not endpoint.process.alive:
             self.kernel.after(self.way_us(), lambda: exchange.end(_unreachable("connection refused")), sender)
@@ -112,14 +139,39 @@ class ControlNetwork:
             self.kernel.after(delay_us, lambda: exchange.arrive(endpoint, content, type(body)))
 
 
+class JobClient:
+    """Asks about one job, as api.client.RestClient: at once again where it is sent, else where the address says."""
+
+    def __init__(self, network: ControlNetwork) -> None:
+        self._network = network
+        self._target: Target | None = None
+
+    def ask(self, call: Call, body: Any, kind: Any, reply: Reply) -> None:
+        """As ControlNetwork.ask."""
+        target = self._target
+        if target is None or not target.url:  # there was no coordinator yet
+            target = Target(self._network.address)
+
+        def replied(answer: Any) -> None:
+            if isinstance(answer, NotLeaderError | ConnectionLostError | NotFoundError):
+                self._target = self._network.next_target(target, answer)
+                if self._target.epoch > target.epoch:
+                    self.ask(call, body, kind, reply)
+                    return
+            reply(answer)
+
+        self._network.ask(call, target, body, kind, replied)
+
+
 class _Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_call", "_ended", "_kind", "_network", "_reply")
+    __slots__ = ("_call", "_ended", "_kind", "_network", "_reply", "_unreachable_epoch")
 
-    def __init__(self, network: ControlNetwork, call: Call, kind: Any, reply: Reply) -> None:
+    def __init__(self, network: ControlNetwork, call: Call, unreachable_epoch: int, kind: Any, reply: Reply) -> None:
         self._network = network
         self._call = call
+        self._unreachable_epoch = unreachable_epoch
         self._kind = kind
         self._reply = reply
         self._ended = False
@@ -145,6 +197,8 @@ class _Exchange:
         error = future.exception()
         if error is not None and not isinstance(error, HoldfastError):
             raise error
+        if isinstance(error, NotLeaderError) and self._unreachable_epoch:  # as api.app
+            endpoint.leader_unreachable(self._call.job_id, self._unreachable_epoch)
         value = error if error is not None else future.result()
         answer = error if error is not None else codec.encode(value)
         injector, kernel = self._network.injector, self._network.kernel
@@ -193,9 +247,10 @@ class CommandStream:
         self._sent_us = 0
         self._heard_us = network.kernel.now_us
 
-    def ask(self, endpoint: Endpoint | None, session: str, after: int) -> None:
+    def ask(self, target: Target, session: str, after: int) -> None:
         """Send the request."""
         network = self._network
+        endpoint = network.at(target.url)
         self._endpoint, self._session = endpoint, session
         network.streams.append(self)
         self._watch_silence()
@@ -363,4 +418,4 @@ def command_kind(command: WorkerCommand | None) -> str:
 
 
 def _unreachable(reason: str) -> HoldfastError:
-    return StorageUnavailableError(f"the coordinator can't be reached: {reason}")
+    return ConnectionLostError(f"the coordinator can't be reached: {reason}")

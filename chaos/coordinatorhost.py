@@ -23,7 +23,6 @@ from chaos.workerhost import Surroundings
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
 from coordinator.hosting import HostFlow, JobHost
-from coordinator.jobevents import JobState
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.jobview import view_recorded_job
@@ -91,7 +90,8 @@ class CoordinatorHost:
         self._decisions = FlowPool(around.kernel, process, storage, around.injector, threads=8)
         self._cleanup = FlowPool(around.kernel, process, storage, around.injector, threads=2)
         rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
-        config = ServiceConfig(storage.root, url=f"sim://{process.name}")
+        self.url = f"sim://{process.name}"
+        config = ServiceConfig(storage.root, url=self.url)
         self.host = JobHost(config, storage.root, rng=rng, clock=self.clock, runner=self, owner=lambda: SimOwner(self))
         self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS, look_for=self.host.look_for)
         self._starting: deque[tuple[HostFlow[Any], Callable[[Any, BaseException | None], None]]] = deque()
@@ -103,12 +103,6 @@ class CoordinatorHost:
     def services(self) -> list[JobService]:
         """Jobs that this process leads, or led."""
         return self.host.registry.services()
-
-    @property
-    def is_fenced(self) -> bool:
-        """It led, and leads nothing any more."""
-        states = [service._master.state for service in self.services]
-        return bool(states) and all(state is JobState.SUSPENDED for state in states)
 
     def summary(self) -> str:
         """What its jobs are about."""
@@ -125,7 +119,7 @@ class CoordinatorHost:
     @property
     def is_at_rest(self) -> bool:
         """No flow is under way, and no job waits for a time to do something."""
-        idle = self._decisions.is_idle and self._cleanup.is_idle and not self.host.unsettled
+        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unsettled or self.host.astray)
         return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
@@ -143,17 +137,20 @@ class CoordinatorHost:
             return
         self.process.phase = ""
         self.is_ready = True
-        self._around.control.leader = self
+        self._around.control.announce(self)
         self._on_ready(self)
         self._retry()
 
     def _retry(self) -> None:
-        """As coordinator.service: jobs that storage did not let it recover are tried again."""
+        """As coordinator.service: looks for leaders, and tries again with jobs that storage did not let it recover."""
         self._rounds += 1
-        if self.host.unsettled and not self._start_under_way:
-            self._in_turn(self.host.recover_unsettled(), lambda result, error: None)
-        elif self._rounds % LEADERSHIP_ROUNDS == 0 and not self._start_under_way:
-            self._in_turn(self.host.check_leaderships(), lambda result, error: None)
+        if not self._start_under_way:
+            if self._rounds % LEADERSHIP_ROUNDS == 0:
+                self._in_turn(self.host.check_leaderships(), lambda result, error: None)
+            if self.host.astray:
+                self._in_turn(self.host.find_leaders(), lambda result, error: None)
+            if self.host.unsettled:
+                self._in_turn(self.host.recover_unsettled(), lambda result, error: None)
         self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
@@ -196,7 +193,7 @@ class CoordinatorHost:
         call = self._models._call
         match request:
             case "register":
-                return call(job_id, lambda ticket: job.RegistrationReceived(ticket, body))
+                return self._models._register(body)
             case "acks":
                 return call(job_id, lambda ticket: job.AckBatchReceived(ticket, body))
             case "states":
@@ -215,6 +212,10 @@ class CoordinatorHost:
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """As the route of the command stream."""
         return self._models._led(job_id).subscribe(slot, session, after)
+
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        """As the REST service for every request that carries it."""
+        self.host.leader_unreachable(job_id, epoch)
 
     def _submit(self, submission: Submission) -> Future[Any]:
         future: Future[SubmissionAccepted] = Future()

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import ShutdownWorker
-from chaos.control import Call, Reply
+from chaos.control import Call, JobClient, Reply
 from chaos.coordinatorhost import Look
 from chaos.observations import Submitted
 from chaos.processes import Process, ProcessClock
 from chaos.workerhost import Surroundings
 from operators.base import JobPlan
+from operators.standing import Standing, judge_look
 from operators.supervisor import (
     Action,
     AllEnded,
@@ -36,7 +37,6 @@ from statebackends.errors import HoldfastError, JobExistsError, StorageUnavailab
 
 POLL_US = 250_000
 RETRY_US = (50_000, 300_000)
-TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class DriverHost:
         self._slots = slots
         self._ended = ended
         self._clock = ProcessClock(around.kernel, process)
+        self._client = JobClient(around.control)
         self._random = around.kernel.streams.of(f"driver/{process.name}")
         self.plan_bytes = pickle_plan(order.plan)
         self.job_id = ""
@@ -90,8 +91,7 @@ class DriverHost:
     # -------------------------------------------------------------------------------------------------------- requests
 
     def _call(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
-        control = self._around.control
-        control.ask(Call(self.process, request, self.job_id), control.leader, body, kind, reply)
+        self._client.ask(Call(self.process, request, self.job_id), body, kind, reply)
 
     def _submit(self) -> None:
         submission = Submission(
@@ -128,14 +128,15 @@ class DriverHost:
         self._around.kernel.after(POLL_US, self._poll, self.process)
         if isinstance(look, HoldfastError) or self.accepted is None:
             return
-        if look.submission > self.accepted.submission:
+        standing = judge_look(ours=self.accepted.submission, seen=look.submission, state=look.state)
+        if standing is Standing.SUPERSEDED:
             self._superseded = True
-            self._handle(JobEnded())
-        elif look.submission == self.accepted.submission:
+        elif standing is Standing.ENDED:
+            self.outcome = look.state
+        elif standing is Standing.OURS:
             self._handle(WorkersRegistered(frozenset(look.slots)))
-            if look.state in TERMINAL:
-                self.outcome = look.state
-                self._handle(JobEnded())
+        if standing in (Standing.SUPERSEDED, Standing.ENDED):
+            self._handle(JobEnded())
 
     # ----------------------------------------------------------------------------------------------------------- slots
 

@@ -22,10 +22,11 @@ from barriers.messages import (
     SubtaskStatus,
     WorkerCommand,
 )
-from chaos.control import Call, CommandStream, ControlNetwork, Endpoint
+from chaos.control import Call, CommandStream, ControlNetwork
 from chaos.processes import Kernel, Process, ProcessClock
 from operators import sessionevents as on
-from operators.gateway import REJECTED_STATUS
+from operators.control_client import REJECTED_STATUS
+from operators.leader_retrieval import Target
 from operators.session import Session, SessionState
 from statebackends.errors import HoldfastError
 
@@ -66,7 +67,7 @@ class SimGateway:
         self._metrics = metrics
         self._clock = ProcessClock(kernel, process)
         self.session = Session(identity, random.Random(seed))
-        self._target: Endpoint | None = network.leader
+        self._target = Target(network.address)
         self._inbox: deque[on.Event | _FromStream] = deque()
         self._answers: deque[on.Event] = deque()
         self._actions: deque[on.Action] = deque()
@@ -168,12 +169,14 @@ class SimGateway:
     def _refused(self, request: str, error: HoldfastError) -> on.Event:
         """As HTTP tells it: 404 and 409 refuse, some others reject, the rest may be better later."""
         status = status_of(error)
-        if status in (404, 409):
-            return on.RequestRefused(request, error.message, superseded=request == "register" and status == 409)
+        if status == 409:
+            return on.RequestRefused(request, error.message, superseded=request == "register")
         if status in REJECTED_STATUS and request == "register":
             self.rejection = error
             return on.RequestRefused(request, error.message, rejected=True)
-        self._target = self._network.leader
+        self._target = self._network.next_target(self._target, error)
+        if status == 404:
+            return on.RequestRefused(request, error.message)
         return on.RequestFailed(request)
 
     def _open_stream(self, action: on.OpenStream) -> None:

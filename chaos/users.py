@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from barriers.messages import CheckpointKind
-from chaos.control import Call, Reply
+from chaos.control import Call, JobClient, Reply
 from chaos.coordinatorhost import Outcome, Wish
 from chaos.processes import Process
 from statebackends.errors import HoldfastError, NotFoundError
@@ -27,6 +27,7 @@ class Users:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._user = Process("user", "user")
+        self._client = JobClient(cluster.control)
         self._wishes = 0
         self._unsure = False
         """A user asked for a stop and was never told what came of it."""
@@ -72,8 +73,7 @@ class Users:
         return f"wish-{self._wishes}"
 
     def _ask(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
-        control = self._cluster.control
-        control.ask(Call(self._user, request, self._cluster.job_id), control.leader, body, kind, reply)
+        self._client.ask(Call(self._user, request, self._cluster.job_id), body, kind, reply)
 
     def _stop_job(self, wish: Wish, tries: int) -> None:
         """Ask until somebody answers, then until it is known how it ended."""

@@ -19,7 +19,7 @@ from coordinator.effects import Identity, StorageEffects
 from coordinator.jobevents import JobSetup
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
-from coordinator.leadership import check_leadership, open_directory
+from coordinator.leadership import OtherLeader, find_leader, open_directory
 from coordinator.records import JobPaths, is_job_id
 from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
@@ -104,7 +104,10 @@ class JobHost:
         self.directory_nonce = ""
         """Set by `open`."""
         self.unsettled: set[str] = set()
-        """Jobs to recover again: storage failed, which may pass, or somebody asked for one that was not there when we began."""
+        """Jobs to recover again: storage failed, which may pass; somebody asked for one that was not there when we began; or its
+        leader is given up."""
+        self.astray: set[str] = set()
+        """Jobs that somebody asked for here and that are not led from here: is there a newer leader than the one we know?"""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -124,8 +127,19 @@ class JobHost:
                 yield from self.recover_job(job_id)
 
     def look_for(self, job_id: str) -> None:
-        """Somebody asked for a job that is not known here: an older coordinator may have started it since, and be gone now."""
-        if len(self.unsettled) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
+        """Somebody asked for a job that is not led from here: who does lead it?
+
+        A job that is not known was started by an older coordinator, which may be gone now: it is led from here."""
+        wanted = self.astray if self.registry.is_known(job_id) else self.unsettled
+        if len(wanted) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
+            wanted.add(job_id)
+
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        """As `interface.Coordinator`: clients are sent here, so the job is led from here when its leader is not to be found.
+
+        Nothing but that makes this process take a job from another: one that slept must not take it when it wakes."""
+        other = self.registry.elsewhere(job_id)
+        if other is not None and other.is_given_up(epoch, self._clock.monotonic_ms()):
             self.unsettled.add(job_id)
 
     def check_leaderships(self) -> HostFlow[None]:
@@ -134,14 +148,38 @@ class JobHost:
         A leader that writes finds out by itself. One that waits, for workers that have gone to its successor, would keep those
         that have not from going there too."""
         for service in self.registry.services():
-            if service.ended.is_set():
+            if not service.ended.is_set():
+                yield from self._find_leader(service.job_id)
+
+    def find_leaders(self) -> HostFlow[None]:
+        """Look for the leaders of jobs that somebody asked for here since the last time; call it now and then.
+
+        A leader that lost an id to one that was stale leads no more, and nobody else does: its job is led from here again."""
+        for job_id in sorted(self.astray):
+            self.astray.discard(job_id)
+            is_newer = yield from self._find_leader(job_id)
+            service = self.registry.find(job_id)
+            if is_newer is not False or service is None or not service.suspended or service.failed:
                 continue
-            try:
-                yield from check_leadership(JobPaths(service.job_id), service.epoch)
-            except FencedError as error:
-                service.post(job.LeadershipEnded(str(error)))
-            except HoldfastError:
-                continue  # nobody can tell just now
+            if service.epoch == self.registry.newest_epoch(job_id):
+                self.unsettled.add(job_id)
+
+    def _find_leader(self, job_id: str) -> HostFlow[bool | None]:
+        """Learn of a leader with a higher epoch than any known here; whether there is one, None if storage does not tell."""
+        known = self.registry.newest_epoch(job_id)
+        try:
+            record = yield from find_leader(JobPaths(job_id), newer_than=known)
+        except HoldfastError as error:
+            logger.warning("who leads job %s can't be read: %s", job_id, error)
+            return None
+        if record is None:
+            return False
+        if record.url != self._config.url:  # else it is our own, or the one of who was reached here before
+            self.registry.put_elsewhere(job_id, OtherLeader(record.epoch, record.url, self._clock.monotonic_ms()))
+        service = self.registry.find(job_id)
+        if service is not None and service.epoch < record.epoch and not service.ended.is_set():
+            service.post(job.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
+        return True
 
     def recover_unsettled(self) -> HostFlow[None]:
         """Try again with the jobs whose recovery storage has kept from ending; call it now and then while there are some."""
@@ -149,11 +187,18 @@ class JobHost:
             yield from self.recover_unsettled_job(job_id)
 
     def recover_unsettled_job(self, job_id: str) -> HostFlow[None]:
-        """One of those; nothing if somebody has settled it meanwhile."""
-        if self.registry.find(job_id) is not None:
+        """One of those; nothing if somebody has settled it meanwhile, or leads it."""
+        service = self.registry.find(job_id)
+        if service is not None and not service.suspended:
             self.unsettled.discard(job_id)
         elif job_id in self.unsettled:
-            yield from self.recover_job(job_id)
+            is_newer: bool | None = False
+            if service is not None or self.registry.elsewhere(job_id) is not None:
+                is_newer = yield from self._find_leader(job_id)
+            if is_newer:
+                self.unsettled.discard(job_id)
+            elif is_newer is False:
+                yield from self.recover_job(job_id)
 
     def recover_job(self, job_id: str) -> HostFlow[None]:
         """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
@@ -162,6 +207,7 @@ class JobHost:
         try:
             while True:
                 recorded = yield from read_job(JobPaths(job_id))
+                self._let_go(job_id)
                 if not recorded.exists:
                     self.registry.remove(job_id)
                     return
@@ -186,6 +232,15 @@ class JobHost:
                 self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):
                 self.unsettled.add(job_id)
+            elif isinstance(error, FencedError) and not has_ended:
+                yield from self._find_leader(job_id)
+
+    def _let_go(self, job_id: str) -> None:
+        """Of a service that leads its job no more: what storage says of the job counts from here on."""
+        service = self.registry.find(job_id)
+        if service is not None:
+            service.close("another one of this process takes its place")
+            self.registry.remove(job_id)
 
     # ---------------------------------------------------------------------------------------------------- submission
 

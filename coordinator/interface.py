@@ -2,7 +2,8 @@
 
 Every method may be called from any thread. Those that change something or wait for the job's owner thread return when
 it has answered (well under the timeouts of an HTTP request); `*_async` variants return a Future for an event loop to
-await. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...)."""
+await. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
+NotLeaderError when it is led elsewhere, which names its leader where that is known."""
 
 from __future__ import annotations
 
@@ -74,6 +75,9 @@ class Coordinator(Protocol):
 
         Raises InvalidConfigError, JobExistsError, RestoreError and its subclasses, CorruptStateError,
         StorageUnavailableError; nothing is changed then."""
+
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        """A client that was sent to the leader of a job's epoch found nobody there who leads it. Never blocks or raises."""
 
     # -- worker protocol
 

@@ -29,7 +29,7 @@ from coordinator.machine import CheckpointCoordinator
 from coordinator.slots import Slot, Verdict
 from coordinator.triggers import TriggerRegister
 from coordinator.workforce import JobTurn, Workforce
-from statebackends.errors import FencedError, HoldfastError, StorageUnavailableError
+from statebackends.errors import FencedError, HoldfastError, NotLeaderError
 
 
 class JobMaster:
@@ -173,7 +173,7 @@ class JobMaster:
         ticket = getattr(event, "ticket", None)
         if isinstance(ticket, int):
             message = f"job {self.setup.job_id} is not led from here any more: {self.lifecycle.failure}"
-            self._turn.out.append(job.Refuse(ticket, StorageUnavailableError(message, job=self.setup.job_id)))
+            self._turn.out.append(job.Refuse(ticket, NotLeaderError(message, job=self.setup.job_id)))
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.setup.epoch:
@@ -244,7 +244,8 @@ class JobMaster:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
         verdict = self.workforce.judge(message)
         if message.attempt > self.lifecycle.attempt:
-            raise FencedError(f"attempt {message.attempt} is newer than any known here", attempt=self.lifecycle.attempt)
+            text = f"attempt {message.attempt} is newer than any known here: another coordinator leads job {message.job_id}"
+            raise NotLeaderError(text, job=message.job_id)
         slot = self.workforce.slots[message.slot]
         if verdict is Verdict.SUCCESSOR:
             self.lifecycle.lose(slot, f"WorkerSuperseded: a new process holds slot {slot.index}")

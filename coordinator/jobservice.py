@@ -21,7 +21,7 @@ from coordinator.effects import StorageAction, StorageEffects
 from coordinator.jobmaster import JobMaster
 from coordinator.running import Clock, FlowRunner, Owner, SystemClock
 from coordinator.subscription import Subscription
-from statebackends.errors import HoldfastError, StorageUnavailableError
+from statebackends.errors import HoldfastError, NotLeaderError
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class JobService:
         self._opening: dict[int, Subscription] = {}
         self._streams: dict[int, Subscription] = {}
         self._ended = threading.Event()
+        self._failed = False
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
@@ -88,6 +89,16 @@ class JobService:
     def ended(self) -> threading.Event:
         """Set in a terminal state, and when this process does not lead the job any more."""
         return self._ended
+
+    @property
+    def suspended(self) -> bool:
+        """This process leads the job no more, and the job has not ended: another one leads it, or nobody."""
+        return self._ended.is_set() and not self._master.state.is_terminal
+
+    @property
+    def failed(self) -> bool:
+        """It ended over an error that nobody foresaw, which would come again."""
+        return self._failed
 
     @property
     def closed(self) -> bool:
@@ -163,8 +174,8 @@ class JobService:
     def _stream_closed(self, subscription: Subscription) -> None:
         self.post(job.StreamClosed(subscription.slot, subscription.session, subscription.number))
 
-    def _gone(self) -> StorageUnavailableError:
-        return StorageUnavailableError(f"job {self.job_id} is not led from here any more", job=self.job_id)
+    def _gone(self) -> NotLeaderError:
+        return NotLeaderError(f"job {self.job_id} is not led from here any more", job=self.job_id)
 
     # --------------------------------------------------------------------------------------------- turns of the owner
 
@@ -244,6 +255,7 @@ class JobService:
     def _stored(self, name: str, outcome: job.Event | None, error: BaseException | None) -> None:
         """From any thread: a flow has ended, with its outcome or in a way that none describes."""
         if error is not None:
+            self._failed = True
             logger.critical("job %s: %s failed in a way that no outcome describes", self.job_id, name, exc_info=error)
             outcome = job.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
@@ -273,6 +285,7 @@ class JobService:
         subscription.push(commands)
 
     def _fail(self) -> None:
+        self._failed = True
         try:
             self._master.lifecycle.stop_leading("the coordinator failed; its log has the error")
         finally:

@@ -5,13 +5,33 @@ which a stale leader loses."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_record, encode_record
 from coordinator.store import put_once
 from statebackends.errors import FencedError
-from statebackends.storage.operations import Flow, ListFolder, StatFile
+from statebackends.storage.operations import Flow, ListFolder, ReadFile, StatFile
 
 EPOCH_TRIES_MAX = 1_000
 """Epochs that are tried in a row; only as many rivals at one moment could use them up."""
+
+LEADER_GRACE_MS = 30_000
+"""How long a new leader may be out of reach of its clients, since it listens only once it has recovered every job."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLeader:
+    """Who leads a job that this process does not lead, by the newest record that it has seen."""
+
+    epoch: int
+    url: str
+    """Empty if the record names none."""
+    since_ms: int
+    """When this process learned of it, monotonic."""
+
+    def is_given_up(self, unreachable_epoch: int, now_ms: int) -> bool:
+        """Whether the job is to be led from here again: a client looked for this leader in vain, and it had time to begin."""
+        return unreachable_epoch >= self.epoch and now_ms - self.since_ms >= LEADER_GRACE_MS
 
 
 def open_directory(nonce: str) -> Flow[str]:
@@ -38,3 +58,15 @@ def check_leadership(paths: JobPaths, epoch: int) -> Flow[None]:
     if size is not None:
         message = f"epoch {epoch + 1} leads job {paths.job_id}, not {epoch}"
         raise FencedError(message, job=paths.job_id, epoch=epoch, newer=epoch + 1)
+
+
+def find_leader(paths: JobPaths, *, newer_than: int = 0) -> Flow[LeaderRecord | None]:
+    """The newest leader's record, or None if its epoch is not above one that is known: that costs a single look."""
+    if newer_than > 0 and (yield StatFile(paths.leader(newer_than + 1))) is None:
+        return None
+    names: list[str] = yield ListFolder(paths.leaders)
+    epoch = max((int(name) for name in names if name.isdecimal()), default=0)
+    if epoch <= newer_than:
+        return None
+    content: bytes = yield ReadFile(paths.leader(epoch))
+    return decode_record(LeaderRecord, content, paths.leader(epoch))

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from coordinator.jobevents import Event
+from barriers.messages import RegisterWorker
+from coordinator.jobevents import Event, RegistrationReceived
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService, wall_clock_ms
 from coordinator.jobview import view_job, view_overview, view_recorded_checkpoints, view_recorded_job
@@ -22,7 +23,7 @@ from coordinator.views import (
     JobView,
     VertexCheckpointView,
 )
-from statebackends.errors import FencedError, NotFoundError, StorageUnavailableError
+from statebackends.errors import FencedError, NotFoundError, NotLeaderError, StorageUnavailableError
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class ReadModels:
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """`look_for` is told of a job that somebody asked for and that is not known; it must not block."""
+        """`look_for` is told of a job that somebody asked for and that is not led from here; it must not block."""
         self._registry = registry
         self._look_for = look_for
         self._storage_root = storage_root
@@ -111,16 +112,32 @@ class ReadModels:
         return self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
 
     def _led(self, job_id: str) -> JobService:
-        """Raises FencedError for a job that ended before this process started: its workers are to leave."""
+        """Raises FencedError for a job that ended before this process started: its workers are to leave.
+
+        Raises NotLeaderError for a job that another coordinator leads."""
         recorded = self._recorded_only(job_id)
         if recorded is not None and recorded.result is not None:
             state = recorded.result.state
             raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
         try:
-            return self._registry.led(job_id)
-        except NotFoundError:
+            service = self._registry.led(job_id)
+        except (NotFoundError, NotLeaderError):
             self._look_for(job_id)
             raise
+        if service.suspended:
+            self._look_for(job_id)
+        return service
+
+    def _register(self, message: RegisterWorker) -> Future[Any]:
+        """Raises NotLeaderError for a worker of a submission that is newer than any known here: another coordinator took it.
+
+        Whoever slept through that would take the worker for a stale one, and send it home."""
+        known = self._registry.newest_submission(message.job_id)
+        if 0 < known < message.submission:
+            self._look_for(message.job_id)
+            text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
+            raise NotLeaderError(text, job=message.job_id)
+        return self._call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))
 
     def _call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
         return self._led(job_id).call(make)

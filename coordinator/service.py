@@ -75,8 +75,12 @@ class CoordinatorService(ReadModels):
         rounds = 0
         while not self._stopped.wait(RECOVERY_RETRY_S):
             rounds += 1
-            if rounds % LEADERSHIP_ROUNDS == 0:
-                self._perform(self._host.check_leaderships())
+            try:
+                if rounds % LEADERSHIP_ROUNDS == 0:
+                    self._perform(self._host.check_leaderships())
+                self._perform(self._host.find_leaders())
+            except Exception:  # there are jobs to be recovered all the same
+                logger.critical("looking for leaders failed in a way that no record describes", exc_info=True)
             for job_id in backoff.due(sorted(self._host.unsettled)):
                 try:
                     with self._registry.lock_of(job_id):
@@ -110,10 +114,13 @@ class CoordinatorService(ReadModels):
     def _perform(self, flow: HostFlow[T]) -> T:
         return run_host_flow(flow, self._storage, self._wait_for)
 
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        self._host.leader_unreachable(job_id, epoch)
+
     # ------------------------------------------------------------------------------------------------ worker protocol
 
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
-        return self._call(message.job_id, lambda ticket: job.RegistrationReceived(ticket, message))
+        return self._register(message)
 
     def register(self, message: RegisterWorker) -> Registered:
         return self._wait_for(self.register_async(message))

@@ -6,12 +6,10 @@ the loop is. Protocol: `/v1/jobs/{job}/workers`, records of barriers.messages as
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +28,15 @@ from barriers.messages import (
     WorkerCommand,
 )
 from operators.context import Clock
+from operators.control_client import (
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    CoordinatorAddress,
+    CoordinatorHttp,
+    RefusedError,
+    RejectedError,
+    lines,
+)
 from operators.session import Session
 from operators.sessionevents import (
     AcksAnswered,
@@ -52,148 +59,9 @@ from operators.sessionevents import (
     StatusChanged,
     WorkerIdentity,
 )
-from statebackends import errors
-from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError
+from statebackends.errors import HoldfastError
 
 T = TypeVar("T")
-
-ADDRESS_FILE = "_coordinator.json"
-"""In the state directory: {"url": ...} of the coordinator that leads now."""
-
-CONNECT_TIMEOUT_S = 2.0
-READ_TIMEOUT_S = 10.0
-STREAM_TIMEOUT_S = 10.0
-"""Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
-
-ERROR_HEADER = "X-Holdfast-Error"
-REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
-"""Answers that the same request will get again."""
-LINE_BYTES_MAX = 256 * 1024 * 1024
-"""A deployment with inline state can be large; a line beyond this is not from a coordinator."""
-
-
-class _RefusedError(HoldfastError):
-    """404 or 409. Fields: fenced."""
-
-
-class _RejectedError(HoldfastError):
-    """Asking again won't help. Fields: error, what a worker is to leave with."""
-
-
-class _UnreachableError(HoldfastError):
-    """No answer, or one that may be better later."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorAddress:
-    """Where the coordinator is, and what it asks for."""
-
-    url: str
-    token: str | None
-    state_directory: str | None = None
-    """Where a coordinator that restarted elsewhere leaves its URL; None: it never moves."""
-
-    def current_url(self) -> str:
-        """The URL in the state directory's file, if there is one, else the one that the worker was started with."""
-        if self.state_directory is not None:
-            path = os.path.join(self.state_directory, ADDRESS_FILE)
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as file:
-                return str(json.load(file)["url"])
-        return self.url
-
-
-class CoordinatorHttp:
-    """Requests of one worker. Thread-safe: the control thread posts, the reader thread streams."""
-
-    def __init__(self, address: CoordinatorAddress, job_id: str, slot: int) -> None:
-        self._address = address
-        self._base = f"/v1/jobs/{job_id}/workers"
-        self._slot = slot
-        self._url = address.current_url()
-        headers = {"Content-Type": "application/json"}
-        if address.token:
-            headers["Authorization"] = f"Bearer {address.token}"
-        self._pool = urllib3.PoolManager(num_pools=4, maxsize=4, headers=headers, retries=False)
-
-    def look_up(self) -> None:
-        """Read again where the coordinator is."""
-        self._url = self._address.current_url()
-
-    def post(self, path: str, message: Any, kind: type[T] | None) -> T | None:
-        """Raises _RefusedError, _UnreachableError. `kind` None: the answer's body does not matter."""
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
-        try:
-            answer = self._pool.request(
-                "POST", f"{self._url}{self._base}{path}", body=codec.encode(message), timeout=timeout
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise _UnreachableError(str(error)) from error
-        _check(answer.status, answer.headers.get(ERROR_HEADER), answer.data)
-        return None if kind is None else codec.decode(answer.data, kind)
-
-    def stream(self, action: OpenStream) -> urllib3.BaseHTTPResponse:
-        """An open command stream, to be read by `lines`."""
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=STREAM_TIMEOUT_S)
-        fields = {"epoch": str(action.epoch), "session": action.session, "after": str(action.after)}
-        try:
-            answer = self._pool.request(
-                "GET",
-                f"{self._url}{self._base}/{self._slot}/commands",
-                fields=fields,
-                timeout=timeout,
-                preload_content=False,
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise _UnreachableError(str(error)) from error
-        if answer.status != 200:
-            data = answer.read()
-            answer.release_conn()
-            _check(answer.status, answer.headers.get(ERROR_HEADER), data)
-        return answer
-
-    def close(self) -> None:
-        self._pool.clear()
-
-
-def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """Whole lines of a stream, as they come. Raises _UnreachableError when it breaks; ends when it ends."""
-    rest = bytearray()
-    try:
-        while chunk := answer.read1(1 << 16):
-            rest += chunk
-            if b"\n" in chunk:
-                *whole, tail = bytes(rest).split(b"\n")
-                rest = bytearray(tail)
-                yield from (line for line in whole if line.strip())
-            if len(rest) > LINE_BYTES_MAX:
-                raise _UnreachableError(f"a command of more than {LINE_BYTES_MAX} bytes")
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise _UnreachableError(str(error)) from error
-    finally:
-        with contextlib.suppress(Exception):
-            answer.close()
-
-
-def _check(status: int, kind: str | None, data: bytes) -> None:
-    if status == 200:
-        return
-    try:
-        message = "; ".join(json.loads(data)["errors"])
-    except (ValueError, KeyError, TypeError):
-        message = data[:200].decode("utf-8", "replace")
-    if status in (404, 409):
-        raise _RefusedError(message, fenced=status == 409)
-    if status in REJECTED_STATUS:
-        raise _RejectedError(message, error=_typed(kind, status, message))
-    raise _UnreachableError(f"{status} {kind or ''}: {message}")
-
-
-def _typed(kind: str | None, status: int, message: str) -> HoldfastError:
-    """The error that the coordinator named, so that a driver reads which it was."""
-    found = getattr(errors, kind or "", None)
-    if isinstance(found, type) and issubclass(found, HoldfastError):
-        return found(message)
-    return AuthenticationError(message) if status in (401, 403) else InvalidConfigError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,13 +199,15 @@ class Gateway:
     def _ask(self, request: str, ask: Callable[[], Event]) -> Event:
         try:
             return ask()
-        except _RefusedError as error:
+        except RefusedError as error:
+            if not error.fenced:
+                self._http.failed(error)
             return RequestRefused(request, error.message, superseded=request == "register" and error.fenced)
         except HoldfastError as error:
-            if isinstance(error, _RejectedError) and request == "register":
+            if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error
                 return RequestRefused(request, error.message, rejected=True)
-            self._http.look_up()
+            self._http.failed(error)
             return RequestFailed(request)
 
     # --------------------------------------------------------------------------------------------------- reader thread
@@ -362,7 +232,7 @@ class Gateway:
             for line in lines(answer):
                 post(CommandReceived(codec.decode(line, NumberedCommand)))
             post(RequestFailed("stream"))
-        except _RefusedError as error:
+        except RefusedError as error:
             post(RequestRefused("stream", error.message))
         except HoldfastError:
             post(RequestFailed("stream"))

@@ -25,8 +25,9 @@ from barriers.messages import ShutdownWorker
 from barriers.transport import Transport
 from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
 from operators.base import JobPlan
+from operators.control_client import CoordinatorAddress
 from operators.deploy import SubtaskBuilder, WorkerPorts
-from operators.gateway import CoordinatorAddress, Gateway
+from operators.gateway import Gateway
 from operators.pickling import dumps_by_value
 from operators.pool import SystemClock, ThreadPool
 from operators.sessionevents import WorkerIdentity

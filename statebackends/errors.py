@@ -65,6 +65,11 @@ class AmbiguousWriteError(StorageUnavailableError):
     """A conditional write may or may not have happened: read back before deciding, delete nothing. Fields: path."""
 
 
+class NotLeaderError(StorageUnavailableError):
+    """This process does not lead the job, not yet, or not any more: ask the leader if it names one, or again later.
+    Fields: job, and epoch and url of the leader where they are known."""
+
+
 class ObjectMissingError(HoldfastError):
     """A path that was read does not exist. Fields: path."""
 

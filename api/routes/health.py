@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from api import metrics, schemas
-from api.errors import NotLeaderError
+from statebackends.errors import NotLeaderError
 
 router = APIRouter(tags=["health"])
 

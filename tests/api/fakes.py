@@ -231,6 +231,9 @@ class FakeCoordinator:
         self._called("submit")
         return SubmissionAccepted(JOB, 1, submission.graph.slots_required, 1, 0, self.directory, self.directory_nonce)
 
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        self.calls.append(("leader_unreachable", job_id, epoch))
+
     def register(self, message: RegisterWorker) -> Registered:
         raise AssertionError("the REST service registers through a future")
 

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from api.client import RestClient
-from api.errors import ConnectionLostError, NotLeaderError
+from api.errors import ConnectionLostError
+from api.runfile import RunRecord, write_run_record
+from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission
 from barriers.messages import CheckpointKind
+from coordinator.records import DIRECTORY_FILE
 from coordinator.views import TriggerView
-from statebackends.errors import CheckpointFailedError, NotFoundError, ProtocolError
+from operators.leader_retrieval import Target
+from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
 from tests.api.fakes import JOB, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
 
 
@@ -130,3 +134,100 @@ def test_a_long_absence_of_the_coordinator_is_said_once(caplog: pytest.LogCaptur
         RestClient("http://127.0.0.1:9", reconnect_timeout_s=0.6).jobs()
     assert len([record for record in caplog.records if record.name == "holdfast.client"]) == 1
     assert "trying for 1 s at most" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------------- led by another one
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[tuple[FakeCoordinator, Served]]:
+    """Another coordinator, with the same token."""
+    coordinator = FakeCoordinator(state="RESTARTING")
+    with serving(coordinator, tmp_path) as running:
+        yield coordinator, running
+
+
+def led_by(url: str, epoch: int = 4) -> NotLeaderError:
+    return NotLeaderError("led elsewhere", job=JOB, epoch=epoch, url=url)
+
+
+def test_the_leader_that_is_named_is_asked_at_once(
+    client: RestClient, coordinator: FakeCoordinator, leader: tuple[FakeCoordinator, Served]
+) -> None:
+    coordinator.error = led_by(leader[1].url)
+    assert client.job_state(JOB) == "RESTARTING"
+    client.cancel(JOB)
+    assert client.job_state(JOB) == "RESTARTING"
+    assert [call[0] for call in coordinator.calls] == ["job"], "who leads is remembered"
+    assert [call[0] for call in leader[0].calls] == ["job", "cancel", "job"]
+    assert [job["state"] for job in client.jobs()] == ["RUNNING"], "what is about no job is asked where it was"
+
+
+def test_two_that_name_each_other_are_asked_once_each(
+    client: RestClient, coordinator: FakeCoordinator, served: Served, leader: tuple[FakeCoordinator, Served]
+) -> None:
+    coordinator.error, leader[0].error = led_by(leader[1].url), led_by(served.url)
+    with pytest.raises(NotLeaderError):
+        client.job_state(JOB)
+    asked = [call[0] for call in (*coordinator.calls, *leader[0].calls)]
+    assert asked == ["job", "job"]
+
+
+def test_a_leader_that_is_gone_is_told_to_who_named_it(
+    client: RestClient, coordinator: FakeCoordinator, served: Served
+) -> None:
+    coordinator.error = led_by("http://127.0.0.1:9")
+    with pytest.raises(ConnectionLostError, match=r"at http://127\.0\.0\.1:9: "):
+        client.job_state(JOB)
+    assert coordinator.calls == [("job", JOB)]
+    with pytest.raises(ConnectionLostError):
+        client.job_state(JOB)
+    assert coordinator.calls[1:] == [("job", JOB), ("leader_unreachable", JOB, 4)]
+    coordinator.error = None
+    assert client.job_state(JOB) == "RUNNING"
+
+
+@pytest.mark.parametrize("header", ["", "-1", "four", "9" * 40, "\u0664"])
+def test_an_epoch_that_is_none_is_not_passed_on(served: Served, coordinator: FakeCoordinator, header: str) -> None:
+    coordinator.error = led_by("http://127.0.0.1:9")
+    headers = {UNREACHABLE_HEADER: header.encode().decode("latin-1")}
+    response = served.request("GET", f"/v1/jobs/{JOB}/status", headers=headers)
+    assert response.status == 503
+    assert coordinator.calls == [("job", JOB)]
+
+
+def test_a_token_does_not_leave_encryption(coordinator: FakeCoordinator, leader: tuple[FakeCoordinator, Served]) -> None:
+    client = RestClient("https://coordinator", TOKEN, reconnect_timeout_s=0)
+    asked: list[str] = []
+
+    def request(target: Target, method: str, path: str, body: bytes | None) -> bytes:
+        asked.append(target.url)
+        raise led_by(leader[1].url)
+
+    client._request = request  # type: ignore[method-assign]
+    with pytest.raises(NotLeaderError):
+        client.job_state(JOB)
+    assert asked == ["https://coordinator"]
+
+
+@pytest.mark.parametrize("nonce", ["nonce", "another"])
+def test_a_driver_finds_the_coordinator_that_began_elsewhere_if_it_sees_the_state_directory(tmp_path: Path, nonce: str) -> None:
+    """A directory of the same name may be another deployment's: its coordinator must not get our token."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / DIRECTORY_FILE).write_text(nonce)
+    with serving(FakeCoordinator(directory=str(state)), tmp_path) as first:
+        client = RestClient(first.url, TOKEN, reconnect_timeout_s=0)
+        client.submit(Submission(make_graph()))
+    second = FakeCoordinator(state="RECONCILING")
+    with serving(second, tmp_path) as moved:
+        write_run_record(state, RunRecord(moved.url, 1, "here", 1))
+        with pytest.raises(ConnectionLostError):
+            client.job_state(JOB)
+        if nonce == "nonce":
+            assert client.job_state(JOB) == "RECONCILING"
+        else:
+            with pytest.raises(ConnectionLostError):
+                client.job_state(JOB)
+            assert second.calls == []
+    client.close()

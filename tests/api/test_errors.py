@@ -13,14 +13,13 @@ from api.client import RestClient
 from api.errors import (
     BodyTooLargeError,
     ConnectionLostError,
-    NotLeaderError,
     RemoteError,
     decode_error,
     encode_error,
     status_of,
 )
 from statebackends import errors as kinds
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
+from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, NotLeaderError
 from tests.api.fakes import JOB, FakeCoordinator, Served
 
 ALL_KINDS = sorted(

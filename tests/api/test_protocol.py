@@ -39,7 +39,7 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from statebackends.errors import FencedError, JobExistsError, NotFoundError, StateDirectoryNotSharedError
+from statebackends.errors import FencedError, JobExistsError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
 from statebackends.handles import OperatorSubtaskState
 from tests.api.fakes import SINK, SOURCE, make_graph
 
@@ -365,6 +365,42 @@ def test_a_restart_leaves_the_worker_alone(
     worker.ack(worker.command(TriggerCheckpoint))
     worker.command(NotifyCheckpointComplete)
     assert client.workers(job_id)["attempt"] == attempt
+
+
+def test_clients_of_a_coordinator_that_was_taken_over_from_are_sent_to_its_successor(
+    cleanup: contextlib.ExitStack,
+    worker: Worker,
+    client: RestClient,
+    coordinator: EmbeddedCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both live, each at its own port: whoever asks the older one is told where the job is led, by epoch and URL."""
+    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    job_id = worker.accepted.job_id
+    run_job(worker, client)
+    epoch = worker.epoch
+    second = start(cleanup, tmp_path / "state", takeover=True)
+    assert second.url != coordinator.url
+
+    def named() -> dict[str, Any] | None:
+        try:
+            worker.post("/0/heartbeat", Heartbeat(0, worker.session, worker.attempt), dict)
+        except NotLeaderError as error:
+            return error.fields if "url" in error.fields else None
+        return None
+
+    assert eventually("the referral", named) == {"job": job_id, "epoch": epoch + 1, "url": second.url}
+    with pytest.raises(NotLeaderError):
+        worker.register()
+    assert client.workers(job_id)["epoch"] == epoch + 1, "the client that was made for the older one follows"
+    worker.hang_up()
+    worker.coordinator = second
+    assert worker.register().epoch == epoch + 1
+    eventually("running again", lambda: client.job_state(job_id) == "RUNNING")
+    client.cancel(job_id)
+    worker.report(dict.fromkeys(worker.running, TaskState.CANCELED))
+    eventually("canceled", lambda: client.job_state(job_id) == "CANCELED")
 
 
 def test_cancel(worker: Worker, client: RestClient) -> None:

@@ -103,7 +103,7 @@ class SteppedRunner:
 class Process:
     """Implements `operations.Storage` for its flows; dies after `operations_max` operations, before a flow hears of the last."""
 
-    def __init__(self, storage: DictStorage, *, seed: int = 0, operations_max: int | None = None) -> None:
+    def __init__(self, storage: DictStorage, *, seed: int = 0, operations_max: int | None = None, url: str = "") -> None:
         self.storage = storage
         self.operations: list[Operation] = []
         self.operations_max = operations_max
@@ -112,7 +112,7 @@ class Process:
         self.owners: list[SteppedOwner] = []
         self.root = storage.root
         self.host = JobHost(
-            ServiceConfig(storage.root),
+            ServiceConfig(storage.root, url=url),
             storage.root,
             rng=random.Random(seed),
             clock=self.clock,

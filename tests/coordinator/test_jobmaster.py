@@ -25,7 +25,7 @@ from coordinator.outbox import OUTBOX_COMMANDS_MAX, Outbox
 from coordinator.slots import Verdict, judge_registration
 from coordinator.submitting import Starter, resume_submission
 from coordinator.workforce import LIVENESS_GRACE_MS, STREAM_GRACE_MS
-from statebackends.errors import FencedError, NotFoundError, StateDirectoryNotSharedError, StorageUnavailableError
+from statebackends.errors import FencedError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
 from statebackends.storage.operations import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
@@ -91,7 +91,7 @@ def test_registrations_that_are_refused_change_nothing() -> None:
         rig.register(0, submission=0, nonce="older submission")
     with pytest.raises(StateDirectoryNotSharedError):
         rig.register(0, task_attempt=1, directory_nonce="another")
-    with pytest.raises(FencedError):
+    with pytest.raises(NotLeaderError):
         rig.register(0, attempt=9)
     assert (rig.state, rig.restarts, rig.heartbeat(0)) == ("RUNNING", 0, 1)
 
@@ -455,7 +455,7 @@ def test_cancel_of_a_job_without_workers_is_immediate() -> None:
 def test_suspended_job_answers_that_it_is_led_elsewhere() -> None:
     rig = Rig().run()
     rig.feed(job.LeadershipEnded("the coordinator stops"))
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(NotLeaderError):
         rig.register(0, attempt=1)
     assert rig.master.next_deadline_ms() is None
 

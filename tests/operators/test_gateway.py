@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from barriers import codec
+from barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER
 from barriers.messages import (
     AckAnswers,
     AckBatch,
@@ -30,7 +31,8 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from operators.gateway import ADDRESS_FILE, CoordinatorAddress, Gateway
+from operators.control_client import ADDRESS_FILE, CoordinatorAddress
+from operators.gateway import Gateway
 from operators.pool import SystemClock
 from operators.sessionevents import WorkerIdentity
 from operators.worker_main import WorkerSpec, run_worker
@@ -57,6 +59,9 @@ class FakeCoordinator:
         self.tokens: list[str | None] = []
         self.commands: list[WorkerCommand] = []
         self.refuse: dict[str, tuple[int, str]] = {}
+        self.leader: tuple[str, int] | None = None
+        """URL and epoch of who leads the job, if it is not led from here."""
+        self.unreachable: list[str | None] = []
         self.attempt = 0
         self.closing = threading.Event()
         handler = self._handler()
@@ -107,13 +112,17 @@ class FakeCoordinator:
                     self.close_connection = True
                     return
                 fake.tokens.append(self.headers["Authorization"])
+                fake.unreachable.append(self.headers[UNREACHABLE_HEADER])
                 name = self.path.rpartition("/")[2]
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                status, kind = fake.refuse.get(name, (200, ""))
+                status, kind = fake.refuse.get(name, (200, "")) if fake.leader is None else (503, "NotLeaderError")
                 data = codec.encode(fake.answer(name, body)) if status == 200 else b'{"errors": ["refused"]}'
                 self.send_response(status)
                 if kind:
-                    self.send_header("X-Holdfast-Error", kind)
+                    self.send_header(ERROR_HEADER, kind)
+                if fake.leader is not None:
+                    url, epoch = fake.leader
+                    self.send_header(FIELDS_HEADER, json.dumps({"job": "job", "epoch": epoch, "url": url}))
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -211,6 +220,47 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
     eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
     client.gateway.close()
     second.close()
+
+
+def test_the_leader_that_the_address_names_is_registered_with(fake: FakeCoordinator, tmp_path: Path) -> None:
+    """Whose address is in the state directory need not be who leads the job."""
+    leader = FakeCoordinator(epoch=4)
+    fake.leader = (leader.url, 4)
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": fake.url}))
+    client = Client("http://127.0.0.1:9", str(tmp_path))
+    eventually(lambda: len(leader.of("heartbeat")) >= 2, "two heartbeats at the leader")
+    assert set(leader.tokens) == {"Bearer secret"}
+    assert set(leader.unreachable) == {None}
+    assert len(fake.tokens) == 1, "who leads is remembered"
+    client.gateway.close()
+    leader.close()
+
+
+def test_a_leader_that_is_gone_is_told_to_who_named_it(fake: FakeCoordinator, tmp_path: Path) -> None:
+    """It is there that the job is led next, or at whatever address is in the state directory by then."""
+    leader = FakeCoordinator(epoch=4)
+    fake.leader = (leader.url, 4)
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": fake.url}))
+    client = Client(fake.url, str(tmp_path))
+    eventually(lambda: leader.of("heartbeat"), "the leader")
+    leader.close()
+    eventually(lambda: "4" in fake.unreachable, "the epoch that leads no more")
+    assert fake.of("register") == []
+    fake.epoch, fake.session, fake.leader = 5, "s5", None
+    eventually(lambda: fake.of("register"), "the registration where the job is led again")
+    eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
+    client.gateway.close()
+
+
+def test_two_that_name_each_other_are_asked_no_faster_than_one_that_is_away(fake: FakeCoordinator) -> None:
+    other = FakeCoordinator()
+    fake.leader, other.leader = (other.url, 4), (fake.url, 4)
+    client = Client(fake.url)
+    eventually(lambda: len(fake.tokens) + len(other.tokens) >= 6, "some tries")
+    assert client.gateway.unreachable_since_ms is not None
+    assert client.gateway._session._failures >= 5, "each of them counts for the backoff"
+    client.gateway.close()
+    other.close()
 
 
 def test_trigger_and_notice_are_delivered_over_one_stream(fake: FakeCoordinator, client: Client) -> None:

@@ -1,0 +1,63 @@
+"""CORE: where a client of a job asks next: at the address it was given, or at the leader that it was sent to.
+
+One rule for workers, drivers and the command line, in production and in the simulator. A coordinator that does not lead a job
+names who does, by epoch and URL (NotLeaderError). It reads no file and sends nothing: addresses come in, targets go out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from statebackends.errors import HoldfastError, NotLeaderError
+
+FOLLOWED_MAX = 4
+"""Leaders that are followed in a row, each named by the one before, until the address is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A coordinator to ask about one job."""
+
+    url: str
+    epoch: int = 0
+    """Of the leader that we were sent to; 0: this is the address."""
+    unreachable_epoch: int = 0
+    """Highest epoch whose leader we were sent to in vain; whoever is asked next is told."""
+    followed: int = 0
+    """Leaders that led here, one after the other."""
+
+
+def next_target(target: Target, error: HoldfastError | None, address: Callable[[], str]) -> Target:
+    """Where to ask again after `target` answered with an error, or not at all (None).
+
+    Epochs only rise along the leaders that are followed, so that no two coordinators can send a client to and fro. A result with
+    an epoch above the target's may be asked at once; any other one after a pause. `address` is called when it is needed."""
+    if isinstance(error, NotLeaderError):
+        url, epoch = error.fields.get("url"), error.fields.get("epoch")
+        if isinstance(url, str) and isinstance(epoch, int) and _may_follow(target, url.rstrip("/"), epoch):
+            return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
+    in_vain = target.epoch if error is None or isinstance(error, NotLeaderError) else 0
+    return Target(address(), unreachable_epoch=max(in_vain, target.unreachable_epoch))
+
+
+def _may_follow(target: Target, url: str, epoch: int) -> bool:
+    is_onward = epoch > target.epoch and target.followed < FOLLOWED_MAX and url != target.url
+    return is_onward and is_safe_step(target.url, url)
+
+
+def is_safe_step(before: str, after: str) -> bool:
+    """Whether a token that was meant for one URL may go to another that the coordinator or its storage named.
+
+    It never leaves an encrypted connection for one that is not. A loopback address is of the machine of whoever wrote it: it is
+    followed from loopback alone, or the token would go to whatever listens there on ours."""
+    try:
+        old, new = urlsplit(before), urlsplit(after)
+    except ValueError:
+        return False
+    same_scheme = new.scheme == old.scheme or (old.scheme, new.scheme) == ("http", "https")
+    return same_scheme and bool(new.hostname) and (_is_loopback(old.hostname) or not _is_loopback(new.hostname))
+
+
+def _is_loopback(host: str | None) -> bool:
+    return host in ("localhost", "::1") or (host or "").startswith("127.")

@@ -1,0 +1,397 @@
+"""A job that another coordinator leads: who knows it, what clients are told, and when the job is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from barriers.jobgraph import Submission
+from barriers.messages import Heartbeat, Registered, RegisterWorker
+from coordinator import jobevents as job
+from coordinator.config import ServiceConfig
+from coordinator.hosting import Await, run_host_flow
+from coordinator.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
+from coordinator.reading import ReadModels
+from coordinator.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
+from coordinator.service import CoordinatorService
+from coordinator.store import put_once, write_result
+from statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
+from statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
+from tests.coordinator.doubles import submission, wait_until, word_count
+from tests.coordinator.stepping import Process
+from tests.coordinator.world import DictStorage
+
+JOB = derive_job_id("word count")
+PATHS = JobPaths(JOB)
+FIRST, SECOND, THIRD = "http://10.0.0.1:1", "http://10.0.0.2:1", "http://10.0.0.3:1"
+
+
+def submitted(nonce: str = "driver") -> Submission:
+    return submission(word_count(), driver_nonce=nonce)
+
+
+def led_by(storage: DictStorage, url: str, seed: int = 0) -> Process:
+    """A coordinator that leads the job on, if there is one."""
+    return Process(storage, seed=seed, url=url).begin()
+
+
+def referral(process: Process) -> dict[str, Any]:
+    """What clients of the job are told."""
+    with pytest.raises(NotLeaderError) as caught:
+        process.host.registry.led(JOB)
+    return dict(caught.value.fields)
+
+
+def models(process: Process) -> ReadModels:
+    return ReadModels(process.host.registry, process.root, 1_000, look_for=process.host.look_for)
+
+
+def registration(process: Process, *, submission: int) -> RegisterWorker:
+    return RegisterWorker(JOB, 0, submission, 0, "worker", 1, "localhost", "tcp://localhost:7000", process.host.directory_nonce)
+
+
+def register(process: Process, *, submission: int) -> Registered:
+    future: Future[Registered] = models(process)._register(registration(process, submission=submission))
+    return process.wait_for(future)
+
+
+@pytest.fixture
+def storage() -> DictStorage:
+    """A state directory whose one job is led by nobody who lives."""
+    storage = DictStorage()
+    led_by(storage, "http://10.0.0.9:1").submit(submitted())
+    return storage
+
+
+def fenced(storage: DictStorage) -> tuple[Process, Process]:
+    """A coordinator that led the job and knows that the other one does now."""
+    older = led_by(storage, FIRST, seed=1)
+    newer = led_by(storage, SECOND, seed=2)
+    older.drive(older.host.check_leaderships())
+    older.settle()
+    return older, newer
+
+
+# ------------------------------------------------------------------------------------------------------ who knows what
+
+
+def test_newest_leader_is_found_and_looked_for_once_while_there_is_none() -> None:
+    storage = DictStorage()
+    assert run_flow(find_leader(PATHS), storage) is None
+    for epoch in range(1, 12):
+        record = LeaderRecord(epoch, f"n{epoch}", f"http://{epoch}")
+        run_flow(put_once(PATHS.leader(epoch), encode_record(record)), storage)
+    found = run_flow(find_leader(PATHS, newer_than=4), storage)
+    assert found is not None
+    assert (found.epoch, found.url) == (11, "http://11")
+    flow = find_leader(PATHS, newer_than=11)
+    assert next(flow) == StatFile(PATHS.leader(12))
+    with pytest.raises(StopIteration) as stop:
+        flow.send(None)
+    assert stop.value.value is None
+
+
+def test_of_two_that_recover_a_job_at_once_the_loser_sends_clients_to_the_winner(storage: DictStorage) -> None:
+    """The job used to count as one that can't be led where its recovery had been fenced: clients that were sent there starved."""
+    fenced_while_recovering = 0
+    for operations in range(1, 60):
+        torn = DictStorage()
+        torn.files = dict(storage.files)
+        first = Process(torn, seed=1, url=FIRST)
+        run_host_flow(first.host.open(), torn, wait_for=lambda future: future.result())
+        flow = first.host.recover_job(JOB)
+        second: Process | None = None
+        try:
+            operation = next(flow)
+            for _ in range(operations):
+                assert not isinstance(operation, Await)
+                operation = flow.send(torn.execute(operation))
+            second = led_by(torn, SECOND, seed=2)
+            while True:
+                assert not isinstance(operation, Await)
+                operation = flow.send(torn.execute(operation))
+        except StopIteration:
+            pass
+        if second is None:
+            break
+        fenced_while_recovering += first.host.registry.find(JOB) is None
+        for each in (first, second):
+            each.drive(each.host.check_leaderships())
+            each.settle()
+        leaders = [each for each in (first, second) if each.host.registry.elsewhere(JOB) is None]
+        assert len(leaders) == 1
+        epoch, url = leaders[0].service(JOB).epoch, FIRST if leaders[0] is first else SECOND
+        assert referral(second if leaders[0] is first else first) == {"job": JOB, "epoch": epoch, "url": url}
+    assert operations > 20
+    assert fenced_while_recovering > 0
+
+
+def test_fenced_leader_names_who_leads(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+    assert referral(older) == {"job": JOB, "epoch": newer.service(JOB).epoch, "url": SECOND}
+    assert older.host.registry.find(JOB) is not None
+    with pytest.raises(NotLeaderError):
+        models(older).job(JOB)
+
+
+def test_leader_that_lost_a_write_finds_out_who_leads_once_somebody_asks(storage: DictStorage) -> None:
+    older = led_by(storage, FIRST, seed=1)
+    led_by(storage, SECOND, seed=2)
+    for slot in range(2):
+        message = replace(registration(older, submission=1), slot=slot, nonce=f"w{slot}")
+        older.call(JOB, lambda ticket, message=message: job.RegistrationReceived(ticket, message))
+    older.settle()
+    assert older.host.registry.led(JOB).suspended
+    with pytest.raises(NotLeaderError, match="not led from here any more") as caught:
+        register(older, submission=1)
+    assert "url" not in caught.value.fields
+    assert older.host.astray == {JOB}
+    older.drive(older.host.find_leaders())
+    assert referral(older)["url"] == SECOND
+    assert older.host.astray == set()
+
+
+def test_requests_cost_no_look_at_storage_and_a_round_costs_one(storage: DictStorage) -> None:
+    older, _ = fenced(storage)
+    done = len(older.operations)
+    for _ in range(100):
+        with pytest.raises(NotLeaderError):
+            models(older).job(JOB)
+    assert len(older.operations) == done
+    older.drive(older.host.find_leaders())
+    older.drive(older.host.find_leaders())
+    assert older.operations[done:] == [StatFile(PATHS.leader(4))]
+
+
+def test_referral_follows_the_next_leader(storage: DictStorage) -> None:
+    older, _ = fenced(storage)
+    newest = led_by(storage, THIRD, seed=3)
+    with pytest.raises(NotLeaderError):
+        models(older).job(JOB)
+    older.drive(older.host.find_leaders())
+    assert referral(older) == {"job": JOB, "epoch": newest.service(JOB).epoch, "url": THIRD}
+
+
+def test_leader_that_is_reached_where_we_are_is_not_named(storage: DictStorage) -> None:
+    """Clients would be sent from here to here."""
+    older = led_by(storage, FIRST, seed=1)
+    led_by(storage, FIRST, seed=2)
+    older.drive(older.host.check_leaderships())
+    older.settle()
+    assert older.host.registry.led(JOB).suspended
+    with pytest.raises(NotLeaderError) as caught:
+        older.call(JOB, job.CancelRequested)
+    assert "url" not in caught.value.fields
+
+
+def test_submission_here_takes_the_job_whoever_leads_it(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+    accepted = older.submit(submitted("second"))
+    assert older.host.registry.led(JOB).epoch == accepted.epoch > newer.service(JOB).epoch
+    newer.drive(newer.host.check_leaderships())
+    assert referral(newer)["url"] == FIRST
+
+
+# ----------------------------------------------------------------------------------------------------- not from zombies
+
+
+def test_fenced_leader_takes_nothing_back_by_itself(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+    for _ in range(20):
+        with pytest.raises(NotLeaderError):
+            models(older).job(JOB)
+        older.drive(older.host.check_leaderships())
+        older.drive(older.host.find_leaders())
+        older.drive(older.host.recover_unsettled())
+        older.pass_time(LEADER_GRACE_MS)
+    newer.drive(newer.host.check_leaderships())
+    assert not newer.service(JOB).suspended
+    assert PATHS.leader(newer.service(JOB).epoch + 1) not in storage.files
+
+
+def test_job_is_led_from_here_once_its_leader_is_not_to_be_found(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+    epoch = newer.service(JOB).epoch
+    stale = older.host.registry.find(JOB)
+    assert stale is not None
+    older.host.leader_unreachable(JOB, epoch)
+    assert older.host.unsettled == set(), "a leader listens only when it has recovered every job"
+    older.pass_time(LEADER_GRACE_MS)
+    older.host.leader_unreachable(JOB, epoch - 1)
+    assert older.host.unsettled == set(), "it is another one that was not found"
+    older.host.leader_unreachable(JOB, epoch)
+    older.drive(older.host.recover_unsettled())
+    assert older.host.registry.led(JOB).epoch == epoch + 1
+    assert stale.closed
+    assert older.host.unsettled == set()
+    newer.drive(newer.host.check_leaderships())
+    assert referral(newer) == {"job": JOB, "epoch": epoch + 1, "url": FIRST}, "whoever was taken for dead sends clients here"
+
+
+def test_leader_that_is_given_up_may_have_a_successor(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+    newest = led_by(storage, THIRD, seed=3)
+    older.pass_time(LEADER_GRACE_MS)
+    older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
+    older.drive(older.host.recover_unsettled())
+    assert referral(older)["url"] == THIRD
+    assert older.host.unsettled == set()
+    newest.drive(newest.host.check_leaderships())
+    assert not newest.service(JOB).suspended
+
+
+def test_job_that_ended_under_a_leader_that_is_gone_is_remembered_as_ended(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+    epoch = newer.service(JOB).epoch
+    run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", epoch, "second", 0, 0)), storage)
+    older.pass_time(LEADER_GRACE_MS)
+    older.host.leader_unreachable(JOB, epoch)
+    older.drive(older.host.recover_unsettled())
+    assert models(older).job(JOB).overview.state == "FINISHED"
+    with pytest.raises(FencedError):
+        register(older, submission=1)
+
+
+def test_leader_that_lost_an_id_to_a_stale_one_leads_on(storage: DictStorage) -> None:
+    """A zombie's claim of the next id came first: the leader gave up, and nobody else led the job."""
+    process = led_by(storage, FIRST, seed=1)
+    epoch = process.service(JOB).epoch
+    stale = process.host.registry.led(JOB)
+    stale.post(job.LeadershipEnded("epoch 1 claimed checkpoint 5"))
+    process.settle()
+    with pytest.raises(NotLeaderError):
+        register(process, submission=1)
+    process.drive(process.host.find_leaders())
+    process.drive(process.host.recover_unsettled())
+    assert (process.service(JOB).epoch, stale.closed) == (epoch + 1, True)
+    assert register(process, submission=1).epoch == epoch + 1
+
+
+def test_job_whose_core_failed_is_not_led_again_by_itself(storage: DictStorage) -> None:
+    """What nobody foresaw would come again, and each time would write an epoch."""
+    process = led_by(storage, FIRST, seed=1)
+    process.host.registry.led(JOB).post(job.AttemptPrepared)  # type: ignore[arg-type]  # no event at all
+    process.settle()
+    with pytest.raises(NotLeaderError):
+        register(process, submission=1)
+    process.drive(process.host.find_leaders())
+    assert process.host.unsettled == set()
+
+
+def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage: DictStorage) -> None:
+    older, newer = fenced(storage)
+
+    def away(operation: object) -> Any:
+        raise StorageUnavailableError("away")
+
+    with pytest.raises(NotLeaderError):
+        models(older).job(JOB)
+    older.pass_time(LEADER_GRACE_MS)
+    older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
+    working, older.execute = older.execute, away  # type: ignore[method-assign]
+    older.drive(older.host.find_leaders())
+    older.drive(older.host.recover_unsettled())
+    assert older.host.unsettled == {JOB}, "nobody can tell whether there is a newer leader"
+    newer.execute = away  # type: ignore[method-assign]
+    newer.drive(newer.host.check_leaderships())
+    older.execute = working  # type: ignore[method-assign]
+    assert referral(older)["url"] == SECOND
+    assert not newer.service(JOB).suspended
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "waited_ms", "given_up"),
+    [(4, LEADER_GRACE_MS, True), (5, LEADER_GRACE_MS, True), (3, LEADER_GRACE_MS, False), (4, LEADER_GRACE_MS - 1, False)],
+)
+def test_when_a_leader_is_given_up(unreachable: int, waited_ms: int, given_up: bool) -> None:
+    assert OtherLeader(4, SECOND, 1_000).is_given_up(unreachable, 1_000 + waited_ms) is given_up
+
+
+# ------------------------------------------------------------------------------------------------ newer than what we know
+
+
+def test_worker_of_a_newer_submission_is_not_sent_home_by_a_leader_that_slept(storage: DictStorage) -> None:
+    """409 would end it, and with it the driver: as if the newer submission were the older one."""
+    older = led_by(storage, FIRST, seed=1)
+    newer = led_by(storage, SECOND, seed=2)
+    number = newer.submit(submitted("second")).submission
+    with pytest.raises(NotLeaderError):
+        register(older, submission=number)
+    older.drive(older.host.find_leaders())
+    older.settle()
+    assert referral(older)["url"] == SECOND
+    assert older.host.registry.find(JOB).suspended  # type: ignore[union-attr]
+
+
+def test_worker_of_a_newer_submission_is_not_sent_home_by_one_that_remembers_the_end_of_an_older(storage: DictStorage) -> None:
+    run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", 1, "dead", 0, 0)), storage)
+    older = led_by(storage, FIRST, seed=1)
+    assert older.host.registry.recorded(JOB) is not None
+    newer = led_by(storage, SECOND, seed=2)
+    number = newer.submit(replace(submitted("second"), fresh=True)).submission
+    with pytest.raises(FencedError, match="FINISHED"):
+        register(older, submission=1)
+    with pytest.raises(NotLeaderError):
+        register(older, submission=number)
+    older.drive(older.host.find_leaders())
+    assert referral(older)["url"] == SECOND
+
+
+def test_worker_that_claims_a_submission_that_nobody_took_changes_nothing(storage: DictStorage) -> None:
+    run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", 1, "dead", 0, 0)), storage)
+    process = led_by(storage, FIRST, seed=1)
+    with pytest.raises(NotLeaderError):
+        register(process, submission=7)
+    process.drive(process.host.find_leaders())
+    assert models(process).job(JOB).overview.state == "FINISHED"
+
+
+# ------------------------------------------------------------------------------------------------------------ with threads
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CoordinatorService]]:
+    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    opened: list[CoordinatorService] = []
+    yield opened
+    for service in opened:
+        service.close()
+
+
+def test_service_refers_to_the_leader_and_takes_over_from_one_that_is_gone(
+    services: list[CoordinatorService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.leadership.LEADER_GRACE_MS", 0)
+    for seed, url in enumerate((FIRST, SECOND)):
+        services.append(CoordinatorService(ServiceConfig(str(tmp_path / "state"), url=url, seed=seed)))
+        if seed == 0:
+            job_id = services[0].submit(submission(word_count())).job_id
+    first, second = services
+
+    def told() -> str:
+        try:
+            first.heartbeat(job_id, Heartbeat(0, "", 0))
+        except (NotLeaderError, FencedError) as error:
+            return str(error.fields.get("url", ""))
+        return ""
+
+    wait_until(lambda: told() == SECOND, lambda: None, what="the referral")
+    second.close()
+    first.leader_unreachable(job_id, 2)
+    wait_until(lambda: first._registry.elsewhere(job_id) is None, lambda: None, what="the job being led again")
+    wait_until(lambda: first._registry.find(job_id) is not None, lambda: None, what="the job being led again")
+    assert first.job(job_id).epoch == 3
+
+
+def test_reading_the_leader_is_all_that_a_look_does(storage: DictStorage) -> None:
+    older = led_by(storage, FIRST, seed=1)
+    led_by(storage, SECOND, seed=2)
+    done = len(older.operations)
+    older.drive(older.host.check_leaderships())
+    assert older.operations[done:] == [StatFile(PATHS.leader(3)), ListFolder(PATHS.leaders), ReadFile(PATHS.leader(3))]
+    assert not any(isinstance(operation, PutIfAbsent) for operation in older.operations[done:])

@@ -1,0 +1,98 @@
+"""Whom a client asks next: the leader that it is sent to, or the address again."""
+
+from __future__ import annotations
+
+import pytest
+
+from operators.leader_retrieval import FOLLOWED_MAX, Target, is_safe_step, next_target
+from statebackends.errors import HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
+
+ADDRESS = "http://10.0.0.1:7000"
+SECOND = "http://10.0.0.2:7000"
+THIRD = "http://10.0.0.3:7000"
+
+
+def led_by(url: object, epoch: object) -> NotLeaderError:
+    return NotLeaderError("led elsewhere", job="j", url=url, epoch=epoch)
+
+
+def after(target: Target, error: HoldfastError | None, address: str = ADDRESS) -> Target:
+    return next_target(target, error, lambda: address)
+
+
+def test_the_leader_that_is_named_is_asked() -> None:
+    assert after(Target(ADDRESS), led_by(f"{SECOND}/", 4)) == Target(SECOND, 4, followed=1)
+
+
+def test_a_leader_that_another_one_followed_sends_on() -> None:
+    assert after(Target(SECOND, 4, followed=1), led_by(THIRD, 5)) == Target(THIRD, 5, followed=2)
+
+
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_epochs_only_rise_so_that_nobody_is_sent_to_and_fro(epoch: int) -> None:
+    assert after(Target(SECOND, 4), led_by(THIRD, epoch)).url == ADDRESS
+
+
+def test_two_that_name_each_other_are_left_after_one_round() -> None:
+    target, asked = Target(ADDRESS), [ADDRESS]
+    for _ in range(10):
+        following = after(target, led_by(SECOND if target.url == ADDRESS else ADDRESS, 4))
+        if following.epoch <= target.epoch:
+            break
+        target = following
+        asked.append(target.url)
+    assert asked == [ADDRESS, SECOND]
+
+
+def test_a_chain_without_end_is_left() -> None:
+    target = Target(ADDRESS)
+    for epoch in range(1, FOLLOWED_MAX + 1):
+        target = after(target, led_by(f"http://10.0.1.{epoch}:1", epoch))
+        assert target.epoch == epoch
+    assert after(target, led_by(SECOND, 99)) == Target(ADDRESS, unreachable_epoch=FOLLOWED_MAX)
+
+
+def test_a_leader_that_does_not_answer_is_told_to_whoever_is_at_the_address() -> None:
+    assert after(Target(SECOND, 4, followed=1), None) == Target(ADDRESS, unreachable_epoch=4)
+    assert after(Target(ADDRESS, unreachable_epoch=4), led_by(SECOND, 4)) == Target(SECOND, 4, 4, 1)
+
+
+def test_a_leader_that_leads_no_more_and_names_nobody_counts_as_unreachable() -> None:
+    assert after(Target(SECOND, 4), NotLeaderError("stopping")) == Target(ADDRESS, unreachable_epoch=4)
+
+
+def test_a_leader_that_can_not_serve_just_now_is_still_one() -> None:
+    assert after(Target(SECOND, 4), StorageUnavailableError("disk full")) == Target(ADDRESS)
+    assert after(Target(SECOND, 4), NotFoundError("no such job")) == Target(ADDRESS)
+
+
+def test_who_was_not_sent_anywhere_reads_the_address_again() -> None:
+    assert after(Target(ADDRESS), None, address=SECOND) == Target(SECOND)
+
+
+@pytest.mark.parametrize(
+    ("url", "epoch"), [(None, 4), ("", 4), (SECOND, None), (SECOND, "4"), ("http://[", 4), ("/v1", 4), (ADDRESS, 4)]
+)
+def test_what_names_no_other_leader_is_not_followed(url: object, epoch: object) -> None:
+    assert after(Target(ADDRESS), led_by(url, epoch)) == Target(ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "safe"),
+    [
+        ("http://a:1", "http://b:2", True),
+        ("http://a:1", "https://b:2", True),
+        ("https://a", "https://b", True),
+        ("https://a", "http://b", False),
+        ("http://a", "file:///etc/passwd", False),
+        ("http://a", "ftp://b", False),
+        ("http://a", "b:7000", False),
+        ("http://10.0.0.1:1", "http://127.0.0.1:1", False),
+        ("http://10.0.0.1:1", "http://localhost:1", False),
+        ("http://10.0.0.1:1", "http://[::1]:1", False),
+        ("http://127.0.0.1:1", "http://[::1]:2", True),
+        ("http://127.0.0.1:1", "http://10.0.0.1:2", True),
+    ],
+)
+def test_a_token_goes_nowhere_less_safe(before: str, then: str, safe: bool) -> None:
+    assert is_safe_step(before, then) is safe
