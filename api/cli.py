@@ -18,6 +18,7 @@ from api import console
 from api.client import RestClient
 from api.settings import client_settings, server_settings
 from api.version import VERSION
+from coordinator.records import is_job_id
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
@@ -100,6 +101,8 @@ def resolve_job(client: RestClient, text: str) -> str:
         if found:
             ids = ", ".join(sorted(str(job["jid"]) for job in found)[:5])
             raise InvalidConfigError(f"{text!r} stands for {len(found)} jobs ({ids}): give a whole id", job=text)
+    if is_job_id(text):
+        return text  # it may be led by another coordinator, which lists it; this one says by which
     raise NotFoundError(f"no job {text!r}: `holdfast jobs` lists them", job=text)
 
 

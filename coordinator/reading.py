@@ -135,6 +135,8 @@ class ReadModels:
         known = self._registry.newest_submission(message.job_id)
         if 0 < known < message.submission:
             self._look_for(message.job_id)
+            if self._registry.elsewhere(message.job_id) is not None:
+                self._registry.led(message.job_id)  # raises, and names who leads
             text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
             raise NotLeaderError(text, job=message.job_id)
         return self._call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))

@@ -13,8 +13,8 @@ from api import cli, console
 from api.cli import app
 from barriers.messages import CheckpointKind
 from coordinator.views import TriggerView
-from statebackends.errors import FencedError
-from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview
+from statebackends.errors import FencedError, NotLeaderError
+from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview, serving
 
 runner = CliRunner()
 
@@ -88,6 +88,19 @@ def test_an_ambiguous_job_is_refused(flags: list[str], coordinator: FakeCoordina
     coordinator.overviews = (make_overview(job_id="a1" + "0" * 30), make_overview(job_id="a2" + "0" * 30, name="other"))
     assert "stands for 2 jobs" in fails("cancel", "a", *flags, code=2)
     assert coordinator.calls == []
+
+
+def test_a_job_that_another_coordinator_leads_is_found_by_its_id(
+    flags: list[str], coordinator: FakeCoordinator, tmp_path: Path
+) -> None:
+    """It is not in the list of the one that is asked."""
+    leader = FakeCoordinator()
+    with serving(leader, tmp_path) as running:
+        coordinator.overviews = ()
+        coordinator.error = NotLeaderError("led elsewhere", job=JOB, epoch=2, url=running.url)
+        run("cancel", "--no-wait", JOB, *flags)
+        assert ("cancel", JOB) in leader.calls
+        assert fails("cancel", NAME, *flags) == f"holdfast: no job '{NAME}': `holdfast jobs` lists them [NotFoundError]"
 
 
 def test_an_unknown_job_is_an_error(flags: list[str]) -> None:
