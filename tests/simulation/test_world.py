@@ -77,6 +77,19 @@ def test_fault_hits_and_the_job_survives_it(kind: str) -> None:
     assert run.result.ended == "FINISHED"
 
 
+def test_two_faults_at_one_point_hit_two_workers() -> None:
+    """The first one kills whoever passes it; the second finds somebody who lives."""
+    plan = (
+        Fault("kill_worker", "workers", on="worker.receive.trigger", nth=4),
+        Fault("pause_worker", "workers", on="worker.receive.trigger", nth=4, duration_ms=300, amount=1),
+    )
+    run = run_seed(RunRequest(seed_of_two_workers(), "counter", plan=plan, backend="memory"))
+    assert run.result.violations == ()
+    assert run.result.faults_hit == (0, 1)
+    killed, paused = (next(line for line in run.trace.lines() if f" {change}" in line) for change in ("killed", "paused"))
+    assert killed.split()[1] != paused.split()[1]
+
+
 def test_plan_survives_its_json() -> None:
     plan = tuple(MOMENTS.values())
     assert decode_plan(encode_plan(plan), "here") == plan
