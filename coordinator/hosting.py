@@ -166,9 +166,14 @@ class JobHost:
 
     def _find_leader(self, job_id: str) -> HostFlow[bool | None]:
         """Learn of a leader with a higher epoch than any known here; whether there is one, None if storage does not tell."""
-        known = self.registry.newest_epoch(job_id)
+        paths, known = JobPaths(job_id), self.registry.newest_epoch(job_id)
         try:
-            record = yield from find_leader(JobPaths(job_id), newer_than=known)
+            if self.registry.recorded(job_id) is not None:  # a leader may have taken its epoch, and slept, before that end was read
+                recorded = yield from read_job(paths)
+                if not recorded.is_live:
+                    self.registry.put_recorded(recorded)
+                    return False
+            record = yield from find_leader(paths, newer_than=known)
         except HoldfastError as error:
             logger.warning("who leads job %s can't be read: %s", job_id, error)
             return None

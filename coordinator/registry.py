@@ -61,12 +61,10 @@ class JobRegistry:
             return self._elsewhere.get(job_id)
 
     def newest_epoch(self, job_id: str) -> int:
-        """Highest epoch of a job that is known here; 0 for none."""
+        """Highest epoch of which it is known here who took it to lead a job; 0 for none."""
         with self._lock:
             known = (self._services.get(job_id), self._elsewhere.get(job_id))
-            recorded = self._recorded.get(job_id)
-        ended = recorded.epochs if recorded is not None else ()
-        return max([*ended, *(each.epoch for each in known if each is not None)], default=0)
+        return max((each.epoch for each in known if each is not None), default=0)
 
     def newest_submission(self, job_id: str) -> int:
         """Highest number of a submission of a job that is known here; 0 for none."""

@@ -14,7 +14,7 @@ from barriers.jobgraph import Submission
 from barriers.messages import Heartbeat, Registered, RegisterWorker
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
-from coordinator.hosting import Await, run_host_flow
+from coordinator.hosting import run_host_flow
 from coordinator.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from coordinator.reading import ReadModels
 from coordinator.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
@@ -24,7 +24,7 @@ from statebackends.errors import FencedError, NotLeaderError, StorageUnavailable
 from statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import submission, wait_until, word_count
 from tests.coordinator.stepping import Process
-from tests.coordinator.world import DictStorage
+from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
 PATHS = JobPaths(JOB)
@@ -104,21 +104,14 @@ def test_of_two_that_recover_a_job_at_once_the_loser_sends_clients_to_the_winner
         torn.files = dict(storage.files)
         first = Process(torn, seed=1, url=FIRST)
         run_host_flow(first.host.open(), torn, wait_for=lambda future: future.result())
-        flow = first.host.recover_job(JOB)
-        second: Process | None = None
-        try:
-            operation = next(flow)
-            for _ in range(operations):
-                assert not isinstance(operation, Await)
-                operation = flow.send(torn.execute(operation))
-            second = led_by(torn, SECOND, seed=2)
-            while True:
-                assert not isinstance(operation, Await)
-                operation = flow.send(torn.execute(operation))
-        except StopIteration:
-            pass
-        if second is None:
+        recovering = Steps(first.host.recover_job(JOB), torn)
+        for _ in range(operations):
+            if not recovering.done:
+                recovering.step()
+        if recovering.done:
             break
+        second = led_by(torn, SECOND, seed=2)
+        recovering.run()
         fenced_while_recovering += first.host.registry.find(JOB) is None
         for each in (first, second):
             each.drive(each.host.check_leaderships())
@@ -344,6 +337,22 @@ def test_worker_of_a_newer_submission_is_not_sent_home_by_one_that_remembers_the
     with pytest.raises(NotLeaderError) as caught:
         register(older, submission=number)
     assert caught.value.url == SECOND
+
+
+def test_end_that_was_read_between_the_epoch_and_the_submission_of_another_leader_is_read_again(storage: DictStorage) -> None:
+    """It slept in between: its epoch was there when the end was read, and its submission was not."""
+    run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", 1, "dead", 0, 0)), storage)
+    newer = led_by(storage, SECOND, seed=2)
+    starting = Steps(newer.host.submit(replace(submitted("second"), fresh=True)), storage)
+    while PATHS.leader(2) not in storage.files:
+        starting.step()
+    older = Process(storage, seed=1, url=FIRST).begin()
+    assert older.host.registry.recorded(JOB) is not None
+    accepted = starting.run()
+    with pytest.raises(NotLeaderError):
+        register(older, submission=accepted.submission)
+    older.drive(older.host.find_leaders())
+    assert referral(older) == {"job": JOB, "epoch": 2, "url": SECOND}
 
 
 def test_worker_that_claims_a_submission_that_nobody_took_changes_nothing(storage: DictStorage) -> None:

@@ -45,3 +45,19 @@ def test_leader_that_loses_an_id_to_one_that_woke_leads_on(seed: int, asleep_ms:
     assert "epoch 2 claimed checkpoint" in text
     assert "is led by epoch 3, at sim://coordinator-3" in text
     assert "epoch 4 submission 1" in text
+
+
+def test_end_that_was_read_while_another_leader_slept_before_its_submission_is_not_the_last_word() -> None:
+    """It had taken its epoch, and submitted the job anew when it woke: workers were sent to one that knew the older end only."""
+    plan = (
+        Fault("second_coordinator", on="coordinator.PutIfAbsent.results.done", duration_ms=800),
+        Fault("drain", at_ms=1090),
+        Fault("old_leader_wakes", at_ms=1628, duration_ms=800),
+        Fault("pause_coordinator", at_ms=1408, duration_ms=2500),
+        Fault("restore", at_ms=380),
+        Fault("power_loss", on="coordinator.answer.acks", nth=2, amount=1),
+    )
+    text = lived(run_seed(RunRequest(600355, "ends", plan=plan)))
+    assert "submission 4 of job" in text
+    assert "is newer than 3: another coordinator leads it" in text
+    assert "is led by epoch 4, at sim://coordinator-3" in text
