@@ -10,7 +10,6 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (counter, windows, timers, broadcast, fanout, ends, aggregate, random_graphs)
 }
-
 """Those that run when none is named."""
 
 ON_DEMAND: dict[str, Workload] = {long.WORKLOAD.name: long.WORKLOAD}
