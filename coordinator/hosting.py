@@ -26,7 +26,7 @@ from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
 from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
 from statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
-from statebackends.storage.operations import Operation, Storage
+from statebackends.storage.operations import Operation, StatFile, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,10 @@ class JobHost:
         """Learn of a leader with a higher epoch than any known here; whether there is one, None if storage does not tell."""
         paths, known = JobPaths(job_id), self.registry.newest_epoch(job_id)
         try:
-            if self.registry.recorded(job_id) is not None:  # a leader may have taken its epoch, and slept, before that end was read
+            recorded = self.registry.recorded(job_id)
+            if recorded is not None:  # a leader may have taken its epoch, and slept, before that end was read
+                if (yield StatFile(paths.submission(recorded.last_submission + 1))) is None:
+                    return False  # numbers have no gaps, and an ended job goes on only by a new one
                 recorded = yield from read_job(paths)
                 if not recorded.is_live:
                     self.registry.put_recorded(recorded)

@@ -39,7 +39,7 @@ class ReadModels:
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """`look_for` is told of a job that somebody asked for and that is not led from here; it must not block."""
+        """`look_for` is told of a job that somebody asked for and that does not run here; it must not block."""
         self._registry = registry
         self._look_for = look_for
         self._storage_root = storage_root
@@ -109,7 +109,10 @@ class ReadModels:
     # ---------------------------------------------------------------------------------------------------- reaching a job
 
     def _recorded_only(self, job_id: str) -> RecordedJob | None:
-        return self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
+        recorded = self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
+        if recorded is not None:
+            self._look_for(job_id)
+        return recorded
 
     def _led(self, job_id: str) -> JobService:
         """Raises FencedError for a job that ended before this process started: its workers are to leave.
@@ -124,7 +127,7 @@ class ReadModels:
         except (NotFoundError, NotLeaderError):
             self._look_for(job_id)
             raise
-        if service.suspended:
+        if service.ended.is_set():  # also in a terminal state: it may have been submitted again, elsewhere
             self._look_for(job_id)
         return service
 

@@ -207,6 +207,7 @@ class SparkJobHandle:
         number, state = int(workers["submission"]), str(workers["state"])
         standing = judge_look(ours=self._submission, seen=number, state=state)
         if standing is Standing.STALE:
+            log.debug("job %s: who answers knows only submission %d, not our %d", self.job_id, number, self._submission)
             return
         if standing is Standing.SUPERSEDED:
             self._newer = number

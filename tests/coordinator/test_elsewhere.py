@@ -15,11 +15,13 @@ from barriers.messages import Heartbeat, Registered, RegisterWorker
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
 from coordinator.hosting import run_host_flow
+from coordinator.jobview import view_overview
 from coordinator.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from coordinator.reading import ReadModels
 from coordinator.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
 from coordinator.service import CoordinatorService
 from coordinator.store import put_once, write_result
+from coordinator.views import JobOverviewView
 from statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
 from statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import submission, wait_until, word_count
@@ -53,6 +55,14 @@ def models(process: Process) -> ReadModels:
 
 def registration(process: Process, *, submission: int) -> RegisterWorker:
     return RegisterWorker(JOB, 0, submission, 0, "worker", 1, "localhost", "tcp://localhost:7000", process.host.directory_nonce)
+
+
+def seen_state(process: Process) -> str:
+    """Of the job, as its driver is told."""
+    if process.host.registry.find(JOB) is None:
+        return models(process).job(JOB).overview.state
+    view: JobOverviewView = process.wait_for(models(process)._led(JOB).query(view_overview))
+    return view.state
 
 
 def register(process: Process, *, submission: int) -> Registered:
@@ -353,6 +363,41 @@ def test_end_that_was_read_between_the_epoch_and_the_submission_of_another_leade
         register(older, submission=accepted.submission)
     older.drive(older.host.find_leaders())
     assert referral(older) == {"job": JOB, "epoch": 2, "url": SECOND}
+
+
+@pytest.mark.parametrize("led", [True, False], ids=["ended here", "on record"])
+def test_driver_of_a_newer_submission_is_sent_on_by_one_that_remembers_an_older(storage: DictStorage, led: bool) -> None:
+    """Nobody else asked: it was told of the older submission for ever, and never learned how its own one ended."""
+    older = led_by(storage, FIRST, seed=1)
+    older.call(JOB, job.CancelRequested)
+    older.settle()
+    if not led:
+        older = led_by(storage, FIRST, seed=3)
+    newer = led_by(storage, SECOND, seed=2)
+    newer.submit(replace(submitted("second"), fresh=True))
+    assert seen_state(older) == "CANCELED"
+    older.drive(older.host.find_leaders())
+    with pytest.raises(NotLeaderError) as caught:
+        seen_state(older)
+    assert caught.value.url == SECOND
+
+
+@pytest.mark.parametrize("led", [True, False], ids=["ended here", "on record"])
+def test_look_for_a_newer_submission_of_an_ended_job_is_one_small_request(storage: DictStorage, led: bool) -> None:
+    process = led_by(storage, FIRST, seed=1)
+    process.call(JOB, job.CancelRequested)
+    process.settle()
+    if not led:
+        process = led_by(storage, FIRST, seed=3)
+    done = len(process.operations)
+    for _ in range(2):
+        seen_state(process)
+    process.drive(process.host.find_leaders())
+    process.drive(process.host.find_leaders())
+    looks = process.operations[done:]
+    assert len(looks) == 1
+    assert isinstance(looks[0], StatFile)
+    assert seen_state(process) == "CANCELED"
 
 
 def test_worker_that_claims_a_submission_that_nobody_took_changes_nothing(storage: DictStorage) -> None:
