@@ -28,6 +28,9 @@ from coordinator.records import DIRECTORY_FILE
 from operators.leader_retrieval import Target, is_safe_step, next_target
 from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
 
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds until a machine that does not answer at all counts as away."""
+
 REQUEST_TIMEOUT_S = 30.0
 """Seconds for one HTTP exchange; a submission reads a snapshot's metadata within it."""
 
@@ -61,7 +64,8 @@ class RestClient:
         self._directory: Path | None = None
         self._targets: OrderedDict[str, Target] = OrderedDict()
         """Whom to ask about a job, where that is not the coordinator at `url`."""
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False, timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_S))
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False, timeout=timeout)
 
     def __repr__(self) -> str:
         return f"RestClient({self.url!r})"
@@ -180,9 +184,13 @@ class RestClient:
             log.warning("%s; trying for %.0f s at most", call.outcome.exception(), self._reconnect_timeout_s)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
-        """One call, answered by whoever leads its job."""
+        """One call, answered by whoever leads its job.
+
+        A leader that does not answer is asked once; whoever is at the address is told of it before the call fails, since the next
+        call may be another process's, which knows nothing of it."""
         job_id = _job_of(path)
         target = self._targets.get(job_id) or Target(self.url)
+        lost: ConnectionLostError | None = None
         while True:
             try:
                 return self._request(target, method, path, body)
@@ -190,8 +198,14 @@ class RestClient:
                 answered = None if isinstance(error, ConnectionLostError) else error
                 asked, target = target, next_target(target, answered, self._address)
                 self._remember(job_id, target)
-                if target.epoch <= asked.epoch:
-                    raise
+                if target.epoch > asked.epoch and (lost is None or target.epoch > target.unreachable_epoch):
+                    continue
+                if isinstance(error, ConnectionLostError) and asked.epoch > 0 and lost is None:
+                    lost = error
+                    continue
+                if lost is not None and isinstance(error, NotLeaderError):
+                    raise lost from error
+                raise
 
     def _remember(self, job_id: str, target: Target) -> None:
         self._targets[job_id] = target
@@ -214,7 +228,8 @@ class RestClient:
         try:
             response = self._pool.request(method, target.url + path, body=body, headers=headers)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            message = f"can't reach the coordinator at {target.url}: {_reason(error)}"
+            leads = f", which leads job {_job_of(path)} with epoch {target.epoch}" if target.epoch else ""
+            message = f"can't reach the coordinator at {target.url}{leads}: {_reason(error)}"
             raise ConnectionLostError(message, url=target.url) from error
         if response.status >= 400:
             raise decode_error(response.status, response.data, response.headers)

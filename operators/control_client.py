@@ -15,7 +15,7 @@ import urllib3
 
 from barriers import codec
 from barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER, decode_fields
-from operators.leader_retrieval import Target, next_target
+from operators.leader_retrieval import Target, is_safe_step, next_target
 from operators.sessionevents import OpenStream
 from statebackends import errors
 from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, NotLeaderError, StorageUnavailableError
@@ -55,14 +55,15 @@ class CoordinatorAddress:
     url: str
     token: str | None
     state_directory: str | None = None
-    """Where a coordinator that restarted elsewhere leaves its URL; None: it never moves."""
+    """Where a coordinator that restarted elsewhere leaves its URL; None: it never moves, or this machine does not see where."""
 
     def current_url(self) -> str:
-        """The URL in the state directory's file, if there is one, else the one that the worker was started with."""
+        """The URL in the state directory's file, if there is one that our token may go to, else the one we were started with."""
         if self.state_directory is not None:
             path = os.path.join(self.state_directory, ADDRESS_FILE)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as file:
-                return str(json.load(file)["url"])
+                url = str(json.load(file)["url"]).rstrip("/")
+                return url if is_safe_step(self.url, url) else self.url
         return self.url
 
 

@@ -5,6 +5,7 @@ names who does, by epoch and URL (NotLeaderError). It reads no file and sends no
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ class Target:
     epoch: int = 0
     """Of the leader that we were sent to; 0: this is the address."""
     unreachable_epoch: int = 0
-    """Highest epoch whose leader we were sent to in vain; whoever is asked next is told."""
+    """Highest epoch whose leader we were sent to in vain, and did not reach since; whoever is asked next is told."""
     followed: int = 0
     """Leaders that led here, one after the other."""
 
@@ -37,8 +38,10 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
         url, epoch = error.fields.get("url"), error.fields.get("epoch")
         if isinstance(url, str) and isinstance(epoch, int) and _may_follow(target, url.rstrip("/"), epoch):
             return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
-    in_vain = target.epoch if error is None or isinstance(error, NotLeaderError) else 0
-    return Target(address(), unreachable_epoch=max(in_vain, target.unreachable_epoch))
+    if error is None or isinstance(error, NotLeaderError):
+        return Target(address(), unreachable_epoch=max(target.epoch, target.unreachable_epoch))
+    # It was reached: who is told otherwise, for what failed long ago, takes the job from a leader that lives.
+    return Target(address(), unreachable_epoch=target.unreachable_epoch if target.unreachable_epoch > target.epoch else 0)
 
 
 def _may_follow(target: Target, url: str, epoch: int) -> bool:
@@ -60,4 +63,12 @@ def is_safe_step(before: str, after: str) -> bool:
 
 
 def _is_loopback(host: str | None) -> bool:
-    return host in ("localhost", "::1") or (host or "").startswith("127.")
+    """Also of an unspecified address, which connects to this machine, and of what only the system's resolver takes for an address
+    (`127.1`, `0x7f.1`). Names are not looked up."""
+    name = (host or "").rstrip(".")
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost") or name.rpartition(".")[2][:1].isdigit()
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any(each.is_loopback or each.is_unspecified for each in (address, mapped) if each is not None)

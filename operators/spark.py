@@ -118,6 +118,7 @@ class SparkLauncher:
             plan=pickled,
             cancellation_timeout_ms=plan.graph.config.cancellation_timeout_ms,
             advertised_host=self._advertised_host,
+            directory_nonce=accepted.directory_nonce,
         )
         backend = RddBackend(context, template, plan.graph.name)
         self._handles.add(handle)

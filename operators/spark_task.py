@@ -23,6 +23,7 @@ class WorkerTemplate:
     plan: bytes
     cancellation_timeout_ms: int
     advertised_host: str | None = None
+    directory_nonce: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
             local_directory=local_directory(),
             cancellation_timeout_ms=template.cancellation_timeout_ms,
             advertised_host=template.advertised_host,
+            directory_nonce=template.directory_nonce,
         )
         left = run_worker(spec, guard=check_own_packages)
         yield WorkerReport(left.reason, left.respawn)

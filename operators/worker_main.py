@@ -75,6 +75,8 @@ class WorkerSpec:
     advertised_host: str | None = None
     """None: the address of the route to the coordinator."""
     watch_parent: bool = True
+    directory_nonce: str = ""
+    """Of the coordinator's state directory: another one of that name is no place to look for its address. Empty: not known."""
 
 
 def pickle_plan(plan: JobPlan) -> bytes:
@@ -108,6 +110,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         gateway.report(item)
 
     worker = _worker(spec, transport, clock, storage, pool, report, local_directory)
+    directory_nonce = _directory_nonce(storage)
     identity = WorkerIdentity(
         spec.job_id,
         spec.slot,
@@ -117,10 +120,11 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         os.getpid(),
         host,
         transport.address,
-        _directory_nonce(storage),
+        directory_nonce,
         curve.public if curve else "",
     )
-    address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory)
+    is_shared = spec.directory_nonce in ("", directory_nonce)
+    address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
     gateway = Gateway(identity, address, clock, deliver=worker.post, metrics=worker.metrics_of)
     watch = Watch(spec, parent, worker, gateway, clock)
     watch.start()

@@ -173,18 +173,49 @@ def test_two_that_name_each_other_are_asked_once_each(
     assert asked == ["job", "job"]
 
 
-def test_a_leader_that_is_gone_is_told_to_who_named_it(
+def test_a_leader_that_is_gone_is_told_to_who_named_it_before_the_call_fails(
     client: RestClient, coordinator: FakeCoordinator, served: Served
 ) -> None:
+    """A command line asks once: the job would be led by nobody however often somebody ran it."""
     coordinator.error = led_by("http://127.0.0.1:9")
-    with pytest.raises(ConnectionLostError, match=r"at http://127\.0\.0\.1:9: "):
+    with pytest.raises(ConnectionLostError, match=rf"at http://127\.0\.0\.1:9, which leads job {JOB} with epoch 4: "):
         client.job_state(JOB)
-    assert coordinator.calls == [("job", JOB)]
-    with pytest.raises(ConnectionLostError):
-        client.job_state(JOB)
-    assert coordinator.calls[1:] == [("job", JOB), ("leader_unreachable", JOB, 4)]
+    assert coordinator.calls == [("job", JOB), ("job", JOB), ("leader_unreachable", JOB, 4)]
     coordinator.error = None
     assert client.job_state(JOB) == "RUNNING"
+
+
+def test_a_leader_that_is_gone_may_have_a_successor_by_then(
+    client: RestClient, coordinator: FakeCoordinator, leader: tuple[FakeCoordinator, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.error = led_by("http://127.0.0.1:9")
+    tell = coordinator.leader_unreachable
+
+    def learn(job_id: str, epoch: int) -> None:
+        tell(job_id, epoch)
+        coordinator.error = led_by(leader[1].url, 5)
+
+    monkeypatch.setattr(coordinator, "leader_unreachable", learn)
+    with pytest.raises(ConnectionLostError):
+        client.job_state(JOB)
+    assert client.job_state(JOB) == "RESTARTING"
+
+
+def test_where_the_leader_and_the_address_are_gone_the_call_fails_once(
+    client: RestClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def request(target: Target, method: str, path: str, body: bytes | None) -> bytes:
+        asked.append(target.url)
+        if len(asked) == 1:
+            raise led_by("http://127.0.0.1:9")
+        raise ConnectionLostError(f"can't reach {target.url}", url=target.url)
+
+    monkeypatch.setattr(client, "_request", request)
+    with pytest.raises(ConnectionLostError, match=f"can't reach {client.url}"):
+        client.job_state(JOB)
+    assert asked == [client.url, "http://127.0.0.1:9", client.url]
 
 
 @pytest.mark.parametrize("header", ["", "-1", "four", "9" * 40, "\u0664"])

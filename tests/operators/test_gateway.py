@@ -35,7 +35,7 @@ from operators.control_client import ADDRESS_FILE, CoordinatorAddress
 from operators.gateway import Gateway
 from operators.pool import SystemClock
 from operators.sessionevents import WorkerIdentity
-from operators.worker_main import WorkerSpec, run_worker
+from operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
 from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StateDirectoryNotSharedError
 
 IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
@@ -222,6 +222,13 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://10.0.0.1:1", 7])
+def test_address_that_a_token_must_not_go_to_is_not_used(tmp_path: Path, url: object) -> None:
+    """A loopback address in a shared directory is that of another machine; an unencrypted one tells the token to the network."""
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": url}))
+    assert CoordinatorAddress("https://10.0.0.2:1", "secret", str(tmp_path)).current_url() == "https://10.0.0.2:1"
+
+
 def test_the_leader_that_the_address_names_is_registered_with(fake: FakeCoordinator, tmp_path: Path) -> None:
     """Whose address is in the state directory need not be who leads the job."""
     leader = FakeCoordinator(epoch=4)
@@ -295,3 +302,19 @@ def test_worker_raises_what_it_was_rejected_for(fake: FakeCoordinator, tmp_path:
     with pytest.raises(StateDirectoryNotSharedError, match="refused"):
         run_worker(spec)
     assert not list((tmp_path / "local").iterdir())
+
+
+@pytest.mark.parametrize("nonce", ["ours", "theirs"])
+def test_coordinator_of_another_directory_of_that_name_gets_no_token(fake: FakeCoordinator, tmp_path: Path, nonce: str) -> None:
+    """The driver's directory need not be shared: what is under its path on the worker's machine may be another deployment's."""
+    (tmp_path / DIRECTORY_FILE).write_text(nonce)
+    other = FakeCoordinator()
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": other.url}))
+    for each in (fake, other):
+        each.refuse["register"] = (409, "FencedError")
+    spec = WorkerSpec(
+        "job", 0, 1, 0, fake.url, "secret", str(tmp_path), b"", str(tmp_path / "local"), watch_parent=False, directory_nonce="ours"
+    )
+    assert run_worker(spec).reason == "superseded: refused"
+    assert (fake.tokens, other.tokens) == (([], ["Bearer secret"]) if nonce == "ours" else (["Bearer secret"], []))
+    other.close()

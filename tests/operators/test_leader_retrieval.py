@@ -66,6 +66,15 @@ def test_a_leader_that_can_not_serve_just_now_is_still_one() -> None:
     assert after(Target(SECOND, 4), NotFoundError("no such job")) == Target(ADDRESS)
 
 
+@pytest.mark.parametrize("error", [StorageUnavailableError("disk full"), NotFoundError("no such checkpoint")])
+def test_a_leader_that_was_reached_after_all_is_not_called_unreachable(error: HoldfastError) -> None:
+    """Whoever is at the address would take its job from it, for a connection that failed long ago."""
+    at_leader = after(after(Target(SECOND, 4, followed=1), None), led_by(SECOND, 4))
+    assert at_leader == Target(SECOND, 4, unreachable_epoch=4, followed=1)
+    assert after(at_leader, error) == Target(ADDRESS)
+    assert after(Target(ADDRESS, unreachable_epoch=4), error) == Target(ADDRESS, unreachable_epoch=4), "it was not asked"
+
+
 def test_who_was_not_sent_anywhere_reads_the_address_again() -> None:
     assert after(Target(ADDRESS), None, address=SECOND) == Target(SECOND)
 
@@ -90,6 +99,16 @@ def test_what_names_no_other_leader_is_not_followed(url: object, epoch: object) 
         ("http://10.0.0.1:1", "http://127.0.0.1:1", False),
         ("http://10.0.0.1:1", "http://localhost:1", False),
         ("http://10.0.0.1:1", "http://[::1]:1", False),
+        ("http://10.0.0.1:1", "http://localhost.:1", False),
+        ("http://10.0.0.1:1", "http://any.localhost:1", False),
+        ("http://10.0.0.1:1", "http://0.0.0.0:1", False),
+        ("http://10.0.0.1:1", "http://[::]:1", False),
+        ("http://10.0.0.1:1", "http://[::ffff:127.0.0.1]:1", False),
+        ("http://10.0.0.1:1", "http://127.1:1", False),
+        ("http://10.0.0.1:1", "http://0x7f.1:1", False),
+        ("http://10.0.0.1:1", "http://2130706433:1", False),
+        ("http://10.0.0.1:1", "http://127.example.org:1", True),
+        ("http://10.0.0.1:1", "http://[fd00::1]:1", True),
         ("http://127.0.0.1:1", "http://[::1]:2", True),
         ("http://127.0.0.1:1", "http://10.0.0.1:2", True),
     ],
