@@ -83,6 +83,11 @@ class FrozenLists:
 def read_entries(handle: OperatorListHandle, folder: str, *, operator: str) -> Flow[list[bytes]]:
     """Entries of one handle of the snapshot in `folder`. Raises CorruptStateError naming the operator."""
     data: bytes = yield from read_part(handle.part, folder, operator=operator)
+    return decode_entries(handle, data, operator=operator)
+
+
+def decode_entries(handle: OperatorListHandle, data: bytes, *, operator: str) -> list[bytes]:
+    """Entries in the bytes of a handle's part. Raises CorruptStateError naming the operator."""
     try:
         entries = _ENTRIES.decode(data)
     except msgspec.MsgspecError as error:

@@ -32,6 +32,7 @@ class ProblemKind(StrEnum):
     LENGTH = "length"
     CHECKSUM = "checksum"
     PATH = "path"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                 if handle in seen:
                     continue
                 seen.add(handle)
-                problem = yield from _verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
+                problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
                 if problem is not None:
                     problems.append(problem)
     for path in metadata.external:
@@ -151,9 +152,10 @@ def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
             yield listed.part
 
 
-def _verify_file(
-    handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool
+def verify_file(
+    handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool = True
 ) -> Flow[SnapshotProblem | None]:
+    """What is wrong with one file of a subtask; None if nothing is."""
     try:
         path = part_path(folder, handle.path)
     except CorruptStateError as error:

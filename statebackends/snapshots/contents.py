@@ -1,0 +1,235 @@
+"""A snapshot as tools see it: its operators and states, where each piece of a state is, and which paths it may name.
+
+It reads `_metadata` alone. What a checksum can't vouch for (a `_metadata` that somebody else wrote) is checked here."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from statebackends.handles import KeyedStateHandle, OperatorListHandle, OperatorState, StateMeta
+from statebackends.keys import KeyType
+from statebackends.metadata import SnapshotMetadata
+from statebackends.snapshot import METADATA_NAME, ProblemKind, part_path
+from statebackends.snapshots.parts import PartReader
+from statebackends.storage.operations import Storage
+
+NATIVE = "rocksdb"
+TABLE_FORMATS = ("arrow", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedPiece:
+    """One state's share of one old subtask."""
+
+    subtask: int
+    handle: KeyedStateHandle
+    index: int
+    """The state's position in the handle's states."""
+
+    @property
+    def is_native(self) -> bool:
+        return self.handle.format == NATIVE
+
+    @property
+    def size(self) -> int:
+        """Bytes; -1 where files are shared by all states of the operator."""
+        return -1 if self.is_native else self.handle.parts[self.index].length
+
+
+@dataclass(frozen=True, slots=True)
+class ListPiece:
+    """One operator list state's share of one old subtask."""
+
+    subtask: int
+    handle: OperatorListHandle
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One state of one operator: keyed pieces in key-group order, or list pieces in the order of their subtasks."""
+
+    operator: OperatorState
+    meta: StateMeta
+    keyed: tuple[KeyedPiece, ...]
+    lists: tuple[ListPiece, ...]
+
+    @property
+    def is_keyed(self) -> bool:
+        return bool(self.keyed)
+
+    @property
+    def format(self) -> str:
+        """Of its files: `parquet`, `arrow`, `rocksdb`, or `list` for operator state."""
+        return self.keyed[0].handle.format if self.keyed else "list"
+
+    @property
+    def size(self) -> int:
+        """Bytes; -1 for native files, which hold all states of their operator."""
+        sizes = [piece.size for piece in self.keyed]
+        return -1 if -1 in sizes else sum(sizes) + sum(piece.handle.size for piece in self.lists)
+
+    @property
+    def entries(self) -> int:
+        """Entries of operator state; -1 for keyed state, which has to be read for it."""
+        return -1 if self.keyed else sum(piece.handle.count for piece in self.lists)
+
+    def key_type(self) -> KeyType:
+        """Raises CorruptStateError."""
+        if self.meta.key_type is None:
+            raise self.corrupt("keyed state without a key type")
+        try:
+            return KeyType.parse(self.meta.key_type)
+        except InvalidConfigError as error:
+            raise self.corrupt(f"key type: {error}") from error
+
+    def corrupt(self, reason: str, path: str | None = None) -> CorruptStateError:
+        """The error for something wrong with this state."""
+        where = f"{path}: " if path else ""
+        uid = self.operator.uid
+        return CorruptStateError(
+            f"operator {uid!r}, state {self.meta.name!r}: {where}{reason}",
+            path=path,
+            operator=uid,
+            state=self.meta.name,
+            reason="state",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot and where its files are."""
+
+    metadata: SnapshotMetadata
+    storage: Storage
+    folder: str
+    """Relative to the storage's root, which is high enough for the files that incremental checkpoints share."""
+
+    @property
+    def location(self) -> str:
+        return posixpath.join(self.storage.root, self.folder)
+
+    @property
+    def metadata_path(self) -> str:
+        return f"{self.folder}/{METADATA_NAME}"
+
+    @property
+    def is_self_contained(self) -> bool:
+        """All its files lie in its folder; those of a checkpoint may lie beside it."""
+        return self.metadata.kind != "checkpoint"
+
+    def path_of(self, path: str, *, operator: str) -> str:
+        """Storage path of a file that a handle names. Raises CorruptStateError if the snapshot may not name it."""
+        joined = part_path(self.folder, path, operator=operator)
+        if self.is_self_contained and not joined.startswith(f"{self.folder}/"):
+            raise CorruptStateError(
+                f"operator {operator!r}: {path!r} leaves the folder of the savepoint",
+                path=path,
+                operator=operator,
+                reason=ProblemKind.PATH.value,
+            )
+        return joined
+
+    def reader(self) -> PartReader:
+        """A reader of its parts, for one thread; to be used in a `with`."""
+        return PartReader(self.storage, self.path_of)
+
+    def operator(self, uid: str) -> OperatorState:
+        """Raises NotFoundError naming the operators that there are."""
+        operators = {operator.uid: operator for operator in self.metadata.operators}
+        if uid not in operators:
+            known = ", ".join(sorted(operators)) or "none"
+            raise NotFoundError(f"the snapshot has no operator {uid!r}; it has: {known}", operator=uid)
+        return operators[uid]
+
+    def state(self, uid: str, name: str) -> StoredState:
+        """Raises NotFoundError naming the states that there are."""
+        states = states_of(self.operator(uid))
+        if name not in states:
+            known = ", ".join(states) or "none"
+            raise NotFoundError(f"operator {uid!r} has no state {name!r}; it has: {known}", operator=uid, state=name)
+        return states[name]
+
+    def states(self, uid: str | None = None, name: str | None = None) -> Iterator[StoredState]:
+        """All states, or those of one operator, or one; operators in their order, states by name. Raises NotFoundError."""
+        if name is not None and uid is None:
+            raise InvalidConfigError(f"state {name!r} of which operator?", state=name)
+        if uid is not None and name is not None:
+            yield self.state(uid, name)
+            return
+        for operator in self.metadata.operators if uid is None else (self.operator(uid),):
+            yield from states_of(operator).values()
+
+
+def states_of(operator: OperatorState) -> dict[str, StoredState]:
+    """The states of an operator, sorted by name."""
+    keyed: dict[str, list[KeyedPiece]] = {}
+    lists: dict[str, list[ListPiece]] = {}
+    metas: dict[str, StateMeta] = {}
+    for subtask, state in enumerate(operator.subtasks):
+        for handle in state.keyed:
+            for index, meta in enumerate(handle.states):
+                metas.setdefault(meta.name, meta)
+                keyed.setdefault(meta.name, []).append(KeyedPiece(subtask, handle, index))
+        for listed in state.operator:
+            metas.setdefault(listed.state.name, listed.state)
+            lists.setdefault(listed.state.name, []).append(ListPiece(subtask, listed))
+    return {
+        name: StoredState(
+            operator,
+            metas[name],
+            tuple(sorted(keyed.get(name, ()), key=lambda piece: piece.handle.key_groups)),
+            tuple(lists.get(name, ())),
+        )
+        for name in sorted(metas)
+    }
+
+
+def check_contents(snapshot: StoredSnapshot) -> None:
+    """Refuse a `_metadata` whose records don't fit together, though its checksum is right. Raises CorruptStateError."""
+    for operator in snapshot.metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            for handle in state.keyed:
+                wrong = _wrong_with(handle, operator.max_parallelism)
+                if wrong:
+                    raise _refused(snapshot, operator, f"subtask {subtask}: {wrong}")
+        for stored in states_of(operator).values():
+            _check_state(snapshot, stored)
+
+
+def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
+    groups = handle.key_groups
+    if not 0 <= groups.start <= groups.stop <= max_parallelism:
+        return f"key groups [{groups.start}, {groups.stop}) of {max_parallelism}"
+    if handle.format not in (NATIVE, *TABLE_FORMATS):
+        return f"unknown format {handle.format!r}"
+    if handle.format != NATIVE:
+        return "" if len(handle.parts) == len(handle.states) else f"{len(handle.parts)} parts of {len(handle.states)} states"
+    if len(handle.parts) != len(handle.names):
+        return f"{len(handle.parts)} parts with {len(handle.names)} names"
+    for name in handle.names:
+        if posixpath.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+            return f"{name!r} is not the name of a file"
+    return "" if len(set(handle.names)) == len(handle.names) else "two files of one name"
+
+
+def _check_state(snapshot: StoredSnapshot, stored: StoredState) -> None:
+    name = stored.meta.name
+    if stored.keyed and stored.lists:
+        raise _refused(snapshot, stored.operator, f"state {name!r} is keyed state and operator state at once")
+    metas = {piece.handle.states[piece.index] for piece in stored.keyed} | {piece.handle.state for piece in stored.lists}
+    if len(metas) > 1:
+        raise _refused(snapshot, stored.operator, f"subtasks differ in what state {name!r} is")
+    stop = 0
+    for piece in stored.keyed:
+        groups = piece.handle.key_groups
+        if len(groups) and groups.start < stop:
+            raise _refused(snapshot, stored.operator, f"state {name!r} has key group {groups.start} twice")
+        stop = max(stop, groups.stop)
+
+
+def _refused(snapshot: StoredSnapshot, operator: OperatorState, reason: str) -> CorruptStateError:
+    path = snapshot.metadata_path
+    return CorruptStateError(f"{path}: operator {operator.uid!r}: {reason}", path=path, operator=operator.uid, reason="contents")

@@ -1,0 +1,101 @@
+"""A snapshot copied to another place as a savepoint of its own: every file checked on the way, `_metadata` last.
+
+A copy that fails deletes what it wrote; one that dies leaves a folder without `_metadata`, which is no snapshot for anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from statebackends.errors import CorruptStateError
+from statebackends.handles import FileHandle, OperatorState, StateHandle
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.snapshot import METADATA_NAME, file_handles
+from statebackends.snapshots.contents import StoredSnapshot
+from statebackends.snapshots.targets import CLAIM_NAME, claimed_folder
+from statebackends.storage.operations import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    operator: str
+    subtask: int
+    path: str
+    """In the source's storage."""
+    handle: FileHandle
+
+
+def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str) -> StoredSnapshot:
+    """Copy into a folder of a storage, which must be new or empty. Files stay in their formats; a checkpoint becomes a savepoint.
+
+    What the snapshot needs outside its folder (`external`) is named as before and not copied. Raises CorruptStateError for a
+    damaged source, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
+    files = _files(source)
+    names = _new_names(source, files)
+    metadata = _renamed(source, names)
+    with claimed_folder(storage, folder, "copy") as target, source.reader() as reader:
+        for path, file in files.items():
+            local = reader.copy(file.handle, operator=file.operator, subtask=file.subtask)
+            target.upload(local, names[path], expected=(file.handle.length, file.handle.checksum))
+            reader.discard(local)
+        target.finish(METADATA_NAME, encode_metadata(metadata))
+    return StoredSnapshot(metadata, storage, folder)
+
+
+def _files(source: StoredSnapshot) -> dict[str, _File]:
+    """Every file once, by its path in the source's storage. Raises CorruptStateError."""
+    files: dict[str, _File] = {}
+    for operator in source.metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            for handle in file_handles(state):
+                path = source.path_of(handle.path, operator=operator.uid)
+                file = files.setdefault(path, _File(operator.uid, subtask, path, handle))
+                if (file.handle.length, file.handle.checksum) != (handle.length, handle.checksum):
+                    raise CorruptStateError(
+                        f"operator {operator.uid!r} subtask {subtask}: {path} is named with two checksums",
+                        path=path,
+                        operator=operator.uid,
+                        reason="contents",
+                    )
+    return files
+
+
+def _new_names(source: StoredSnapshot, files: dict[str, _File]) -> dict[str, str]:
+    """Names in the copy: as they were inside the folder; files from outside of it get one of their own."""
+    inside = f"{source.folder}/"
+    taken = {METADATA_NAME, CLAIM_NAME}
+    names: dict[str, str] = {}
+    for path in sorted(files, key=lambda path: (not path.startswith(inside), path)):
+        name = path.removeprefix(inside) if path.startswith(inside) else path.rpartition("/")[2]
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{number}-{name.replace('/', '-')}"
+        taken.add(candidate)
+        names[path] = candidate
+    return names
+
+
+def _renamed(source: StoredSnapshot, names: dict[str, str]) -> SnapshotMetadata:
+    def part(handle: StateHandle, operator: OperatorState) -> StateHandle:
+        if not isinstance(handle, FileHandle):
+            return handle
+        return msgspec.structs.replace(handle, path=names[source.path_of(handle.path, operator=operator.uid)])
+
+    operators = []
+    for operator in source.metadata.operators:
+        subtasks = [
+            msgspec.structs.replace(
+                state,
+                keyed=tuple(
+                    msgspec.structs.replace(keyed, parts=tuple(part(each, operator) for each in keyed.parts))
+                    for keyed in state.keyed
+                ),
+                operator=tuple(msgspec.structs.replace(listed, part=part(listed.part, operator)) for listed in state.operator),
+            )
+            for state in operator.subtasks
+        ]
+        operators.append(msgspec.structs.replace(operator, subtasks=tuple(subtasks)))
+    kind = "savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind
+    return msgspec.structs.replace(source.metadata, kind=kind, operators=tuple(operators))

@@ -1,0 +1,123 @@
+"""The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
+
+Keyed rows come in key-group order. A batch has at most BATCH_ROWS rows; nothing else is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from statebackends.errors import InvalidConfigError
+from statebackends.handles import FileHandle, KeyGroupRange
+from statebackends.keyedrows import KeyedRows
+from statebackends.keyedtables import KEY_GROUP, NAMESPACE, POSITION, STATE_METADATA, VALUE, key_columns, keyed_table_schema
+from statebackends.operator_state import decode_entries
+from statebackends.snapshots.contents import KeyedPiece, StoredState
+from statebackends.snapshots.native import native_batches
+from statebackends.snapshots.parts import PartReader
+from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
+from statebackends.snapshots.values import plain_entry, stored_codec
+from statebackends.statecodec import TIMERS_KIND
+from statebackends.tablesources import TIME
+
+SUBTASK = "subtask"
+JSON = "json"
+"""Column with the JSON text of an operator's list entry, if it is msgpack of something that JSON has; else null."""
+
+_TABLE_ERRORS = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError)
+
+
+def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
+    """Columns of a state's rows. Opens a file only where the columns are the state's own. Raises CorruptStateError."""
+    metadata = {STATE_METADATA: msgspec.json.encode(state.meta)}
+    if not state.is_keyed:
+        fields = [(SUBTASK, pa.int32()), (POSITION, pa.int32()), (VALUE, pa.binary()), (JSON, pa.utf8())]
+        return pa.schema([pa.field(name, kind, nullable=name == JSON) for name, kind in fields], metadata=metadata)
+    key_type = state.key_type()
+    codec = stored_codec(state)
+    if codec is not None:
+        return KeyedRows(key_type, state.operator.max_parallelism, state.operator.uid).schema(codec)
+    if state.meta.kind == TIMERS_KIND:
+        return keyed_table_schema(key_type, state.meta, [pa.field(TIME, pa.int64(), nullable=False)])
+    first = state.keyed[0]
+    if first.is_native:
+        raise state.corrupt(f"{state.meta.kind} state in native files")
+    with _opened(reader, state, first) as file:
+        own = [field for field in file.schema if field.name not in (KEY_GROUP, NAMESPACE, *key_columns(key_type))]
+        index = file.schema.get_field_index(NAMESPACE)
+        is_number = index >= 0 and pa.types.is_integer(file.schema.field(index).type)
+    return keyed_table_schema(key_type, state.meta, own, namespace=pa.int64() if is_number else pa.binary())
+
+
+def state_batches(
+    reader: PartReader, state: StoredState, schema: pa.Schema, key_groups: KeyGroupRange | None = None
+) -> Iterator[pa.RecordBatch]:
+    """All rows, or those of some key groups. Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
+    if not state.is_keyed:
+        if key_groups is not None:
+            raise InvalidConfigError(f"operator state {state.meta.name!r} has no key groups", state=state.meta.name)
+        yield from _list_batches(reader, state, schema)
+        return
+    for piece in state.keyed:
+        own = piece.handle.key_groups
+        wanted = own if key_groups is None else own.intersection(key_groups)
+        if not len(wanted):
+            continue
+        if piece.is_native:
+            codec = stored_codec(state)
+            if codec is None:
+                continue  # such state is not in native files, whatever they declare
+            clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
+            yield from native_batches(clone, state, codec, schema, wanted)
+        else:
+            yield from _table_batches(reader, state, piece, schema, wanted)
+
+
+@contextmanager
+def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece) -> Iterator[TableFile]:
+    """One canonical part, open; errors of its content name it."""
+    part = piece.handle.parts[piece.index]
+    source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
+    try:
+        yield TableFile.open(source, piece.handle.format)
+    except _TABLE_ERRORS as error:
+        path = part.path if isinstance(part, FileHandle) else "inline"
+        raise state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path) from error
+
+
+def _table_batches(
+    reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    with _opened(reader, state, piece) as file:
+        for batch in file.sorted_batches(groups):
+            yield conform(batch, schema)
+
+
+def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for piece in state.lists:
+        uid = state.operator.uid
+        data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
+        entries = decode_entries(piece.handle, data, operator=uid)
+        for start in range(0, len(entries), BATCH_ROWS):
+            some = entries[start : start + BATCH_ROWS]
+            columns = [
+                pa.array(np.full(len(some), piece.subtask, np.int32)),
+                pa.array(np.arange(start, start + len(some), dtype=np.int32)),
+                pa.array(some, pa.binary()),
+                pa.array([_json_text(entry) for entry in some], pa.utf8()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _json_text(entry: bytes) -> str | None:
+    value = plain_entry(entry)
+    if isinstance(value, bytes):
+        return None
+    try:
+        return msgspec.json.encode(value).decode("utf-8")
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,115 @@
+"""Canonical files (Arrow IPC, Parquet) as streams of batches in key-group order.
+
+Files written by backends are in order, and pass through. Tables edited with other tools may not be: those are read several
+times, each time for as many key groups as fit in memory. Columns come in the state's own order and types."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statebackends.handles import KeyGroupRange
+from statebackends.keyedtables import KEY_GROUP, restrict, sort_by_key_group
+
+BATCH_ROWS = 1 << 15
+SORT_ROWS_MAX = 1 << 20
+"""Rows of a file out of order that are sorted at a time; more only if they are of one key group."""
+
+
+class TableFile(ABC):
+    """One open file. Errors are pyarrow's and ValueError; the caller names the file."""
+
+    schema: pa.Schema
+
+    @staticmethod
+    def open(source: pa.NativeFile, table_format: str) -> TableFile:
+        return _ParquetFile(source) if table_format == "parquet" else _ArrowFile(source)
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, at most BATCH_ROWS at a time; all columns, or these."""
+
+    def sorted_batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """The rows of some key groups in key-group order."""
+        if self.schema.get_field_index(KEY_GROUP) < 0:
+            raise ValueError(f"no column {KEY_GROUP!r}")
+        counts, in_order = self._count(groups)
+        for part in [groups] if in_order else _slices(counts, groups):
+            found = (restrict(batch, part) for batch in self.batches())
+            if in_order:
+                yield from (batch for batch in found if batch.num_rows)
+            else:
+                table = sort_by_key_group(pa.Table.from_batches(list(found), self.schema))
+                yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+    def _count(self, groups: KeyGroupRange) -> tuple[npt.NDArray[np.int64], bool]:
+        """Rows of each key group of the range, and whether all rows are in order."""
+        counts = np.zeros(len(groups), np.int64)
+        last, in_order = -1, True
+        for batch in self.batches([KEY_GROUP]):
+            column = batch.column(0)
+            if column.null_count or not pa.types.is_integer(column.type):
+                raise ValueError(f"column {KEY_GROUP!r} holds nulls or is not an integer")
+            found = column.to_numpy(zero_copy_only=False).astype(np.int64)
+            if len(found):
+                in_order = in_order and int(found[0]) >= last and bool((found[1:] >= found[:-1]).all())
+                last = int(found[-1])
+                inside = found[(found >= groups.start) & (found < groups.stop)] - groups.start
+                counts += np.bincount(inside, minlength=len(groups))
+        return counts, in_order
+
+
+def _slices(counts: npt.NDArray[np.int64], groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
+    """Consecutive ranges of at most SORT_ROWS_MAX rows, or of one key group."""
+    start, rows = groups.start, 0
+    for group, count in enumerate(counts.tolist(), groups.start):
+        if rows and rows + count > SORT_ROWS_MAX:
+            yield KeyGroupRange(start, group)
+            start, rows = group, 0
+        rows += count
+    if start < groups.stop:
+        yield KeyGroupRange(start, groups.stop)
+
+
+class _ParquetFile(TableFile):
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._file = pq.ParquetFile(source)
+        self.schema = self._file.schema_arrow
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        yield from self._file.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns))
+
+
+class _ArrowFile(TableFile):
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._reader = pa.ipc.open_file(source)
+        self.schema = self._reader.schema
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        for index in range(self._reader.num_record_batches):
+            batch = self._reader.get_batch(index)
+            if columns is not None:
+                batch = batch.select(list(columns))
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a schema, cast. Raises ValueError or pyarrow's errors."""
+    if batch.schema.equals(schema):
+        return batch
+    arrays = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            raise ValueError(f"no column {field.name!r}")
+        column = batch.column(index)
+        if column.null_count and not field.nullable:
+            raise ValueError(f"null in column {field.name!r}")
+        arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

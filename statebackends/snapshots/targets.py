@@ -1,0 +1,137 @@
+"""A new folder that one writer fills and finishes with one last file; who fails deletes what it wrote.
+
+The claim is a conditional create, so that two writers never share a folder. Until the last file exists the folder means
+nothing to anybody; a folder that holds anything is never written into."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from statebackends.errors import (
+    AmbiguousWriteError,
+    HoldfastError,
+    InvalidConfigError,
+    InvariantError,
+    ObjectMissingError,
+    StorageUnavailableError,
+)
+from statebackends.storage.operations import (
+    DeleteFile,
+    DeleteFolder,
+    ListFiles,
+    ListFolder,
+    PutIfAbsent,
+    ReadFile,
+    Storage,
+    UploadFile,
+)
+
+CLAIM_NAME = "_unfinished"
+
+
+class ClaimedFolder:
+    """Made by `claimed_folder`."""
+
+    def __init__(self, storage: Storage, folder: str, purpose: str) -> None:
+        self.location = f"{storage.root.rstrip('/')}/{folder}"
+        self._storage = storage
+        self._folder = folder
+        self._claim = msgspec.json.encode({"purpose": purpose, "nonce": uuid.uuid4().hex})
+        self._names: list[str] = []
+        self._finished = self._unknown = False
+
+    def upload(self, local: str, name: str, *, expected: tuple[int, str] | None = None) -> int:
+        """Copy a local file in; returns its bytes. Raises StorageUnavailableError, also if other bytes arrived than expected."""
+        self._names.append(name)
+        found: tuple[int, str] = self._storage.execute(UploadFile(local, self._path(name)))
+        if expected is not None and found != expected:
+            raise StorageUnavailableError(f"{self.location}/{name}: other bytes were written than read", path=self._path(name))
+        return found[0]
+
+    def finish(self, name: str, content: bytes) -> None:
+        """Withdraw the claim and create the last file.
+
+        Raises AmbiguousWriteError if storage can't tell whether it did: then nothing is deleted."""
+        self._storage.execute(DeleteFile(self._path(CLAIM_NAME)))
+        self._names.append(name)
+        path = self._path(name)
+        try:
+            created = self._storage.execute(PutIfAbsent(path, content))
+        except StorageUnavailableError as error:
+            self._unknown = isinstance(error, AmbiguousWriteError)
+            if self._read(name) != content:
+                raise
+            created = True
+        if not created and self._read(name) != content:
+            self._names.remove(name)
+            raise InvalidConfigError(f"{self.location} was written into by somebody else: {name} exists", path=path)
+        self._finished = True
+
+    def _enter(self) -> None:
+        self._refuse_used(self._listed())
+        try:
+            created = self._storage.execute(PutIfAbsent(self._path(CLAIM_NAME), self._claim))
+        except StorageUnavailableError:
+            if self._read(CLAIM_NAME) != self._claim:
+                raise
+            created = True
+        if not created and self._read(CLAIM_NAME) != self._claim:
+            self._refuse_used([CLAIM_NAME])
+
+    def _refuse_used(self, names: list[str]) -> None:
+        if CLAIM_NAME in names:
+            raise InvalidConfigError(
+                f"{self.location} is being written by somebody else, or its writer died: delete it then, or name another folder",
+                path=self._folder,
+            )
+        if names:
+            what = "holds a snapshot" if "_metadata" in names else f"is not empty ({names[0]})"
+            raise InvalidConfigError(f"{self.location} {what}: nothing is overwritten, name a new folder", path=self._folder)
+
+    def _exit(self, error: BaseException) -> None:
+        """Delete what was written, newest first and the claim last; say so in the error if that fails."""
+        if self._unknown:
+            return
+        try:
+            for name in [*reversed(self._names), CLAIM_NAME]:
+                self._storage.execute(DeleteFile(self._path(name)))
+            if not self._storage.execute(ListFiles(self._folder)):
+                self._storage.execute(DeleteFolder(self._folder))
+        except HoldfastError as failure:
+            if isinstance(error, HoldfastError):
+                error.message += f"; and {self.location} could not be emptied again: {failure}"
+
+    def _listed(self) -> list[str]:
+        names: list[str] = self._storage.execute(ListFolder(self._folder))
+        return names
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            content: bytes = self._storage.execute(ReadFile(self._path(name)))
+        except ObjectMissingError:
+            return None
+        return content
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+
+@contextmanager
+def claimed_folder(storage: Storage, folder: str, purpose: str) -> Iterator[ClaimedFolder]:
+    """A folder that is new or empty, for this writer alone; the block must call `finish`.
+
+    Raises InvalidConfigError for a folder in use. When the block raises, the folder is as it was before."""
+    target = ClaimedFolder(storage, folder, purpose)
+    target._enter()
+    try:
+        target._refuse_used([name for name in target._listed() if name != CLAIM_NAME])  # somebody may just have finished
+        yield target
+        if not target._finished:
+            raise InvariantError(f"{target.location} was not finished")
+    except BaseException as error:
+        target._exit(error)
+        raise

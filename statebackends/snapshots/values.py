@@ -1,0 +1,126 @@
+"""Values of stored states without the user's classes: codecs from the stored text, and bytes by which values compare.
+
+Pickled values stay bytes: a snapshot from elsewhere must not run code here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
+from statebackends.handles import StateMeta
+from statebackends.recordshapes import RecordShape
+from statebackends.serializers import TypeSpec, split_map_text
+from statebackends.snapshots.contents import StoredState
+from statebackends.statecodec import StateCodec
+from statebackends.valueshapes import DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
+
+PICKLED = "pickled"
+CODED_KINDS = ("value", "list", "map", "reducing", "aggregating")
+"""Kinds whose values have one declared type; the others have columns of their own."""
+
+Normaliser = Callable[[Any], Any]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_OPAQUE = TypeSpec(PICKLED, OpaqueShape(PICKLED, bytes, bytes), bytes, bytes)
+
+
+def stored_type(text: str) -> TypeSpec:
+    """The type of stored values, with `pickled` as plain bytes. Raises InvalidConfigError."""
+    return _OPAQUE if text == PICKLED else TypeSpec.parse(text)
+
+
+def stored_codec(state: StoredState) -> StateCodec | None:
+    """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
+    meta = state.meta
+    if meta.kind not in CODED_KINDS:
+        return None
+    try:
+        key_text, value_text = split_map_text(meta.value_type) if meta.kind == "map" else (None, meta.value_type)
+        map_key = None if key_text is None else stored_type(key_text)
+        return StateCodec(meta, stored_type(value_text), map_key, None)
+    except (InvalidConfigError, RecursionError) as error:
+        raise state.corrupt(f"type: {error}") from error
+
+
+class Comparer:
+    """Values of a column, as read from Arrow, to bytes that are equal when the values are.
+
+    The encoding is the one that values are stored in, but for sets and dicts, which are brought into order first."""
+
+    def __init__(self, meta: StateMeta) -> None:
+        self._normalise: Normaliser = _same
+        if meta.kind in CODED_KINDS:
+            text = split_map_text(meta.value_type)[1] if meta.kind == "map" else meta.value_type
+            self._normalise = _normaliser(stored_type(text).shape)
+
+    def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
+        """One encoding a row of these columns. Raises CorruptStateError."""
+        try:
+            if len(columns) != 1:
+                return [_encode(row) for row in zip(*columns, strict=True)]
+            if self._normalise is _same:
+                return [_encode(value) for value in columns[0]]
+            return [_encode(self._normalise(value)) for value in columns[0]]
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise CorruptStateError(f"a value can't be encoded: {error}", reason="value encoding") from error
+
+
+def _normaliser(shape: Shape) -> Normaliser:
+    """What brings one value's sets and dicts into order; `_same` where there are none."""
+    inner = [_normaliser(child) for child in shape.children]
+    match shape:
+        case ListShape():
+            unordered = shape.text.startswith(("set<", "frozenset<"))
+            return _of_members(inner[0], unordered=unordered) if unordered or inner[0] is not _same else _same
+        case DictShape():
+            return _of_entries(*inner)
+        case _ if all(each is _same for each in inner):
+            return _same
+        case OptionalShape():
+            return lambda value: None if value is None else inner[0](value)
+        case RecordShape() | TupleShape():
+            names = [field.name for field in shape.arrow_type]
+            pairs = list(zip(names, inner, strict=True))
+            return lambda value: None if value is None else {name: each(value[name]) for name, each in pairs}
+    return _same
+
+
+def _of_members(inner: Normaliser, *, unordered: bool) -> Normaliser:
+    def normalise(value: Any) -> Any:
+        if value is None:
+            return None
+        members = [inner(member) for member in value]
+        return sorted(members, key=_encode) if unordered else members
+
+    return normalise
+
+
+def _of_entries(key: Normaliser, member: Normaliser) -> Normaliser:
+    def normalise(value: Any) -> Any:
+        if value is None:
+            return None
+        return sorted(((key(k), member(v)) for k, v in value), key=lambda entry: _encode(entry[0]))
+
+    return normalise
+
+
+def plain_entry(entry: bytes) -> Any:
+    """An operator's list entries are opaque; most are msgpack."""
+    try:
+        return msgspec.msgpack.decode(entry)
+    except (msgspec.MsgspecError, ValueError):
+        return entry
+
+
+def named(error: HoldfastError, state: StoredState, path: str | None = None) -> CorruptStateError:
+    """An error about a value or a key, saying whose it was."""
+    return state.corrupt(error.message, path)
