@@ -1,4 +1,4 @@
-"""The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | bench`.
+"""The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | snapshot | bench`.
 
 Commands parse, call and print; what they print is in console.py, where they call in settings.py."""
 
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from api import console
 from api.client import RestClient
 from api.settings import client_settings, server_settings
+from api.snapshots import commands
 from api.version import VERSION
 from coordinator.records import is_job_id
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
@@ -266,26 +267,8 @@ def cancel(
         console.show_line(state)
 
 
-@app.command()
-def inspect(
-    path: Annotated[Path, typer.Argument(help="Folder of a checkpoint or savepoint, or its _metadata file.")],
-    state: Annotated[
-        tuple[str, str] | None, typer.Option("--state", metavar="UID NAME", help="Show the rows of one state of one operator.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows to show.")] = 20,
-    verify: Annotated[bool, typer.Option("--verify", help="Check length and checksum of every file.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show a snapshot: its operators, states and sizes, or the rows of one state."""
-    from api import inspection  # pyarrow: a third of a second that other commands need not wait for
-
-    snapshot = inspection.open_snapshot(path)
-    if verify:
-        inspection.verify(snapshot)
-    if state is not None:
-        inspection.show_rows(snapshot, *state, limit=limit, as_json=as_json)
-    else:
-        inspection.show_summary(snapshot, verified=verify, as_json=as_json)
+app.command()(commands.inspect)
+app.add_typer(commands.snapshots, name="snapshot")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -38,7 +38,18 @@ def show_error(error: BaseException) -> None:
 
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+    typer.echo(json.dumps(_keyed_by_text(value), indent=2, ensure_ascii=False, default=_plain))
+
+
+def _keyed_by_text(value: Any) -> Any:
+    """JSON's keys are texts; those of stored dicts may be anything."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else _text(key): _keyed_by_text(member) for key, member in value.items()}
+    return [_keyed_by_text(member) for member in value] if isinstance(value, list | tuple) else value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(_keyed_by_text(value), ensure_ascii=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -65,7 +76,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: 
 def _cell(value: Any) -> str:
     if value is None or value == "":
         return "-"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+    return value if isinstance(value, str) else _text(value)
 
 
 def show_line(text: str) -> None:

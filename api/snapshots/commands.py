@@ -1,0 +1,141 @@
+"""`holdfast snapshot inspect | verify | diff | export | copy`: parse, call, print.
+
+Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 trouble."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from api import console
+from statebackends.errors import CorruptStateError, HoldfastError, UnsupportedVersionError
+
+EXIT_DIFFERENT = 1
+EXIT_TROUBLE = 2
+
+
+class _Group(TyperGroup):
+    """Every error of a tool is trouble: 1 has a meaning of its own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HoldfastError as error:
+            console.show_error(error)
+            raise typer.Exit(EXIT_TROUBLE) from error
+
+
+snapshots = typer.Typer(
+    cls=_Group, help="Look at, check, compare, export and copy snapshots; no coordinator is needed.", no_args_is_help=True
+)
+
+_FOLDER = "Folder of a checkpoint or savepoint, or its _metadata file; a path or a URL."
+Path = Annotated[str, typer.Argument(metavar="PATH", help=_FOLDER)]
+State = Annotated[tuple[str, str] | None, typer.Option("--state", metavar="UID NAME", help="Only this state of this operator.")]
+Operator = Annotated[str | None, typer.Option("--operator", metavar="UID", help="Only the states of this operator.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
+
+
+def inspect(
+    path: Path,
+    state: Annotated[
+        tuple[str, str] | None, typer.Option("--state", metavar="UID NAME", help="Show the rows of one state of one operator.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows to show.")] = 20,
+    verify: Annotated[bool, typer.Option("--verify", help="Check length and checksum of every file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a snapshot: its operators, states and sizes, or the rows of one state."""
+    from api import inspection  # pyarrow: a third of a second that other commands need not wait for
+    from api.snapshots.snapshot import Snapshot
+
+    snapshot = Snapshot(path)
+    if verify:
+        inspection.verify(snapshot)
+    if state is not None:
+        inspection.show_rows(snapshot, *state, limit=limit, as_json=as_json)
+    else:
+        inspection.show_summary(snapshot, verified=verify, as_json=as_json)
+
+
+snapshots.command()(inspect)
+
+
+@snapshots.command()
+def verify(path: Path, as_json: Json = False) -> None:
+    """Check length and checksum of every file: one line a problem; exit code 1 if there are any."""
+    from api.snapshots import rendering
+    from api.snapshots.snapshot import Snapshot
+
+    try:
+        snapshot = Snapshot(path)
+    except UnsupportedVersionError:
+        raise  # of a newer version: nobody knows whether it is damaged
+    except CorruptStateError as error:
+        rendering.show_damaged_metadata(path, error, as_json=as_json)
+        raise typer.Exit(EXIT_DIFFERENT) from error
+    report = snapshot.verify()
+    rendering.show_verified(snapshot, report, as_json=as_json)
+    if not report.is_sound:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+@snapshots.command()
+def diff(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_FOLDER)],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help=_FOLDER)],
+    operator: Operator = None,
+    state: State = None,
+    keys: Annotated[int, typer.Option("--keys", min=0, help="Differing keys to show of each state.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show what changed: keys added, removed and changed per state. Exit code 0 same, 1 different, 2 trouble."""
+    from api.snapshots import rendering
+    from api.snapshots.snapshot import Snapshot
+
+    uid, name = _chosen(operator, state)
+    left, right = Snapshot(before), Snapshot(after)
+    found = left.diff(right, uid=uid, state=name, keys_max=keys)
+    rendering.show_diff(left, right, found, as_json=as_json)
+    if not found.is_same:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+@snapshots.command()
+def export(
+    path: Path,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="New folder; a path or a URL.")],
+    operator: Operator = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Write one Parquet dataset per state, for DuckDB, pandas, Polars, Spark."""
+    from api.snapshots import rendering
+    from api.snapshots.snapshot import Snapshot
+
+    uid, name = _chosen(operator, state)
+    rendering.show_exported(Snapshot(path).export(folder, uid=uid, state=name), as_json=as_json)
+
+
+@snapshots.command()
+def copy(
+    path: Path,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
+    as_json: Json = False,
+) -> None:
+    """Write a savepoint of its own with the same content elsewhere, every file checked; print where it is."""
+    from api.snapshots.snapshot import Snapshot
+
+    copied = Snapshot(path).copy(target)
+    if as_json:
+        console.show_json({"location": copied.location, "size": copied.metadata.size})
+    else:
+        console.show_line(copied.location)
+
+
+def _chosen(operator: str | None, state: tuple[str, str] | None) -> tuple[str | None, str | None]:
+    if operator is not None and state is not None:
+        raise typer.BadParameter("give --operator or --state, not both")
+    return state if state is not None else (operator, None)

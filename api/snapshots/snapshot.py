@@ -1,0 +1,164 @@
+"""`hf.Snapshot`: a checkpoint or savepoint as an object, without a coordinator and without user code.
+
+Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a storage for them exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from api.snapshots.opening import Location, Place, open_snapshot, place_of
+from api.staterows import Row, rows_of
+from statebackends.errors import InvalidConfigError
+from statebackends.handles import KeyGroupRange
+from statebackends.metadata import SnapshotMetadata
+from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from statebackends.snapshots.copying import copy_snapshot
+from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
+from statebackends.snapshots.exporting import ExportReport, export_snapshot
+from statebackends.snapshots.rows import state_batches, state_schema
+from statebackends.snapshots.verifying import VerifyReport, verify_files
+from statebackends.storage.operations import run_flow
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """One state of an operator, as the snapshot describes it."""
+
+    name: str
+    kind: str
+    """value | list | map | reducing | aggregating | columnar | timers | operator_list | operator_union | operator_broadcast."""
+    value_type: str
+    key_type: str | None
+    """None for operator state."""
+    format: str
+    """`parquet`, `arrow`, `rocksdb` (native files), or `list` for operator state."""
+    size: int
+    """Bytes; -1 for native files, which hold all states of their operator."""
+    entries: int
+    """Entries of operator state; -1 for keyed state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOperator:
+    """One operator."""
+
+    uid: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    size: int
+    """Bytes, full."""
+    states: dict[str, SnapshotState]
+
+
+class Snapshot:
+    """A snapshot in a folder; opening it reads and checks `_metadata` alone."""
+
+    def __init__(self, location: Location) -> None:
+        """`location`: path or URL of the folder of a checkpoint or savepoint, or of its `_metadata`.
+
+        Raises NotFoundError, CorruptStateError, UnsupportedVersionError, StorageUnavailableError, InvalidConfigError."""
+        self._stored = open_snapshot(location)
+
+    @classmethod
+    def _of(cls, stored: StoredSnapshot) -> Snapshot:
+        snapshot = cls.__new__(cls)
+        snapshot._stored = stored
+        return snapshot
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.location!r})"
+
+    @property
+    def location(self) -> str:
+        return self._stored.location
+
+    @property
+    def metadata(self) -> SnapshotMetadata:
+        """All that `_metadata` says: job, checkpoint id, kind, times, handles."""
+        return self._stored.metadata
+
+    @property
+    def operators(self) -> dict[str, SnapshotOperator]:
+        """Operators by uid, with their states."""
+        return {
+            operator.uid: SnapshotOperator(
+                operator.uid,
+                operator.name,
+                operator.parallelism,
+                operator.max_parallelism,
+                operator.size,
+                {name: _described(state) for name, state in states_of(operator).items()},
+            )
+            for operator in self._stored.metadata.operators
+        }
+
+    def states(self, uid: str) -> dict[str, SnapshotState]:
+        """States of one operator by name. Raises NotFoundError naming the operators that there are."""
+        return {name: _described(state) for name, state in states_of(self._stored.operator(uid)).items()}
+
+    def schema(self, uid: str, state: str) -> pa.Schema:
+        """Columns of `table`. Raises NotFoundError, CorruptStateError."""
+        with self._stored.reader() as reader:
+            return state_schema(reader, self._stored.state(uid, state))
+
+    def table(self, uid: str, state: str, *, key_groups: range | None = None) -> pa.RecordBatchReader:
+        """The rows of a state, or those of some key groups, as a stream in bounded memory, in key-group order.
+
+        Each file is checked before its first row is given out: CorruptStateError comes from reading. Raises NotFoundError."""
+        stored = self._stored.state(uid, state)
+        schema = self.schema(uid, state)
+        if key_groups is not None and (key_groups.step != 1 or key_groups.start < 0 or not stored.is_keyed):
+            raise InvalidConfigError(f"{key_groups} are not key groups of state {state!r}", operator=uid, state=state)
+        wanted = None if key_groups is None else KeyGroupRange(key_groups.start, max(key_groups.start, key_groups.stop))
+        return pa.RecordBatchReader.from_batches(schema, self._batches(stored, schema, wanted))
+
+    def _batches(self, stored: StoredState, schema: pa.Schema, wanted: KeyGroupRange | None) -> Iterator[pa.RecordBatch]:
+        with self._stored.reader() as reader:
+            yield from state_batches(reader, stored, schema, wanted)
+
+    def rows(self, uid: str, state: str) -> Iterator[Row]:
+        """The rows of a state as dicts, a few at a time; entries of operator state as plain values. Raises as `table` does."""
+        stored = self._stored.state(uid, state)
+        with self._stored.reader() as reader:
+            yield from rows_of(reader, stored)
+
+    def verify(self) -> VerifyReport:
+        """Check length and checksum of every file; never raises for what is wrong with one."""
+        return run_flow(verify_files(self._stored), self._stored.storage)
+
+    def diff(self, other: Snapshot, *, uid: str | None = None, state: str | None = None, keys_max: int = 10) -> SnapshotDiff:
+        """What changed from this snapshot to another, at any parallelism and backend.
+
+        `keys_max`: differing keys that are listed for each state. Raises NotFoundError, CorruptStateError."""
+        return diff_snapshots(self._stored, other._stored, uid, state, keys_max=keys_max)
+
+    def export(self, folder: Location, *, uid: str | None = None, state: str | None = None) -> ExportReport:
+        """Write one Parquet dataset a state into a new folder; all states, those of one operator, or one.
+
+        Raises InvalidConfigError for a folder in use, NotFoundError, CorruptStateError, StorageUnavailableError; then the folder
+        is as it was."""
+        states = list(self._stored.states(uid, state))
+        place = self._outside(folder)
+        return export_snapshot(self._stored, states, place.storage, place.folder)
+
+    def copy(self, target: Location) -> Snapshot:
+        """Write a savepoint of its own with the same content into a new folder, checking every file; gives the copy.
+
+        Raises as `export` does."""
+        place = self._outside(target)
+        return Snapshot._of(copy_snapshot(self._stored, place.storage, place.folder))
+
+    def _outside(self, folder: Location) -> Place:
+        place = place_of(folder)
+        if f"{place.location}/".startswith(f"{self.location}/"):
+            raise InvalidConfigError(f"{place.location} lies in the snapshot itself", path=place.location)
+        return place
+
+
+def _described(state: StoredState) -> SnapshotState:
+    meta = state.meta
+    return SnapshotState(meta.name, meta.kind, meta.value_type, meta.key_type, state.format, state.size, state.entries)
