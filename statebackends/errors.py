@@ -70,6 +70,16 @@ class NotLeaderError(StorageUnavailableError):
     Fields: job, and epoch and url of the leader where they are known."""
 
 
+class StorageAccessError(StorageUnavailableError):
+    """Object storage refuses us until somebody mends access to it; no job is to fail for that.
+
+    Fields: path, bucket, key, reason (credentials, denied, bucket: there is none)."""
+
+
+class StorageThrottledError(StorageUnavailableError):
+    """Object storage asked us to slow down until our patience ended. Fields: path, bucket, key."""
+
+
 class ObjectMissingError(HoldfastError):
     """A path that was read does not exist. Fields: path."""
 

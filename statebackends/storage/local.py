@@ -46,11 +46,14 @@ class LocalStorage:
         *,
         file_system: FileSystem | None = None,
         new_nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
+        elsewhere: Callable[[str], ops.Storage] | None = None,
     ) -> None:
+        """`elsewhere` opens locations that are in no file system."""
         self._root = os.path.abspath(os.fspath(root))
         self._prefix = self._root if self._root.endswith("/") else f"{self._root}/"
         self._fs: FileSystem = file_system if file_system is not None else OsFileSystem()
         self._new_nonce = new_nonce
+        self._elsewhere = elsewhere
         self._folders = DurableFolders(self._fs, self._root)
         self._has_swept = False
 
@@ -58,9 +61,11 @@ class LocalStorage:
     def root(self) -> str:
         return self._root
 
-    def at(self, location: str) -> LocalStorage:
-        """Another folder of the same file system."""
-        return LocalStorage(_folder_of(location), file_system=self._fs, new_nonce=self._new_nonce)
+    def at(self, location: str) -> ops.Storage:
+        """Another folder of the same file system, or a location elsewhere."""
+        if self._elsewhere is not None and "://" in location and not location.startswith("file://"):
+            return self._elsewhere(location)
+        return LocalStorage(folder_of(location), file_system=self._fs, new_nonce=self._new_nonce, elsewhere=self._elsewhere)
 
     def execute(self, operation: ops.Operation) -> Any:
         """Perform one operation. I/O errors are StorageUnavailableError with the path and the system's words."""
@@ -334,10 +339,11 @@ class LocalStorage:
 
 def storage_from_url(url: str) -> LocalStorage:
     """Storage named by a plain path or a `file:///` URL. Raises InvalidConfigError naming any other scheme."""
-    return LocalStorage(_folder_of(url))
+    return LocalStorage(folder_of(url))
 
 
-def _folder_of(url: str) -> str:
+def folder_of(url: str) -> str:
+    """The folder that a path or a `file:///` URL names. Raises InvalidConfigError."""
     parts = urlsplit(url)
     if not url or "\0" in url:
         raise InvalidConfigError("the storage location is empty", url=url)

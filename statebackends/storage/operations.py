@@ -132,14 +132,14 @@ def path_of(operation: Operation) -> str:
 
 
 class Storage(Protocol):
-    """One root of files: a directory now, an object store later, a simulated disk in a test. Thread-safe."""
+    """One root of files: a directory, a prefix of a bucket, a simulated disk in a test. Thread-safe."""
 
     @property
     def root(self) -> str:
         """Printable location, for messages and for `_metadata`; a directory's absolute path or a URL."""
 
     def at(self, location: str) -> Storage:
-        """Storage of another root, reached as this one is. `location` is a path or a URL, as in `storage_from_url`.
+        """Storage of another root, reached as this one is. `location` is a path or a URL, as in `open_storage`.
 
         Raises InvalidConfigError for one that this kind of storage does not reach."""
 

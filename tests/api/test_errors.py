@@ -55,6 +55,8 @@ def test_each_kind_survives_the_wire(kind: type[HoldfastError]) -> None:
         ("JobFailedError", 500),
         ("StorageUnavailableError", 503),
         ("AmbiguousWriteError", 503),
+        ("StorageAccessError", 503),
+        ("StorageThrottledError", 503),
     ],
 )
 def test_status(name: str, status: int) -> None:

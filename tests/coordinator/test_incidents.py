@@ -25,7 +25,16 @@ FINAL = [
     "UndeclaredStateError",
     "InputChangedError",
 ]
-PASSING = ["StorageUnavailableError", "AmbiguousWriteError", "PeerLostError", "ProtocolError", "UserFunctionError", "ValueError"]
+PASSING = [
+    "StorageUnavailableError",
+    "AmbiguousWriteError",
+    "StorageAccessError",
+    "StorageThrottledError",
+    "PeerLostError",
+    "ProtocolError",
+    "UserFunctionError",
+    "ValueError",
+]
 
 
 @pytest.mark.parametrize("name", FINAL)

@@ -1,0 +1,179 @@
+"""The way to one S3 endpoint: a client of boto3, made on first use, and how requests are repeated.
+
+boto3 finds credentials, region and endpoint as it always does (AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, profiles, roles ...).
+Its own retries are off: it would repeat a conditional create and report its own success as somebody else's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tenacity
+
+from statebackends.errors import InvalidConfigError
+from statebackends.storage.s3_failures import RETRYABLE, FailureKind, RequestFailure, failure_of
+
+T = TypeVar("T")
+
+_READ_BYTES = 1 << 20
+PART_BYTES_MIN = 5 << 20
+"""S3's bound for all parts of a multipart upload but the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Times in ms. Two settings of None leave the choice to boto3."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    connect_timeout_ms: int = 5_000
+    read_timeout_ms: int = 15_000
+    """Silence on a connection after which a request is given up."""
+    retry_timeout_ms: int = 30_000
+    """How long one request is repeated; the last try may end after it."""
+    backoff_first_ms: int = 50
+    backoff_max_ms: int = 5_000
+    part_bytes: int = 8 << 20
+    """Objects above this size are sent and fetched in parts of it."""
+    parts_in_flight_max: int = 4
+    """Of one operation, and of all operations together; an operation holds up to twice as many in memory."""
+
+    def check(self) -> None:
+        """Raise InvalidConfigError naming the first setting out of bounds."""
+        for name in ("connect_timeout_ms", "read_timeout_ms", "backoff_first_ms", "backoff_max_ms", "parts_in_flight_max"):
+            if getattr(self, name) < 1:
+                raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        if self.retry_timeout_ms < 0:
+            raise InvalidConfigError(
+                f"retry_timeout_ms must not be negative, got {self.retry_timeout_ms}", setting="retry_timeout_ms"
+            )
+        if self.part_bytes < PART_BYTES_MIN:
+            raise InvalidConfigError(f"part_bytes must be at least {PART_BYTES_MIN}, got {self.part_bytes}", setting="part_bytes")
+
+
+class S3Connection:
+    """Shared by all storages on one endpoint; thread-safe. Nothing is sent, and boto3 not imported, before the first request."""
+
+    def __init__(
+        self,
+        settings: S3Settings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.settings = settings if settings is not None else S3Settings()
+        self.settings.check()
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._checks: set[tuple[str, str]] = set()
+
+    def request(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """One request, tried once, whose answer has no body to read. Raises RequestFailure."""
+        client = self._connected()
+        try:
+            answer: dict[str, Any] = getattr(client, name)(**arguments)
+        except Exception as error:
+            raise failure_of(error) from error
+        return answer
+
+    def fetch(self, **arguments: Any) -> tuple[dict[str, Any], bytearray]:
+        """One GET of an object, tried once: the answer and its whole body. Raises RequestFailure."""
+        answer = self.request("get_object", **arguments)
+        body, data = answer["Body"], bytearray()
+        try:
+            while chunk := body.read(_READ_BYTES):  # one read of all of it would hold it twice
+                data += chunk
+            return answer, data
+        except Exception as error:  # a body that ends early has told nothing
+            raise failure_of(error) from error
+        finally:
+            body.close()
+
+    def repeated(self, action: Callable[[], T], *, timeout_ms: int | None = None) -> T:
+        """What the action returns, which is run again while its failures may pass. Raises the last RequestFailure."""
+        allowed_ms = self.settings.retry_timeout_ms if timeout_ms is None else timeout_ms
+        deadline = self._clock() + allowed_ms / 1000
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, RequestFailure) and error.kind in RETRYABLE),
+            wait=tenacity.wait_random_exponential(
+                multiplier=self.settings.backoff_first_ms / 1000, max=self.settings.backoff_max_ms / 1000
+            ),
+            stop=lambda state: self._clock() + state.upcoming_sleep >= deadline,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return retrying(action)
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """One request that may be repeated at will. Raises RequestFailure."""
+        return self.repeated(lambda: self.request(name, **arguments))
+
+    def submit(self, action: Callable[[], T]) -> Future[T]:
+        """Run an action on the threads that parts are sent and fetched on."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.settings.parts_in_flight_max, thread_name_prefix="holdfast-s3")
+            pool = self._pool
+        return pool.submit(action)
+
+    def once(self, check: str, bucket: str, action: Callable[[], None]) -> None:
+        """Run a check of a bucket unless it passed before on this connection."""
+        with self._lock:
+            passed = (check, bucket) in self._checks
+        if not passed:
+            action()
+            with self._lock:
+                self._checks.add((check, bucket))
+
+    def close(self) -> None:
+        """Give back connections and threads; another request makes them anew."""
+        with self._lock:
+            client, self._client = self._client, None
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        if client is not None:
+            client.close()
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = _make_client(self.settings)
+            return self._client
+
+
+def check_installed() -> None:
+    """Raise InvalidConfigError, saying what to install, unless boto3 is there."""
+    try:
+        import boto3  # noqa: F401 - its absence is the finding
+        import botocore.config  # noqa: F401
+    except ImportError as error:
+        raise InvalidConfigError(
+            f"storage on S3 needs boto3 ({error}): pip install 'holdfast[s3]', here and wherever workers run", extra="s3"
+        ) from error
+
+
+def _make_client(settings: S3Settings) -> Any:
+    check_installed()
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=settings.connect_timeout_ms / 1000,
+        read_timeout=settings.read_timeout_ms / 1000,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=32,
+        user_agent_extra="holdfast",
+    )
+    try:
+        session = boto3.session.Session()
+        return session.client("s3", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config)
+    except Exception as error:
+        failure = failure_of(error) if not isinstance(error, ValueError) else RequestFailure(FailureKind.INVALID, "", str(error))
+        raise failure from error

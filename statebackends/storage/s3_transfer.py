@@ -1,0 +1,281 @@
+"""Bytes to and from objects: in one request, or in parts, a bounded number of them at one time and in memory.
+
+Creates are conditional (If-None-Match: *) and carry a nonce as metadata: whoever finds an object can tell whose create made
+it, also when the answer was lost, the request was repeated on the way, or somebody else wrote the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from statebackends.errors import AmbiguousWriteError, ObjectMissingError
+from statebackends.storage.operations import Buffer
+from statebackends.storage.s3_connection import S3Connection
+from statebackends.storage.s3_failures import FailureKind, RequestFailure
+
+log = logging.getLogger("holdfast.storage")
+
+NONCE = "holdfast-nonce"
+"""Name of the metadata that says which create made an object."""
+PARTS_MAX = 10_000
+"""S3's bound for one object."""
+COPY_PART_BYTES = 1 << 30
+"""One part of a server-side copy; S3's bound is 5 GiB."""
+ABORT_TIMEOUT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What HEAD says of an object."""
+
+    size: int
+    etag: str
+    nonce: str
+    """Empty: not made by a create of ours."""
+
+
+class Transfers:
+    """Reads and conditional creates of objects of one bucket. Raises RequestFailure, AmbiguousWriteError."""
+
+    def __init__(self, connection: S3Connection, bucket: str) -> None:
+        self._connection = connection
+        self._bucket = bucket
+
+    # -- looking
+
+    def head(self, key: str) -> Found | None:
+        """Size, version and maker of an object; None if there is none."""
+        return self._connection.repeated(lambda: self._head_once(key))
+
+    def _head_once(self, key: str) -> Found | None:
+        try:
+            answer = self._connection.request("head_object", Bucket=self._bucket, Key=key)
+        except RequestFailure as failure:
+            if failure.kind is FailureKind.MISSING:
+                self._connection.once("exists", self._bucket, self._check_bucket)
+                return None
+            if failure.kind is FailureKind.DENIED:
+                self._explain(key)
+            if failure.code == "HTTP 503":  # its reason is left out, too, but that it asks for patience is all there is to it
+                raise RequestFailure(FailureKind.THROTTLED, failure.code, str(failure)) from failure
+            raise
+        metadata = answer.get("Metadata", {})
+        return Found(int(answer["ContentLength"]), str(answer["ETag"]), str(metadata.get(NONCE, "")))
+
+    def _check_bucket(self) -> None:
+        """A HEAD of an object does not say whether its bucket is missing, too."""
+        try:
+            self._connection.request("head_bucket", Bucket=self._bucket)
+        except RequestFailure as failure:
+            if failure.kind is FailureKind.MISSING:
+                raise RequestFailure(FailureKind.NO_BUCKET, failure.code, "no such bucket") from failure
+            if failure.kind is not FailureKind.DENIED:  # it may exist and not be ours to look at
+                raise
+
+    def _explain(self, key: str) -> None:
+        """A refused HEAD has no words; the same GET does. Raises its failure, if it fails."""
+        self._connection.fetch(Bucket=self._bucket, Key=key, Range="bytes=0-0")
+
+    # -- reading
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> Iterator[bytearray]:
+        """Pieces of [offset, offset+length) in order; those after the first are fetched ahead. Raises when it doesn't exist."""
+        if length == 0:
+            if self.head(key) is None:
+                raise RequestFailure(FailureKind.MISSING, "", "no such object")
+            return
+        step = self._connection.settings.part_bytes
+        end = None if length is None else offset + length
+        try:
+            data, size, etag = self._piece(key, offset, offset + step if end is None else min(end, offset + step))
+        except RequestFailure as failure:
+            if failure.kind is FailureKind.RANGE:
+                return
+            raise
+        yield data
+        end = size if end is None else min(end, size)
+        starts = range(offset + len(data), end, step)
+        fetches = (partial(self._piece, key, start, min(start + step, end), etag) for start in starts)
+        for piece, _, _ in self._ahead(fetches):
+            yield piece
+
+    def _piece(self, key: str, start: int, stop: int, etag: str | None = None) -> tuple[bytearray, int, str]:
+        """(bytes of [start, stop), size of the object, its version)."""
+        return self._connection.repeated(lambda: self._piece_once(key, start, stop, etag))
+
+    def _piece_once(self, key: str, start: int, stop: int, etag: str | None) -> tuple[bytearray, int, str]:
+        condition = {} if etag is None else {"IfMatch": etag}
+        answer, data = self._connection.fetch(Bucket=self._bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **condition)
+        if "ContentRange" in answer:
+            size = int(answer["ContentRange"].rpartition("/")[2])
+        else:  # a store may answer with all of it
+            size, data = len(data), data[start:stop]
+        if len(data) != max(0, min(stop, size) - start):
+            raise RequestFailure(FailureKind.UNCLEAR, "", f"{len(data)} bytes came of [{start}, {stop}) of {size}")
+        return data, size, str(answer["ETag"])
+
+    def _ahead(self, actions: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+        """Results in order, with so many actions under way as the settings say. None is under way any more when it ends."""
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for action in actions:
+                if len(waiting) == self._connection.settings.parts_in_flight_max:
+                    yield waiting.popleft().result()
+                waiting.append(self._connection.submit(action))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                if not future.cancel():
+                    future.exception()
+
+    # -- creating
+
+    def create(self, key: str, data: Buffer) -> bool:
+        """Make an object unless the name is taken; True if this call made it."""
+        nonce = uuid.uuid4().hex
+        return self._decide(
+            key,
+            nonce,
+            lambda: self._connection.request(
+                "put_object", Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*", Metadata={NONCE: nonce}
+            ),
+        )
+
+    def upload(self, key: str, blocks: Iterator[Buffer]) -> bool:
+        """Make an object of blocks, each but the last `block_bytes` long, unless the name is taken; True if this call made it."""
+        first = list(itertools.islice(blocks, 2))
+        if len(first) < 2:
+            return self.create(key, first[0] if first else b"")
+
+        def sends(upload: dict[str, str]) -> Iterator[Callable[[], str]]:
+            for number in itertools.count(1):
+                block = first.pop(0) if first else next(blocks, None)  # nobody keeps a block that was sent
+                if block is None:
+                    return
+                yield partial(self._send_part, upload, number, block)
+
+        return self._in_parts(key, sends)
+
+    def block_bytes(self, size: int) -> int:
+        """Length of the blocks of an object."""
+        return max(self._connection.settings.part_bytes, -(-size // PARTS_MAX))
+
+    def copy(self, source: str, found: Found, key: str) -> bool:
+        """Make an object with the content of another, inside the store, unless the name is taken; True if this call made it.
+
+        In parts, though one is enough for most: more stores take a condition there than on a plain copy, and the copy gets a
+        nonce of its own."""
+        if found.size == 0:
+            return self.create(key, b"")
+
+        def sends(upload: dict[str, str]) -> Iterator[Callable[[], str]]:
+            for number, start in enumerate(range(0, found.size, COPY_PART_BYTES), 1):
+                stop = min(start + COPY_PART_BYTES, found.size)
+                whole = start == 0 and stop == found.size
+                piece = {} if whole else {"CopySourceRange": f"bytes={start}-{stop - 1}"}
+                yield partial(self._copy_part, upload, number, source, found.etag, piece)
+
+        return self._in_parts(key, sends)
+
+    def _in_parts(self, key: str, sends: Callable[[dict[str, str]], Iterator[Callable[[], str]]]) -> bool:
+        nonce = uuid.uuid4().hex
+        begun = self._connection.call("create_multipart_upload", Bucket=self._bucket, Key=key, Metadata={NONCE: nonce})
+        upload = {"Bucket": self._bucket, "Key": key, "UploadId": str(begun["UploadId"])}
+        try:
+            parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(self._ahead(sends(upload)), 1)]
+            complete = partial(
+                self._connection.request, "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
+            )
+            created = self._decide(key, nonce, complete)
+        except BaseException:
+            self._abort(upload)
+            raise
+        if not created:
+            self._abort(upload)
+        return created
+
+    def _send_part(self, upload: dict[str, str], number: int, block: Buffer) -> str:
+        return str(self._connection.call("upload_part", **upload, PartNumber=number, Body=block)["ETag"])
+
+    def _copy_part(self, upload: dict[str, str], number: int, source: str, etag: str, piece: dict[str, str]) -> str:
+        origin = {"Bucket": self._bucket, "Key": source}
+        try:
+            answer = self._connection.call(
+                "upload_part_copy", **upload, PartNumber=number, CopySource=origin, CopySourceIfMatch=etag, **piece
+            )
+        except RequestFailure as failure:
+            if failure.kind is FailureKind.MISSING:
+                path = f"s3://{self._bucket}/{source}"
+                raise ObjectMissingError(f"{path} does not exist", path=path) from failure
+            raise
+        return str(answer["CopyPartResult"]["ETag"])
+
+    def _abort(self, upload: dict[str, str]) -> None:
+        """Parts of an upload that nobody completes are paid for until somebody aborts it."""
+        abort = partial(self._connection.request, "abort_multipart_upload", **upload)
+        try:
+            self._connection.repeated(abort, timeout_ms=ABORT_TIMEOUT_MS)
+        except RequestFailure as failure:
+            if failure.kind is not FailureKind.NO_UPLOAD:
+                path = f"s3://{self._bucket}/{upload['Key']}"
+                log.warning("%s: the unfinished upload %s could not be aborted: %s", path, upload["UploadId"], failure)
+
+    def _decide(self, key: str, nonce: str, create: Callable[[], Any]) -> bool:
+        """Run a conditional create until it is known who made the object; True: this one."""
+        unclear = False
+
+        def attempt() -> bool:
+            nonlocal unclear
+            try:
+                create()
+            except RequestFailure as failure:
+                before, unclear = unclear, True
+                if failure.kind not in (FailureKind.EXISTS, FailureKind.NO_UPLOAD):
+                    unclear = before or failure.may_have_happened
+                    raise
+                found = self._head_once(key)
+                if found is not None:
+                    return found.nonce == nonce  # "exists" may be the echo of our own success
+                unclear = before
+                if failure.kind is FailureKind.EXISTS:
+                    raise RequestFailure(FailureKind.CONFLICT, failure.code, "it existed, and is gone again") from failure
+                raise
+            return True
+
+        try:
+            return self._connection.repeated(attempt)
+        except RequestFailure as failure:
+            if not unclear:
+                raise
+            with contextlib.suppress(RequestFailure):
+                found = self._head_once(key)
+                if found is not None:
+                    return found.nonce == nonce
+            path = f"s3://{self._bucket}/{key}"
+            message = f"{path} may or may not have been written: {failure}"
+            raise AmbiguousWriteError(message, path=path, bucket=self._bucket, key=key) from failure
+
+
+def blocks_of(chunks: Iterable[Buffer], size: int) -> Iterator[Buffer]:
+    """The same bytes in blocks of `size`, the last one shorter; none for no bytes."""
+    block = bytearray()
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        while view:
+            taken = view[: size - len(block)]
+            block += taken
+            view = view[len(taken) :]
+            if len(block) == size:
+                yield block
+                block = bytearray()
+    if block:
+        yield block

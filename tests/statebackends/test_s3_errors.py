@@ -1,0 +1,143 @@
+"""What people and programs are told when S3 refuses: errors that name bucket and key."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from statebackends.errors import (
+    InvalidConfigError,
+    InvariantError,
+    ObjectMissingError,
+    StorageAccessError,
+    StorageThrottledError,
+    StorageUnavailableError,
+)
+from statebackends.storage import operations as ops
+from statebackends.storage.s3 import S3Storage
+from statebackends.storage.s3_connection import S3Connection, S3Settings
+from statebackends.storage.s3_failures import failure_of
+from tests.s3_server import S3Server, SimClock, answer, connect
+from tests.statebackends.s3_fixtures import clock, connection, first, server, storage
+from tests.statebackends.storage_contract import DATA, PATH
+from tests.statebackends.test_s3_faults import PUT, SLOW_DOWN, bucket_of
+
+__all__ = ["clock", "connection", "first", "server", "storage"]
+
+
+def all_operations(tmp_path: Path) -> list[ops.Operation]:
+    local = tmp_path / "local"
+    local.write_bytes(DATA)
+    return [
+        PUT,
+        ops.WriteFile(PATH, [DATA]),
+        ops.UploadFile(str(local), PATH),
+        ops.DownloadFile(PATH, str(tmp_path / "down")),
+        ops.ReadFile(PATH),
+        ops.ReadFile(PATH, 0, 0),
+        ops.StatFile(PATH),
+        ops.ListFiles("job"),
+        ops.ListFolder("job"),
+        ops.LinkFile("a", PATH),
+        ops.DeleteFile(PATH),
+        ops.DeleteFolder("job"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("InvalidAccessKeyId", "credentials"),
+        ("SignatureDoesNotMatch", "credentials"),
+        ("ExpiredToken", "credentials"),
+        ("RequestTimeTooSkewed", "credentials"),
+        ("AccessDenied", "denied"),
+        ("AccountProblem", "denied"),
+    ],
+)
+def test_refused_access_is_told_at_once_by_every_operation(
+    storage: S3Storage, server: S3Server, clock: SimClock, tmp_path: Path, code: str, reason: str
+) -> None:
+    for operation in all_operations(tmp_path):
+        server.fail(answer(403, code), times=-1)
+        with pytest.raises(StorageAccessError, match=code) as caught:
+            storage.execute(operation)
+        error = caught.value
+        assert (error.reason, error.bucket) == (reason, bucket_of(storage))
+        assert error.key == f"state/{ops.path_of(operation)}"
+        assert bucket_of(storage) in str(error)
+        assert ops.path_of(operation) in str(error)
+        assert type(pickle.loads(pickle.dumps(error))) is StorageAccessError
+        server.heal()
+    assert clock.sleeps == []
+
+
+def test_a_missing_bucket_is_told_by_every_operation(connection: S3Connection, clock: SimClock, tmp_path: Path) -> None:
+    storage = S3Storage("s3://no-such-bucket/state", connection)
+    for operation in all_operations(tmp_path):
+        with pytest.raises(StorageAccessError, match="no bucket 'no-such-bucket'") as caught:
+            storage.execute(operation)
+        assert caught.value.reason == "bucket"
+    assert clock.sleeps == []
+
+
+def test_throttling_until_the_deadline_is_told_by_every_operation(storage: S3Storage, server: S3Server, tmp_path: Path) -> None:
+    server.fail(SLOW_DOWN, times=-1)
+    for operation in all_operations(tmp_path):
+        with pytest.raises(StorageThrottledError) as caught:
+            storage.execute(operation)
+        assert caught.value.path == f"{storage.root}/{ops.path_of(operation)}"
+
+
+def test_a_bucket_that_may_not_be_looked_at_is_none_that_is_missing(storage: S3Storage, server: S3Server) -> None:
+    server.fail(answer(403, "AccessDenied"), on="HEAD", key=f"/{bucket_of(storage)}", times=-1)
+    assert storage.execute(ops.StatFile("none")) is None
+
+
+def test_missing_objects_are_named(storage: S3Storage) -> None:
+    for operation in (ops.ReadFile("x/y"), ops.DownloadFile("x/y", "/none"), ops.LinkFile("x/y", "z"), ops.ReadFile("x/y", 0, 0)):
+        with pytest.raises(ObjectMissingError) as caught:
+            storage.execute(operation)
+        assert caught.value.path.startswith(f"{storage.root}/")
+
+
+def test_no_credentials_at_all(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    connection = connect(server)
+    with pytest.raises(StorageAccessError, match="credentials") as caught:
+        S3Storage("s3://bucket/state", connection).execute(ops.ReadFile("a"))
+    assert caught.value.reason == "credentials"
+    connection.close()
+
+
+def test_nobody_listens(first: S3Connection) -> None:
+    clock = SimClock()
+    connection = S3Connection(S3Settings(endpoint_url="http://127.0.0.1:9"), clock=clock, sleep=clock.sleep)
+    storage = S3Storage("s3://bucket/state", connection)
+    connection.once("conditions", "bucket", lambda: None)
+    with pytest.raises(StorageUnavailableError, match="Could not connect") as caught:
+        storage.execute(PUT)
+    assert type(caught.value) is StorageUnavailableError, "nothing was sent: that is no ambiguity"
+    assert 20 < clock.now <= 30
+    connection.close()
+
+
+def test_settings_that_no_client_takes(server: S3Server) -> None:
+    for settings in ({"endpoint_url": "no url"}, {"region": "not a region"}):
+        connection = S3Connection(S3Settings(**settings))  # type: ignore[arg-type]
+        with pytest.raises(InvalidConfigError):
+            S3Storage("s3://bucket/state", connection).execute(ops.ReadFile("a"))
+
+
+def test_a_bug_is_no_failure_of_storage() -> None:
+    with pytest.raises(ZeroDivisionError):
+        failure_of(ZeroDivisionError())
+
+
+def test_a_name_used_twice_is_told_with_its_place(storage: S3Storage) -> None:
+    storage.execute(ops.WriteFile(PATH, [DATA]))
+    with pytest.raises(InvariantError, match=f"{storage.root}/{PATH}"):
+        storage.execute(ops.WriteFile(PATH, [b"other"]))
