@@ -57,9 +57,11 @@ TokenFile = Annotated[
     ),
 ]
 StateDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--state-dir", help="State directory; says where its coordinator is. [env: HOLDFAST_STATE_DIR]", show_default=False
+        "--state-dir",
+        help="State directory, a folder or s3://bucket/prefix; says where its coordinator is. [env: HOLDFAST_STATE_DIR]",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
@@ -85,7 +87,7 @@ def holdfast(
     pass
 
 
-def connect(url: str | None, token_file: Path | None, state_dir: Path | None) -> RestClient:
+def connect(url: str | None, token_file: Path | None, state_dir: str | None) -> RestClient:
     """A client that gives up at once: a person waits."""
     settings = client_settings(os.environ, url=url, token_file=token_file, state_dir=state_dir)
     return RestClient(settings.url, settings.token, reconnect_timeout_s=0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from api.client import RestClient
-from api.settings import client_settings, server_settings
+from api.settings import client_settings, server_settings, state_url
 from operators.base import JobPlan
 from operators.environment import Environment as BaseEnvironment
 from operators.launcher import JobHandle, LaunchOptions
@@ -120,13 +120,15 @@ class Connector:
         return Connection(client, close)
 
 
-def _local(directory: str | None) -> Path | None:
-    """A path for a path or a file:/// URL."""
+def _local(directory: str | None) -> Path | str | None:
+    """A path for a path or a file:/// URL; an s3:// URL in one form."""
     if directory is None or "://" not in directory:
         return None if directory is None else Path(os.path.expanduser(directory)).absolute()
+    if (url := state_url(directory)) is not None:
+        return url
     parts = urlsplit(directory)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise InvalidConfigError(f"{directory!r} is no directory: use a path or file:///", setting="state_dir")
+        raise InvalidConfigError(f"{directory!r} is no directory: use a path, file:/// or s3://bucket/prefix", setting="state_dir")
     return Path(unquote(parts.path))
 
 
@@ -134,16 +136,16 @@ def _local(directory: str | None) -> Path | None:
 class _Shared:
     """An embedded coordinator and how many jobs of this driver use it."""
 
-    directory: Path
+    directory: Path | str
     coordinator: EmbeddedCoordinator
     users: int = 0
 
 
-_embedded: dict[Path, _Shared] = {}
+_embedded: dict[Path | str, _Shared] = {}
 _embedding = threading.Lock()
 
 
-def _embed(directory: Path, token: str | None, exposure: Exposure) -> _Shared:
+def _embed(directory: Path | str, token: str | None, exposure: Exposure) -> _Shared:
     from api.main import EmbeddedCoordinator
 
     with _embedding:

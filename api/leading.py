@@ -34,8 +34,10 @@ class CoordinatorRunningError(InvalidConfigError):
 class DirectoryGuard:
     """A lock on the state directory while a coordinator leads it; the kernel drops it when the process dies."""
 
-    def __init__(self, state_dir: Path, *, takeover: bool) -> None:
+    def __init__(self, state_dir: Path, *, takeover: bool, location: str | None = None) -> None:
+        """`location`: the state directory's name for people, if it is elsewhere; then only this machine's coordinators are seen."""
         self._state_dir = state_dir
+        self._location = location or str(state_dir)
         self._takeover = takeover
         self._descriptor: int | None = None
 
@@ -52,7 +54,7 @@ class DirectoryGuard:
             os.close(descriptor)
             if not self._takeover:
                 raise self._refused() from error
-            log.warning("taking over %s from a coordinator that still runs", self._state_dir)
+            log.warning("taking over %s from a coordinator that still runs", self._location)
         except OSError as error:
             os.close(descriptor)
             log.warning("%s takes no locks (%s): a second coordinator is not refused, it fences the first", path, error)
@@ -70,8 +72,8 @@ class DirectoryGuard:
         pid, url = (record.pid, record.url) if record is not None else (None, None)
         who = f" (pid {pid} on {record.host}, {url})" if record is not None else ""
         return CoordinatorRunningError(
-            f"refused: another coordinator runs on {self._state_dir}{who}; use it, or fence it with --takeover",
-            directory=str(self._state_dir),
+            f"refused: another coordinator runs on {self._location}{who}; use it, or fence it with --takeover",
+            directory=self._location,
             pid=pid,
             url=url,
         )
@@ -80,4 +82,4 @@ class DirectoryGuard:
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:
     """The coordinator of a state directory; it leads the directory's live jobs on before this returns."""
 
-    return CoordinatorService(ServiceConfig(state_directory=str(settings.state_dir), url=url))
+    return CoordinatorService(ServiceConfig(state_directory=settings.location, url=url))

@@ -47,7 +47,7 @@ def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterato
     """Guard the directory, bind, lead; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
     settings.check()
     with contextlib.ExitStack() as undo:
-        undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover))
+        undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
         listener = undo.enter_context(bind(settings))
         url = advertised_url(settings, listener.getsockname()[1])
         service = open_service(settings, url)
@@ -76,10 +76,10 @@ def serve(
 def _welcome(settings: ServerSettings, url: str, *, as_json: bool) -> str:
     token_file = None if settings.token_file is None else str(settings.token_file)
     if as_json:
-        facts = {"url": url, "pid": os.getpid(), "state_dir": str(settings.state_dir), "token_file": token_file}
+        facts = {"url": url, "pid": os.getpid(), "state_dir": settings.location, "token_file": token_file}
         return json.dumps(facts)
     token = f", token in {token_file}" if token_file else ""
-    return f"coordinator of {settings.state_dir} at {url} (open to {describe_exposure(settings)}{token})"
+    return f"coordinator of {settings.location} at {url} (open to {describe_exposure(settings)}{token})"
 
 
 class EmbeddedCoordinator:

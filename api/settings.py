@@ -4,6 +4,7 @@ It decides precedence (flag, environment, default) and bounds; it opens no socke
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
 from api.runfile import RunRecord, read_run_record
 from statebackends.errors import InvalidConfigError
+from statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -33,7 +35,7 @@ class ServerSettings:
     """What `holdfast serve` and the embedded coordinator run with."""
 
     state_dir: Path
-    """Absolute."""
+    """Absolute. Of a state directory on S3, the folder of this machine with its lock, token and last address."""
     host: str = DEFAULT_HOST
     """Address to listen on."""
     port: int | None = None
@@ -45,9 +47,16 @@ class ServerSettings:
     token_file: Path | None = None
     """Where the token came from, for the CLI; None if it came from elsewhere."""
     takeover: bool = False
+    state_url: str | None = None
+    """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
     body_bytes_max: int = BODY_BYTES_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+
+    @property
+    def location(self) -> str:
+        """The state directory, as every worker has to see it."""
+        return self.state_url or str(self.state_dir)
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
@@ -81,17 +90,38 @@ def _text(environment: Mapping[str, str], name: str) -> str | None:
     return environment.get(_PREFIX + name, "").strip() or None
 
 
-def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> Path:
-    """The state directory, absolute; created if missing. Raises InvalidConfigError if it is none or can't be made."""
+def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> tuple[Path, str | None]:
+    """The state directory's folder on this machine, absolute, and its URL if it is elsewhere; the folder is created if missing.
+
+    Raises InvalidConfigError if it is none or can't be made. Nothing is asked of S3 yet."""
     chosen = flag or _text(environment, "STATE_DIR")
     if chosen is None:
         raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
-    path = Path(os.path.expanduser(chosen)).absolute()
+    path = local_folder(chosen, environment)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfigError(f"can't use the state directory {path}: {error}", setting="state_dir") from error
-    return path
+    return path, state_url(chosen)
+
+
+def state_url(state_dir: str | Path) -> str | None:
+    """The URL of a state directory on S3, in one form; None for a folder. Raises InvalidConfigError for a wrong one."""
+    return location_of(*parse_location(str(state_dir))) if is_s3(str(state_dir)) else None
+
+
+def local_folder(state_dir: str | Path, environment: Mapping[str, str]) -> Path:
+    """The folder of a state directory on this machine: itself, or where lock, token and address of one on S3 are kept.
+
+    The latter is below HOLDFAST_LOCAL_DIR, else the user's state folder (XDG). Raises InvalidConfigError."""
+    url = state_url(state_dir)
+    if url is None:
+        return Path(os.path.expanduser(state_dir)).absolute()
+    base = _text(environment, "LOCAL_DIR")
+    if base is None:
+        base = os.path.join(environment.get("XDG_STATE_HOME") or "~/.local/state", "holdfast")
+    bucket, digest = url.split("/")[2], hashlib.sha256(url.encode()).hexdigest()[:12]
+    return Path(os.path.expanduser(base)).absolute() / f"{bucket}-{digest}"
 
 
 def server_settings(
@@ -107,7 +137,7 @@ def server_settings(
     takeover: bool = False,
 ) -> ServerSettings:
     """Settings of a service from flags and environment, checked; draws the state directory's token if none is given."""
-    directory = state_directory(state_dir, environment)
+    directory, remote = state_directory(state_dir, environment)
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
@@ -122,6 +152,7 @@ def server_settings(
         token=secret,
         token_file=secret_file,
         takeover=takeover,
+        state_url=remote,
         **numbers,
     )
     settings.check()
@@ -166,23 +197,26 @@ def client_settings(
 
     Raises InvalidConfigError if neither is given or nothing was ever served on the state directory."""
     given = _given_token(environment, token, token_file)
-    directory = state_dir or _text(environment, "STATE_DIR")
+    named = state_dir or _text(environment, "STATE_DIR")
+    directory = local_folder(named, environment) if named is not None else None
     chosen = url or (None if state_dir else _text(environment, "URL"))
     if chosen is None:
         if directory is None:
             raise InvalidConfigError(
                 "which coordinator? give --url or --state-dir, or set HOLDFAST_URL or HOLDFAST_STATE_DIR", setting="url"
             )
-        chosen = _recorded(Path(directory)).url
+        chosen = _recorded(directory, named).url
     if given is not None:
         return ClientSettings(check_url(chosen), given[0])
-    return ClientSettings(check_url(chosen), _recorded_token(Path(directory)) if directory is not None else None)
+    return ClientSettings(check_url(chosen), _recorded_token(directory) if directory is not None else None)
 
 
-def _recorded(directory: Path) -> RunRecord:
+def _recorded(directory: Path, named: str | Path | None) -> RunRecord:
     record = read_run_record(directory)
     if record is None:
-        raise InvalidConfigError(f"no coordinator has served {directory}: start one with `holdfast serve`", setting="state_dir")
+        where = " on this machine; one elsewhere is reached with --url" if is_s3(str(named)) else ""
+        message = f"no coordinator has served {named}{where}: start one with `holdfast serve`"
+        raise InvalidConfigError(message, setting="state_dir")
     return record
 
 

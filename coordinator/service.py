@@ -32,7 +32,7 @@ from coordinator.submitting import identify_job
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
-from statebackends.storage.local import storage_from_url
+from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import Storage
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class CoordinatorService(ReadModels):
 
     def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
         config.check()
-        self._storage = RoutedStorage(storage if storage is not None else storage_from_url(config.state_directory))
+        self._storage = RoutedStorage(storage if storage is not None else open_storage(config.state_directory))
         self._rng = random.Random(config.seed)
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
         clock = SystemClock()
@@ -206,7 +206,7 @@ class CoordinatorService(ReadModels):
             raise InvalidConfigError(f"savepoint directory {location!r} is not absolute", setting="savepoint_directory")
         if any(part in (".", "..") for part in location.split("/")):
             raise InvalidConfigError(f"savepoint directory {location!r} contains '.' or '..'", setting="savepoint_directory")
-        storage_from_url(location)
+        open_storage(location)
         return location
 
     def _request(

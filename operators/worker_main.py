@@ -34,7 +34,7 @@ from operators.sessionevents import WorkerIdentity
 from operators.subtask import Report
 from operators.worker import Worker
 from statebackends.errors import HoldfastError
-from statebackends.storage.local import LocalStorage
+from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import ReadFile, Storage
 
 log = logging.getLogger("holdfast.worker")
@@ -97,7 +97,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     local_directory = os.path.join(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
     os.makedirs(local_directory, exist_ok=True)
     clock = SystemClock()
-    storage = LocalStorage(spec.state_directory)
+    storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)
     curve = None if is_loopback(host) else CurveKeys.generate()
     transport = ZmqTransport(spec.slot, bind=host, curve=curve)
@@ -147,7 +147,7 @@ def _worker(
     spec: WorkerSpec,
     transport: Transport,
     clock: SystemClock,
-    storage: LocalStorage,
+    storage: Storage,
     pool: ThreadPool,
     report: Report,
     local_directory: str,

@@ -14,11 +14,11 @@ from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissin
 from statebackends.metadata import decode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.contents import StoredSnapshot, check_contents
-from statebackends.storage.local import storage_from_url
+from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import ListFolder, ReadFile, Storage
 
 Location = str | os.PathLike[str]
-"""A path, or a URL that `storage_from_url` knows."""
+"""A path, or a URL that `open_storage` knows."""
 
 
 class Place(NamedTuple):
@@ -46,7 +46,7 @@ def place_of(location: Location, *, levels: int = 1) -> Place:
     if not segments or ".." in segments:
         raise InvalidConfigError(f"{os.fspath(location)!r} is not the folder of a snapshot", path=os.fspath(location))
     above = segments[:-levels]
-    return Place(storage_from_url("/".join([root, *above]) or "/"), "/".join(segments[len(above) :]))
+    return Place(open_storage("/".join([root, *above]) or "/"), "/".join(segments[len(above) :]))
 
 
 def _absolute(location: Location) -> str:
@@ -55,7 +55,7 @@ def _absolute(location: Location) -> str:
     if not text or "\0" in text:
         raise InvalidConfigError("the location of the snapshot is empty", path=text)
     if text.startswith("file:"):
-        text = str(storage_from_url(text).root)
+        text = str(open_storage(text).root)
     if "://" in text:
         return text
     return os.path.normpath(Path(os.path.expanduser(text)).absolute())  # Path.expanduser raises for a user that is not known

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
-from statebackends.storage.local import storage_from_url
+from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import Storage
 
 LOG_VERSION = 1
@@ -129,7 +129,7 @@ class SinkSettings:
         """The sink's storage. `beside`: the storage whose reach it shares; None: whatever the path names."""
         if self.open_storage is not None:
             return self.open_storage(self.path)
-        return storage_from_url(self.path) if beside is None else beside.at(self.path)
+        return open_storage(self.path) if beside is None else beside.at(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from operators.sinks.manifest import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEn
 from operators.sinks.writer import ParquetSinkWriter
 from operators.sources.inputs import schema_from_text, schema_text
 from statebackends.errors import GraphError, InvalidConfigError, NotFoundError
-from statebackends.storage.local import storage_from_url
+from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import ListFolder, ReadFile, Storage, run_flow
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def sink_ids(storage: Storage) -> list[str]:
 
 
 def read_committed(
-    path: str | os.PathLike[str], sink_id: str | None = None, *, open_storage: Callable[[str], Storage] = storage_from_url
+    path: str | os.PathLike[str], sink_id: str | None = None, *, open_storage: Callable[[str], Storage] = open_storage
 ) -> pa.Table:
     """The committed rows of a sink, without Spark. sink_id may be left out when the path has one sink.
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from operators.sources.inputs import ChunkFile, checksum_of, find_sealed_flow, make_manifest, manifest_path, seal_flow
 from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.storage.local import storage_from_url
+from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import WriteFile, run_flow
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def materialise(
     fresh: bool,
 ) -> str:
     """Path of the sealed manifest; writes only when the job has none, or was told to start anew."""
-    storage = storage_from_url(storage_root)
+    storage = open_storage(storage_root)
     path = manifest_path(job_id, uid, submission)
     if not fresh:
         sealed = run_flow(find_sealed_flow(job_id, uid), storage)
@@ -111,7 +111,7 @@ def _chunk_writer(
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
-        storage = storage_from_url(storage_root)
+        storage = open_storage(storage_root)
         for sequence, chunk in enumerate(_chunks(batches, schema)):
             data = _encode(chunk)
             # The attempt id keeps a repeated task away from the files of the first.

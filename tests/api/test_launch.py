@@ -44,7 +44,7 @@ def test_neither_url_nor_directory_says_what_to_give() -> None:
         LOCAL(LaunchOptions())
 
 
-@pytest.mark.parametrize("directory", ["s3://bucket/x", "file://other-host/x"])
+@pytest.mark.parametrize("directory", ["gs://bucket/x", "file://other-host/x"])
 def test_a_directory_that_is_none_is_refused(directory: str) -> None:
     with pytest.raises(InvalidConfigError, match="no directory"):
         LOCAL(LaunchOptions(state_directory=directory))

@@ -30,7 +30,7 @@ START_S = 30.0
 class Process:
     """A `holdfast serve --json`; started when it printed where it is."""
 
-    def __init__(self, state_dir: Path, *flags: str) -> None:
+    def __init__(self, state_dir: Path | str, *flags: str) -> None:
         command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", str(state_dir), *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         timer = threading.Timer(START_S, self.process.kill)

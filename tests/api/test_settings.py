@@ -56,6 +56,33 @@ def test_settings_out_of_bounds_are_named(tmp_path: Path, environment: dict[str,
     assert caught.value.setting == setting
 
 
+def test_a_state_directory_on_s3_has_a_folder_on_this_machine(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path / "xdg"), "HOLDFAST_STATE_DIR": "s3://bucket/a/b/"}
+    settings = server_settings(environment)
+    assert (settings.location, settings.state_url) == ("s3://bucket/a/b", "s3://bucket/a/b")
+    assert settings.state_dir.parent == tmp_path / "xdg" / "holdfast"
+    assert settings.state_dir.name.startswith("bucket-")
+    assert settings.token_file == settings.state_dir / TOKEN_FILE
+    assert server_settings(environment, state_dir="s3://bucket/a/b").state_dir == settings.state_dir
+    other = server_settings({**environment, "HOLDFAST_LOCAL_DIR": str(tmp_path / "own")}, state_dir="s3://bucket/a/c")
+    assert other.state_dir.parent == tmp_path / "own"
+    assert other.state_dir.name != settings.state_dir.name
+
+    with pytest.raises(InvalidConfigError, match=r"s3://bucket/a/b.* on this machine; .*--url"):
+        client_settings(environment)
+    write_run_record(settings.state_dir, RunRecord("http://127.0.0.1:4321", 1, "here", 4321, str(settings.token_file)))
+    found = client_settings({"XDG_STATE_HOME": str(tmp_path / "xdg")}, state_dir="s3://bucket/a/b/")
+    assert (found.url, found.token) == ("http://127.0.0.1:4321", settings.token)
+
+
+@pytest.mark.parametrize("location", ["s3://", "s3://x", "s3://bucket/../y", "s3:///path"])
+def test_a_wrong_location_on_s3_is_an_error_before_anything_is_made(tmp_path: Path, location: str) -> None:
+    environment = {"HOLDFAST_LOCAL_DIR": str(tmp_path / "local")}
+    with pytest.raises(InvalidConfigError, match="s3://"):
+        server_settings(environment, state_dir=location)
+    assert not (tmp_path / "local").exists()
+
+
 def test_no_state_directory_is_an_error() -> None:
     with pytest.raises(InvalidConfigError, match="--state-dir"):
         server_settings({})

@@ -57,7 +57,7 @@ class CountPerKey(ProcessFunction):
         out({"key": value["key"], "count": count})
 
 
-def counting_plan(rows: int, seconds: float, output: Path, backend: str) -> JobPlan:
+def counting_plan(rows: int, seconds: float, output: Path | str, backend: str) -> JobPlan:
     env = Environment(
         "count",
         parallelism=2,
@@ -76,7 +76,7 @@ def expected(rows: int) -> Counter[tuple[int, int]]:
     return Counter((key, count + 1) for key in range(KEYS) for count in range(len(range(key, rows, KEYS))))
 
 
-def committed(output: Path) -> Counter[tuple[int, int]]:
+def committed(output: Path | str) -> Counter[tuple[int, int]]:
     table = read_committed(output, "out")
     return Counter(zip(table["key"].to_pylist(), table["count"].to_pylist(), strict=True))
 
@@ -91,13 +91,14 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
 class Cluster:
     """A coordinator in this process and worker processes of one job."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, state_url: str | None = None) -> None:
+        """`state_url`: of a state directory that is not a folder."""
         self.state = folder / "state"
         self.logs = folder / "logs"
         self.local = folder / "local"
         for path in (self.state, self.logs, self.local):
             path.mkdir()
-        self.settings = ServerSettings(self.state, token=TOKEN)
+        self.settings = ServerSettings(self.state, token=TOKEN, state_url=state_url)
         self.coordinator = EmbeddedCoordinator(self.settings)
         self.coordinator.start()
         self.client = RestClient(self.coordinator.url, TOKEN)
@@ -112,7 +113,7 @@ class Cluster:
             task_attempt=0,
             coordinator_url=self.coordinator.url,
             token=TOKEN,
-            state_directory=str(self.state),
+            state_directory=accepted.directory,
             plan=pickle_plan(plan),
             local_directory=str(self.local),
             advertised_host=host,
