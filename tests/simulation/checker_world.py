@@ -63,7 +63,7 @@ JOB = "5" * 32
 STATE, OUT, SAVEPOINTS = "/state", "/out", "/savepoints"
 MAX_PARALLELISM = 4
 POSITIONS = StateMeta("positions", "operator_list", "bytes")
-COUNTS = StateMeta("counts", "value", "int64", "int64")
+COUNTS = StateMeta("counts", "value", "int", "int64")
 
 
 class DictView:

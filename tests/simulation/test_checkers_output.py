@@ -184,7 +184,7 @@ def test_a_committed_file_has_changed(story: Story) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ cuts
 
-COUNTS = StateMeta("counts", "value", "int64", "int64")
+COUNTS = StateMeta("counts", "value", "int", "int64")
 
 
 def keyed(counts: Mapping[int, int], group: int = 0) -> OperatorSubtaskState:
