@@ -3,12 +3,14 @@ PYTHON := .venv/bin/python
 export PYTHONHASHSEED ?= random
 
 SEEDS ?= 2000
+# Processes that `make test` runs tests in; some start a Spark session and workers of their own.
+TEST_PROCESSES ?= 2
 
 .PHONY: help setup demo test check bench chaos lock clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
-	@echo 'make test    all tests'
+	@echo 'make test    all tests, in TEST_PROCESSES=2 processes'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
 	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught'
@@ -21,7 +23,7 @@ demo: setup
 	@$(PYTHON) examples/flights.py $(ARGS)
 
 test: setup
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check:
 	@scripts/setup --no-java

@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos.results import RunResult
 from chaos.runner import SeedRunner, cpu_count
-from chaos.seedprocess import Task, perform, prepare_process
+from chaos.seedprocess import Outcome, Task, perform, prepare_process, tidy_up
 from chaos.world import RunRequest, run_seed
 
 Row = dict[str, Any]
@@ -39,18 +39,25 @@ def measure_one(faults: int, count: int) -> Row:
     """In this process. Per core means CPU time: nothing in a run waits."""
     tasks = [Task(request) for request in requests(count, faults)]
     for task in tasks[:WARM_UP]:
-        perform(run_seed, task)
+        _perform(task)
     results: list[RunResult] = []
     loops: list[float] = []
     seconds = cpu_seconds = 0.0
     for first in range(0, len(tasks), LOOP_EVERY):
         loops.append(loop_ms())
         began, cpu_began = time.perf_counter(), time.process_time()
-        results += [perform(run_seed, task).result for task in tasks[first : first + LOOP_EVERY]]
+        results += [_perform(task).result for task in tasks[first : first + LOOP_EVERY]]
         seconds += time.perf_counter() - began
         cpu_seconds += time.process_time() - cpu_began
     row = _row(results, 1, faults, seconds, cpu_seconds)
     return {**row, "loop_ms": [round(statistics.median(loops), 1), round(min(loops), 1)]}
+
+
+def _perform(task: Task) -> Outcome:
+    """As a campaign's process does."""
+    outcome = perform(run_seed, task)
+    tidy_up()
+    return outcome
 
 
 def loop_ms() -> float:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 from chaos import runner
 from chaos.results import RunResult
 from chaos.runner import SeedRunner
-from chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
+from chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform, tidy_up
 from tests.simulation import fakes
 from tests.simulation.fakes import make_runner, make_task
 
@@ -129,3 +131,22 @@ def test_an_error_in_this_process_is_told_as_well() -> None:
     outcome = perform(fakes.run_seed, make_task(3, "raising"))  # type: ignore[arg-type]
     assert isinstance(outcome, Outcome)
     assert outcome.result.violations[0].invariant == SIMULATOR
+
+
+def test_what_a_run_leaves_in_cycles_is_freed_before_the_next() -> None:
+    class Left:
+        itself: Left
+
+    try:
+        tidy_up()  # the first call sets aside what is there
+        gc.disable()
+        left = Left()
+        left.itself = left
+        alive = weakref.ref(left)
+        del left
+        assert alive() is not None
+        tidy_up()
+        assert alive() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
