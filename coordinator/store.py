@@ -268,17 +268,23 @@ def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
 
 
 def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
+    """Reads the job again only where it has changed it: a first submission's directory is read once."""
     job = yield from read_job(paths)
-    for checkpoint in job.with_fact(CheckpointFact.UNDECIDED):
+    undecided = job.with_fact(CheckpointFact.UNDECIDED)
+    for checkpoint in undecided:
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
-    if job.epochs and min(job.epochs) < takeover.epoch:
+    is_behind_another = bool(job.epochs) and min(job.epochs) < takeover.epoch
+    if is_behind_another:
         yield from _fence_next(paths, job, takeover)
-    job = yield from read_job(paths)
+    if undecided or is_behind_another:
+        job = yield from read_job(paths)
     for checkpoint in job.with_fact(CheckpointFact.ABORTED):
         yield from sweep_checkpoint(paths, checkpoint)
-    for checkpoint in derive_garbage(job):
+    garbage = derive_garbage(job)
+    for checkpoint in garbage:
         yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
-    job = yield from read_job(paths)
+    if garbage:
+        job = yield from read_job(paths)
     yield from _make_durable(paths, job)
     return job
 
