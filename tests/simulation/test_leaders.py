@@ -51,9 +51,9 @@ def test_end_that_was_read_while_another_leader_slept_before_its_submission_is_n
     """It had taken its epoch, and submitted the job anew when it woke: workers were sent to one that knew the older end only."""
     plan = (
         Fault("second_coordinator", on="coordinator.PutIfAbsent.results.done", duration_ms=800),
-        Fault("drain", at_ms=1090),
+        Fault("drain", at_ms=1150),
         Fault("old_leader_wakes", at_ms=1628, duration_ms=800),
-        Fault("pause_coordinator", at_ms=1408, duration_ms=2500),
+        Fault("pause_coordinator", at_ms=1300, duration_ms=2500),
         Fault("restore", at_ms=380),
         Fault("power_loss", on="coordinator.answer.acks", nth=2, amount=1),
     )
