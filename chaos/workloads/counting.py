@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -44,14 +45,13 @@ COUNTED_COMPARED = (0, 2)
 
 def counted_rows(records: Iterable[tuple[int, int, int]]) -> Counter[Row]:
     """(key, i) of each of these records (i, key, value)."""
-    return Counter((key, i) for i, key, _ in records)
+    return Counter(map(itemgetter(1, 0), records))
 
 
-def counted_states(records: Iterable[tuple[int, int, int]]) -> CutStates:
+def counted_states(records: Sequence[tuple[int, int, int]]) -> CutStates:
     """State after these records."""
-    counts: dict[int, int] = {}
-    totals: dict[int, int] = {}
+    counts = Counter(map(itemgetter(1), records))
+    totals: defaultdict[int, int] = defaultdict(int)
     for _, key, value in records:
-        counts[key] = counts.get(key, 0) + 1
-        totals[key] = totals.get(key, 0) + value
+        totals[key] += value
     return {"counted": {key: {"count": counts[key], "total": totals[key]} for key in counts}}

@@ -87,7 +87,7 @@ def _rows_at(feeds: Feeds, positions: Positions) -> Counter[Row]:
 
 
 def _states_at(feeds: Feeds, positions: Positions) -> CutStates:
-    return counted_states(_records(feeds, positions))
+    return counted_states(list(_records(feeds, positions)))
 
 
 def _longest(feed: Feed) -> Counter[Row]:
