@@ -7,12 +7,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from api.runfile import read_run_record
+from api.runfile import RUN_FILE, read_run_record
 from api.settings import ServerSettings
 from coordinator.config import ServiceConfig
 from coordinator.interface import Coordinator
@@ -67,6 +69,10 @@ class DirectoryGuard:
         if descriptor is not None:
             os.close(descriptor)
 
+    def doubt(self) -> str:
+        """Why holding the guard proves nothing; empty if the lock is held."""
+        return "" if self._descriptor is not None else f"{self._location} takes no locks"
+
     def _refused(self) -> CoordinatorRunningError:
         record = read_run_record(self._state_dir)
         pid, url = (record.pid, record.url) if record is not None else (None, None)
@@ -77,6 +83,39 @@ class DirectoryGuard:
             pid=pid,
             url=url,
         )
+
+
+@contextmanager
+def without_coordinator(directory: Path) -> Iterator[str]:
+    """Keep coordinators away from a state directory; gives the reason if one may be running nevertheless, else an empty text.
+
+    A lock alone proves little: other machines may not see it, and a coordinator that took over from one that hung has none. So
+    the last one must have been of this machine, too, and its process gone."""
+    with ExitStack() as held:
+        try:
+            guard = held.enter_context(DirectoryGuard(directory, takeover=False))
+        except CoordinatorRunningError as error:
+            reason = error.message.removeprefix("refused: ")
+        else:
+            reason = guard.doubt() or _last_coordinator(directory)
+        yield reason
+
+
+def _last_coordinator(directory: Path) -> str:
+    record = read_run_record(directory)
+    if record is None:
+        return f"{directory} does not say which coordinator it had last" if (directory / RUN_FILE).exists() else ""
+    if record.host != socket.gethostname():
+        return f"the last coordinator ran on {record.host}, and whether it still does can't be seen from here"
+    if record.pid == os.getpid():
+        return ""  # it would hold the lock
+    try:
+        os.kill(record.pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return f"process {record.pid}, which was the last coordinator, is alive"
 
 
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:

@@ -91,6 +91,11 @@ class SimObjectStore:
         self._request("list", prefix, 0)
         return list(self.look(prefix))
 
+    def facts(self, prefix: str) -> list[ops.FileFacts]:
+        """Keys that begin so, with what a listing says of them."""
+        found = ((key, self._objects[key]) for key in self.keys(prefix))
+        return [ops.FileFacts(key, len(each.content), each.modified_ms) for key, each in found]
+
     def names(self, prefix: str) -> list[str]:
         """What follows the prefix, up to and with the next `/`: each once, in order."""
         self._request("list", prefix, 0)
@@ -162,6 +167,10 @@ class ObjectStorage:
                 return self._store.head(self._key(operation.path))
             case ops.ListFiles():
                 return [key[len(self._prefix) :] for key in self._store.keys(self._folder(operation.prefix))]
+            case ops.DescribeFiles():
+                return [
+                    fact._replace(path=fact.path[len(self._prefix) :]) for fact in self._store.facts(self._folder(operation.prefix))
+                ]
             case ops.ListFolder():
                 return self._store.names(self._folder(operation.prefix))
             case ops.LinkFile():

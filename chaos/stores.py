@@ -262,7 +262,9 @@ def _full(name: str, path: str, size: int) -> int:
 
 
 def _changes(operation: Operation) -> bool:
-    return not isinstance(operation, ops.DownloadFile | ops.ReadFile | ops.StatFile | ops.ListFiles | ops.ListFolder)
+    return not isinstance(
+        operation, ops.DownloadFile | ops.ReadFile | ops.StatFile | ops.ListFiles | ops.DescribeFiles | ops.ListFolder
+    )
 
 
 def _as_sent(operation: Operation) -> Operation:
@@ -316,7 +318,7 @@ def _short(operation: Operation, result: Any) -> str:
             return "created" if result else "exists"
         case ops.StatFile():
             return "missing" if result is None else "exists"
-        case ops.ListFiles() | ops.ListFolder():
+        case ops.ListFiles() | ops.DescribeFiles() | ops.ListFolder():
             return f"{len(result)} names"
         case ops.DeleteFile():
             return "deleted" if result else "missing"

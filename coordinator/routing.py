@@ -12,6 +12,7 @@ from statebackends.errors import InvalidConfigError
 from statebackends.storage import is_absolute_folder, resolve_folder
 from statebackends.storage.operations import (
     DeleteFolder,
+    DescribeFiles,
     LinkFile,
     ListFiles,
     ListFolder,
@@ -55,7 +56,7 @@ class RoutedStorage:
         """Perform one operation where its path points; listed paths come back in the form that was asked for."""
         if isinstance(operation, LinkFile):
             return self._default.execute(operation)
-        if isinstance(operation, ListFiles | ListFolder | DeleteFolder):
+        if isinstance(operation, ListFiles | DescribeFiles | ListFolder | DeleteFolder):
             return self._on_folder(operation)
         if not is_absolute_folder(operation.path):
             return self._default.execute(operation)
@@ -64,7 +65,7 @@ class RoutedStorage:
         storage, relative = self.resolve(folder)
         return storage.execute(replace(operation, path=f"{relative}/{name}"))
 
-    def _on_folder(self, operation: ListFiles | ListFolder | DeleteFolder) -> Any:
+    def _on_folder(self, operation: ListFiles | DescribeFiles | ListFolder | DeleteFolder) -> Any:
         if not is_absolute_folder(operation.prefix):
             return self._default.execute(operation)
         _check_inside(operation.prefix)
@@ -72,6 +73,8 @@ class RoutedStorage:
         result = storage.execute(replace(operation, prefix=relative))
         if isinstance(operation, ListFiles):
             return [operation.prefix + path.removeprefix(relative) for path in result]
+        if isinstance(operation, DescribeFiles):
+            return [fact._replace(path=operation.prefix + fact.path.removeprefix(relative)) for fact in result]
         return result
 
 

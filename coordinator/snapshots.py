@@ -16,7 +16,7 @@ from statebackends.metadata import SnapshotMetadata
 from statebackends.operator_state import read_entries
 from statebackends.snapshot import SnapshotProblem, external_exists, read_metadata, verify_snapshot
 from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import DeleteFolder, Flow, LinkFile, ListFiles, ListFolder, Operation
+from statebackends.storage.operations import DeleteFolder, DescribeFiles, Flow, LinkFile, ListFiles, ListFolder, Operation
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def _throw(flow: Flow[Any], error: HoldfastError) -> Operation | _Done:
 
 
 def _move(operation: Operation, parent: str) -> Operation:
-    if isinstance(operation, ListFiles | ListFolder | DeleteFolder):
+    if isinstance(operation, ListFiles | DescribeFiles | ListFolder | DeleteFolder):
         return replace(operation, prefix=f"{parent}/{operation.prefix}")
     if isinstance(operation, LinkFile):
         return replace(operation, source=f"{parent}/{operation.source}", target=f"{parent}/{operation.target}")

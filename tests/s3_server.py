@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -208,3 +209,29 @@ def connect(server: S3Server, clock: SimClock | None = None, *, like: S3Connecti
 def storage_on(server: S3Server, connection: S3Connection) -> S3Storage:
     """An empty storage."""
     return S3Storage(f"s3://{server.new_bucket(connection)}/state", connection)
+
+
+# ------------------------------------------------------------------------------- fixtures of tests that reach it by the environment
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Where this process, and those that it starts, find S3."""
+    server = S3Server()
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": server.url}.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def connection(server: S3Server) -> Iterator[S3Connection]:
+    connection = connect(server)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def bucket(server: S3Server, connection: S3Connection) -> str:
+    """The location of a new one."""
+    return f"s3://{server.new_bucket(connection)}"

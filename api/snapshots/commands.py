@@ -1,4 +1,4 @@
-"""`holdfast snapshot inspect | verify | diff | export | copy`: parse, call, print.
+"""`holdfast snapshot inspect | verify | diff | export | copy | fsck`: parse, call, print.
 
 Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 trouble."""
 
@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from api import console
+from api.snapshots.fsck_command import fsck
 from statebackends.errors import CorruptStateError, HoldfastError, UnsupportedVersionError
 
 EXIT_DIFFERENT = 1
@@ -28,7 +29,9 @@ class _Group(TyperGroup):
 
 
 snapshots = typer.Typer(
-    cls=_Group, help="Look at, check, compare, export and copy snapshots; no coordinator is needed.", no_args_is_help=True
+    cls=_Group,
+    help="Look at, check, compare, export and copy snapshots; whose files are whose. No coordinator is needed.",
+    no_args_is_help=True,
 )
 
 _FOLDER = "Folder of a checkpoint or savepoint, or its _metadata file; a path or a URL."
@@ -61,6 +64,7 @@ def inspect(
 
 
 snapshots.command()(inspect)
+snapshots.command()(fsck)
 
 
 @snapshots.command()

@@ -103,6 +103,8 @@ class LocalStorage:
                 return None if found is None or found.is_folder else found.size
             case ops.ListFiles():
                 return sorted(self._files(operation.prefix.rstrip("/")))
+            case ops.DescribeFiles():
+                return list(self._described(operation.prefix.rstrip("/")))
             case ops.ListFolder():
                 return sorted(name + "/" * is_folder for name, is_folder in self._listed(operation.prefix.rstrip("/")))
             case ops.LinkFile():
@@ -290,6 +292,12 @@ class LocalStorage:
                 yield from self._files(path)
             else:
                 yield path
+
+    def _described(self, prefix: str) -> Iterator[ops.FileFacts]:
+        for path in sorted(self._files(prefix)):
+            found = self._stat(self._prefix + path)
+            if found is not None and not found.is_folder:  # else it was deleted meanwhile
+                yield ops.FileFacts(path, found.size, found.modified_ms)
 
     # -- deleting
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -73,6 +73,24 @@ class ListFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeFiles:
+    """Result: list[FileFacts] of all files below the folder `prefix` (recursive), sorted by path. Not for hot paths."""
+
+    prefix: str
+
+
+class FileFacts(NamedTuple):
+    """What a listing says of one file."""
+
+    path: str
+    """Full, as `ListFiles` gives it."""
+    size: int
+    """Bytes."""
+    modified_ms: int
+    """Wall clock of the storage: never later than the moment at which the file could first be seen."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListFolder:
     """Result: sorted list[str] of names directly in `prefix`, folders with a trailing '/'. Empty when it is missing."""
 
@@ -111,6 +129,7 @@ Operation: TypeAlias = (
     | ReadFile
     | StatFile
     | ListFiles
+    | DescribeFiles
     | ListFolder
     | LinkFile
     | DeleteFile
@@ -123,7 +142,7 @@ Flow: TypeAlias = Generator[Operation, Any, T]
 def path_of(operation: Operation) -> str:
     """The path, or the folder, that an operation is about; of a link, its target."""
     match operation:
-        case ListFiles() | ListFolder() | DeleteFolder():
+        case ListFiles() | DescribeFiles() | ListFolder() | DeleteFolder():
             return operation.prefix
         case LinkFile():
             return operation.target

@@ -79,6 +79,8 @@ class S3Storage:
                 return None if found is None else found.size
             case ops.ListFiles():
                 return sorted(path for path, _ in self._listed(operation.prefix, deep=True))
+            case ops.DescribeFiles():
+                return sorted(self._described(operation.prefix))
             case ops.ListFolder():
                 return sorted(name + "/" * is_folder for name, is_folder in self._listed(operation.prefix, deep=False))
             case ops.LinkFile():
@@ -182,6 +184,15 @@ class S3Storage:
                 key = str(each["Key"])
                 if not key.endswith("/") and not key.startswith(hidden):  # `folder/` is how consoles make folders
                     yield key[cut:], False
+
+    def _described(self, prefix: str) -> Iterator[ops.FileFacts]:
+        hidden = f"{self._prefix}{TEMPORARY_FOLDER}/"
+        for page in self._pages(Prefix=self._folder(prefix)):
+            for each in page.get("Contents", ()):
+                key = str(each["Key"])
+                if not key.endswith("/") and not key.startswith(hidden):
+                    modified_ms = int(each["LastModified"].timestamp() * 1_000)
+                    yield ops.FileFacts(key[len(self._prefix) :], int(each["Size"]), modified_ms)
 
     def _pages(self, **arguments: Any) -> Iterator[dict[str, Any]]:
         token: dict[str, str] = {}

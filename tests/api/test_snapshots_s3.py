@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import holdfast as hf
+from barriers.messages import CheckpointKind
+from coordinator.fsck import FsckRequest, check_directory
+from coordinator.records import ClaimRecord, JobPaths, SubmissionRecord, derive_job_id, encode_record
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from statebackends.storage.operations import DeleteFile, ListFiles, PutIfAbsent
+from statebackends.storage.operations import DeleteFile, ListFiles, PutIfAbsent, run_flow
 from statebackends.storage.s3 import S3Storage
 from statebackends.storage.s3_connection import S3Connection
-from tests.s3_server import CREDENTIALS, S3Server, connect
+from tests.coordinator.doubles import submission, word_count
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    server = S3Server()
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": server.url}.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def connection(server: S3Server) -> Iterator[S3Connection]:
-    connection = connect(server)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def bucket(server: S3Server, connection: S3Connection) -> str:
-    return f"s3://{server.new_bucket(connection)}"
 
 
 @pytest.mark.parametrize("kind", ["filesystem", "rocksdb"])
@@ -78,3 +63,27 @@ def test_an_export_goes_there(tmp_path: Path, bucket: str, connection: S3Connect
     assert report.location == f"{bucket}/exported"
     files = S3Storage(bucket, connection).execute(ListFiles(""))
     assert files == ["exported/_export.json", "exported/totals/count/part-00000.parquet"]
+
+
+def test_fsck_of_a_state_directory_there(bucket: str, connection: S3Connection, tmp_path: Path) -> None:
+    storage = S3Storage(f"{bucket}/state", connection)
+    storage.execute(PutIfAbsent("_holdfast", b"nonce"))
+    paths = JobPaths(derive_job_id("word count"))
+    write(tmp_path, paths.checkpoint(7), SOME, kind="filesystem", storage=storage)
+    claim = ClaimRecord(7, 1, 1, 1, CheckpointKind.CHECKPOINT, paths.checkpoint(7), "n")
+    record = SubmissionRecord(1, 1, submission(word_count()), None, 1, "n")
+    storage.execute(PutIfAbsent(paths.claim(7), encode_record(claim)))
+    storage.execute(PutIfAbsent(paths.submission(1), encode_record(record)))
+    storage.execute(PutIfAbsent(f"{paths.checkpoint(6)}/left", b"x"))
+    before = storage.execute(ListFiles(""))
+    report = hf.fsck(f"{bucket}/state", safety_age_ms=0)
+    assert [file.path for file in report.orphans] == [f"{paths.checkpoint(6)}/left"]
+    assert sum(cost.files for cost in report.costs) == len(before)
+    assert report.problems == ()
+    assert len(hf.fsck(f"{bucket}/state").young) == 1
+    request = FsckRequest(safety_age_ms=0, repair=True, nonce="n", leader_may_live="who knows")
+    held = run_flow(check_directory(request, storage.root, 1 << 60), storage)
+    assert held.refused == {paths.job_id: "its leader may be alive: who knows"}
+    done = run_flow(check_directory(replace(request, leader_may_live=""), storage.root, 1 << 60), storage)
+    assert [file.path for file in done.deleted] == [f"{paths.checkpoint(6)}/left"]
+    assert storage.execute(ListFiles("")) == [path for path in before if "/chk-6/" not in path]

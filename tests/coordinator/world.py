@@ -42,6 +42,8 @@ from statebackends.storage.local import storage_from_url
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
+    DescribeFiles,
+    FileFacts,
     ListFiles,
     ListFolder,
     Operation,
@@ -63,6 +65,9 @@ class DictStorage:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.now_ms = 0
+        self.modified_ms: dict[str, int] = {}
+        """Of files that were written when it was later than 0."""
         self.trouble: random.Random | None = None
         self.trouble_share = 0.0
 
@@ -82,6 +87,7 @@ class DictStorage:
         match operation:
             case WriteFile():
                 self.files[operation.path] = b"".join(bytes(chunk) for chunk in operation.chunks)
+                self.modified_ms[operation.path] = self.now_ms
                 return len(self.files[operation.path])
             case ReadFile():
                 if operation.path not in self.files:
@@ -91,6 +97,10 @@ class DictStorage:
                 return len(self.files[operation.path]) if operation.path in self.files else None
             case ListFiles():
                 return sorted(path for path in self.files if path.startswith(f"{operation.prefix}/"))
+            case DescribeFiles():
+                prefix = f"{operation.prefix}/" if operation.prefix else ""
+                paths = sorted(path for path in self.files if path.startswith(prefix))
+                return [FileFacts(path, len(self.files[path]), self.modified_ms.get(path, 0)) for path in paths]
             case ListFolder():
                 prefix = f"{operation.prefix}/" if operation.prefix else ""
                 rests = (path.removeprefix(prefix) for path in self.files if path.startswith(prefix))
@@ -109,6 +119,7 @@ class DictStorage:
         if operation.path in self.files:
             return False
         self.files[operation.path] = operation.data
+        self.modified_ms[operation.path] = self.now_ms
         return True
 
     def completed(self, job_id: str) -> dict[int, str]:

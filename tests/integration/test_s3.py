@@ -19,27 +19,13 @@ from statebackends.storage.s3 import S3Storage
 from statebackends.storage.s3_connection import S3Connection
 from tests.api.test_serve import ROOT, Process
 from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
-from tests.s3_server import CREDENTIALS, S3Server, connect
+from tests.s3_server import S3Server
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
 
 pytestmark = pytest.mark.slow
 
 ROWS = 6_000
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    server = S3Server()
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": server.url}.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def connection(server: S3Server) -> Iterator[S3Connection]:
-    connection = connect(server)
-    yield connection
-    connection.close()
 
 
 @pytest.fixture

@@ -105,6 +105,11 @@ class StorageContract:
         assert storage.execute(ops.ListFolder("job")) == ["a/", "b"]
         assert storage.execute(ops.ListFolder("")) == ["job/", "top"]
         assert storage.execute(ops.ListFiles("top")) == []
+        facts = storage.execute(ops.DescribeFiles(""))
+        assert [(fact.path, fact.size) for fact in facts] == [(path, 1) for path in storage.execute(ops.ListFiles(""))]
+        assert storage.execute(ops.DescribeFiles("job/a")) == facts[:2]
+        assert storage.execute(ops.DescribeFiles("nothing")) == []
+        assert len({fact.modified_ms // 3_600_000 for fact in facts}) <= 2
         assert storage.execute(ops.DeleteFile("job/b")) is True
         assert storage.execute(ops.DeleteFile("job/b")) is False
         assert storage.execute(ops.DeleteFile("no/such/folder")) is False

@@ -1,0 +1,344 @@
+"""Flows that look at a whole state directory, and delete what nothing owns.
+
+A repair may be killed between any two operations, and repeated: it deletes only what no snapshot that stands can name, and
+names are never used twice. That is so at one moment (registers that are the same before and after they were read, and never
+turn back), hence for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from coordinator.leadership import check_leadership
+from coordinator.owners import (
+    FSCK_FOLDER,
+    INPUT_MANIFEST,
+    SOURCES,
+    Ages,
+    Claims,
+    JobEvidence,
+    OwnedFile,
+    OwnerCost,
+    Standing,
+    add_costs,
+    assign_directory,
+    assign_owners,
+    counted_id,
+    derive_claims,
+    refusal,
+)
+from coordinator.publication import CheckpointFact, Completed, RecordedJob
+from coordinator.records import METADATA, JobPaths, is_job_id
+from coordinator.store import read_job
+from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
+from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata, verify_file, verify_snapshot
+from statebackends.storage.operations import (
+    DeleteFile,
+    DeleteFolder,
+    DescribeFiles,
+    FileFacts,
+    Flow,
+    ListFolder,
+    PutIfAbsent,
+    ReadFile,
+    StatFile,
+)
+
+SETTLED_TRIES_MAX = 3
+"""Reads of a job's registers until two in a row say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What was seen of a state directory."""
+
+    jobs: Mapping[str, JobEvidence]
+    savepoints: Mapping[str, SnapshotMetadata | None]
+    """By folder below the state directory; None: can't be read."""
+    files: tuple[FileFacts, ...]
+    """Of no job."""
+    targets: frozenset[str]
+    """Folders below the state directory that claims name."""
+
+    def claims(self) -> Claims:
+        return derive_claims(self.jobs.values(), self.savepoints)
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """What there is in a state directory, whose it is, and what was done about it."""
+
+    location: str
+    costs: tuple[OwnerCost, ...]
+    orphans: tuple[OwnedFile, ...]
+    """Older than the safety age; after a repair, what it left."""
+    young: tuple[OwnedFile, ...]
+    """Named by nothing, and younger than the safety age."""
+    unknown: tuple[OwnedFile, ...]
+    """Nothing that Holdfast writes; never deleted."""
+    problems: tuple[SnapshotProblem, ...]
+    """Of the files of retained checkpoints."""
+    damaged_jobs: Mapping[str, str] = field(default_factory=dict)
+    """Jobs with a record that can't be read, and what is wrong with it: nothing of theirs is called an orphan."""
+    deleted: tuple[OwnedFile, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Jobs with orphans that a repair left alone, and why."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Every file has an owner, or is young, and every retained checkpoint has its files."""
+        return not (self.orphans or self.problems or self.damaged_jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class FsckRequest:
+    """What to do."""
+
+    job_id: str | None = None
+    """None: all jobs, and what is of no job."""
+    safety_age_ms: int = 3_600_000
+    checksums: bool = False
+    """Read every file of the retained checkpoints."""
+    repair: bool = False
+    leader_may_live: str = ""
+    """Why a coordinator may be leading jobs of this directory; empty when none can. Only for a repair."""
+    nonce: str = ""
+    """Of a repair."""
+
+
+def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[FsckReport]:
+    """`now_ms`: wall clock of this process; a repair asks the storage's, too, and believes the earlier one."""
+    directory = yield from look(location, request.job_id)
+    if request.repair:
+        now_ms = min(now_ms, (yield from _storage_clock(request.nonce)))
+    ages = Ages(now_ms, request.safety_age_ms)
+    claims = directory.claims()
+    chosen = [evidence for job_id, evidence in directory.jobs.items() if request.job_id in (None, job_id)]
+    files = {evidence.job_id: assign_owners(evidence, claims, ages) for evidence in chosen}
+    if request.job_id is None:
+        files[""] = assign_directory(directory.files, directory.savepoints, directory.targets, ages)
+    problems: list[SnapshotProblem] = []
+    for evidence in chosen:
+        problems += yield from _find_problems(evidence, checksums=request.checksums)
+    deleted: list[OwnedFile] = []
+    refused: dict[str, str] = {}
+    if request.repair:
+        for evidence in chosen:
+            reason = yield from _repair_job(evidence, files[evidence.job_id], request.leader_may_live, deleted)
+            if reason:
+                refused[evidence.job_id] = reason
+        for file in files.get("", ()):
+            if file.standing is Standing.ORPHAN:
+                yield DeleteFile(file.path)
+                deleted.append(file)
+    gone = {file.path for file in deleted}
+    left = [file for found in files.values() for file in found if file.path not in gone]
+    return FsckReport(
+        location=location,
+        costs=add_costs(left),
+        orphans=tuple(file for file in left if file.standing is Standing.ORPHAN),
+        young=tuple(file for file in left if file.standing is Standing.YOUNG),
+        unknown=tuple(file for file in left if file.kind.value == "unknown"),
+        problems=tuple(problems),
+        damaged_jobs={evidence.job_id: evidence.damage for evidence in chosen if evidence.job is None},
+        deleted=tuple(deleted),
+        refused=refused,
+    )
+
+
+def look(location: str, job_id: str | None = None) -> Flow[Directory]:
+    """Everything there is at `location`; of other jobs than `job_id`, only what their snapshots may name elsewhere."""
+    names: list[str] = yield ListFolder("")
+    jobs: dict[str, JobEvidence] = {}
+    files: list[FileFacts] = []
+    for name in names:
+        top = name.rstrip("/")
+        if is_job_id(top) and name.endswith("/"):
+            jobs[top] = yield from _look_at_job(top, with_files=job_id in (None, top))
+        elif name.endswith("/"):
+            files += yield DescribeFiles(top)
+        else:
+            size: int | None = yield StatFile(name)
+            if size is not None:
+                files.append(FileFacts(name, size, 0))
+    savepoints: dict[str, SnapshotMetadata | None] = {}
+    for fact in files:
+        folder, _, name = fact.path.rpartition("/")
+        if name == METADATA and folder:
+            savepoints[folder] = yield from _read_savepoint(folder)
+    return Directory(jobs, savepoints, tuple(files), frozenset(_targets(jobs.values(), location)))
+
+
+def _read_savepoint(folder: str) -> Flow[SnapshotMetadata | None]:
+    try:
+        return (yield from read_metadata(folder))
+    except (CorruptStateError, ObjectMissingError):
+        return None
+
+
+def _targets(jobs: Iterable[JobEvidence], location: str) -> Iterable[str]:
+    """Folders of savepoints that lie below the state directory at `location`."""
+    root = f"{location.rstrip('/')}/"
+    for evidence in jobs:
+        for checkpoint in evidence.job.checkpoints.values() if evidence.job is not None else ():
+            folder = checkpoint.claim.folder.removeprefix("file://") if checkpoint.claim is not None else ""
+            if folder.startswith(root):
+                yield folder.removeprefix(root).rstrip("/")
+
+
+def _look_at_job(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
+    """The listing comes first: what appears later is not judged, and what vanishes meanwhile is found missing by nobody."""
+    files: list[FileFacts] = []
+    if with_files:
+        files = yield DescribeFiles(job_id)
+    try:
+        job, snapshots, is_settled = yield from _read_registers(JobPaths(job_id))
+    except CorruptStateError as error:
+        return JobEvidence(job_id, None, error.message, files=tuple(files))
+    inputs: dict[str, frozenset[str] | None] = {}
+    for fact in files:
+        folder, _, name = fact.path.rpartition("/")
+        parts = folder.split("/")
+        if name == INPUT_MANIFEST and len(parts) == 4 and parts[1] == SOURCES:
+            inputs[folder] = yield from _read_input(folder, fact.path)
+    return JobEvidence(job_id, job, "", snapshots, inputs, tuple(files), is_settled)
+
+
+Registers = tuple[RecordedJob, dict[int, SnapshotMetadata], bool]
+
+
+def _read_registers(paths: JobPaths) -> Flow[Registers]:
+    """The job, its completed snapshots, and whether all of it was so at one moment. Raises CorruptStateError.
+
+    A register goes from empty to claimed, decided and deleted, and never back: two equal readings mean that nothing changed
+    between them."""
+    before = yield from _read_whole(paths)
+    snapshots: dict[int, SnapshotMetadata] = {}
+    for _ in range(SETTLED_TRIES_MAX):
+        snapshots = {}
+        for checkpoint in before.with_fact(CheckpointFact.COMPLETED):
+            if isinstance(checkpoint.decision, Completed):
+                path = paths.decision(checkpoint.checkpoint_id)
+                try:
+                    snapshots[checkpoint.checkpoint_id] = decode_metadata((yield ReadFile(path)), path)
+                except (ObjectMissingError, CorruptStateError):
+                    continue  # it was dropped meanwhile: the next reading differs
+        after = yield from _read_whole(paths)
+        if after == before:
+            return before, snapshots, True
+        before = after
+    return before, snapshots, False
+
+
+def _read_whole(paths: JobPaths) -> Flow[RecordedJob]:
+    """As `read_job`, also while an ended job's records are being dropped."""
+    for _ in range(SETTLED_TRIES_MAX - 1):
+        try:
+            return (yield from read_job(paths))
+        except ObjectMissingError:
+            continue
+    return (yield from read_job(paths))
+
+
+class _InputFile(msgspec.Struct):
+    name: str
+
+
+class _Input(msgspec.Struct):
+    """As much of an input's manifest as says which files it names."""
+
+    files: tuple[_InputFile, ...]
+    version: int
+
+
+INPUT_VERSION = 1
+"""Highest version of an input's manifest that this code understands."""
+
+
+def _read_input(folder: str, path: str) -> Flow[frozenset[str] | None]:
+    try:
+        manifest = msgspec.json.decode((yield ReadFile(path)), type=_Input)
+    except (ObjectMissingError, msgspec.MsgspecError):
+        return None
+    return frozenset(f"{folder}/{file.name}" for file in manifest.files) if manifest.version <= INPUT_VERSION else None
+
+
+def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[SnapshotProblem]]:
+    """Files of retained checkpoints that are missing or of a wrong length; with `checksums`, all that is wrong with them."""
+    sizes = {fact.path: fact.size for fact in evidence.files}
+    problems: list[SnapshotProblem] = []
+    for number, metadata in sorted(evidence.snapshots.items()):
+        folder = JobPaths(evidence.job_id).checkpoint(number)
+        found: list[SnapshotProblem] = []
+        if checksums:
+            found = yield from verify_snapshot(metadata, folder)
+        else:
+            for operator in metadata.operators:
+                for subtask, state in enumerate(operator.subtasks):
+                    for handle in file_handles(state):
+                        if sizes.get(_path_of(folder, handle.path)) == handle.length:
+                            continue
+                        problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=False)
+                        found += [] if problem is None else [problem]
+        if found and (yield StatFile(JobPaths(evidence.job_id).claim(number))) is None:
+            continue  # it was dropped meanwhile
+        problems += found
+    return problems
+
+
+def _path_of(folder: str, path: str) -> str:
+    try:
+        return part_path(folder, path)
+    except CorruptStateError:
+        return ""
+
+
+def _storage_clock(nonce: str) -> Flow[int]:
+    """What time it is for whoever dates the files."""
+    path = f"{FSCK_FOLDER}/{nonce}"
+    yield PutIfAbsent(path, b"")
+    facts: list[FileFacts] = yield DescribeFiles(FSCK_FOLDER)
+    yield DeleteFile(path)
+    return next((fact.modified_ms for fact in facts if fact.path == path), 0)
+
+
+def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: str, deleted: list[OwnedFile]) -> Flow[str]:
+    """Delete a job's orphans; returns why they were left alone, empty if they were not. Adds to `deleted` what is gone."""
+    orphans = [file for file in files if file.standing is Standing.ORPHAN]
+    folders = _empty_folders(evidence, files)
+    if not orphans and not folders:
+        return ""
+    reason = refusal(evidence, leader_may_live)
+    if reason:
+        return reason
+    assert evidence.job is not None
+    paths = JobPaths(evidence.job_id)
+    epoch = max(evidence.job.epochs, default=0)
+    try:
+        # A decision comes last: without the rest it is the smallest thing that can be left over.
+        for file in sorted(orphans, key=lambda file: (file.path.endswith(f"/{METADATA}"), file.path)):
+            yield from check_leadership(paths, epoch)
+            yield DeleteFile(file.path)
+            deleted.append(file)
+        parents = {file.path.rpartition("/")[0] for file in orphans}
+        for folder in sorted({*parents, *folders}, reverse=True):
+            yield from check_leadership(paths, epoch)
+            if folder not in (f"{evidence.job_id}/shared",) and not (yield ListFolder(folder)):
+                yield DeleteFolder(folder)
+    except FencedError as error:
+        return f"somebody began to lead it: {error.message}"
+    return ""
+
+
+def _empty_folders(evidence: JobEvidence, files: list[OwnedFile]) -> list[str]:
+    """Folders of orphaned ids without any file, which a directory keeps."""
+    if evidence.job is None:
+        return []
+    paths = JobPaths(evidence.job_id)
+    used = {file.path.rpartition("/")[0] for file in files}
+    orphaned = evidence.job.with_fact(CheckpointFact.ORPHANED)
+    folders = [paths.checkpoint(each.checkpoint_id) for each in orphaned if each.checkpoint_id <= counted_id(evidence.job)]
+    return [folder for folder in folders if folder not in used]

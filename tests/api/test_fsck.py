@@ -1,0 +1,168 @@
+"""`hf.fsck` and `holdfast snapshot fsck` on real directories: what they print, their exit codes, who is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from api.cli import app
+from api.leading import DirectoryGuard, without_coordinator
+from api.runfile import RunRecord, write_run_record
+from barriers.messages import CheckpointKind
+from coordinator.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
+from statebackends.errors import InvalidConfigError, NotFoundError
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import PutIfAbsent
+from tests.coordinator.doubles import submission, word_count
+from tests.statebackends.snapshot_harness import SOME, files_below, write
+
+NAME = "word count"
+JOB = derive_job_id(NAME)
+PATHS = JobPaths(JOB)
+runner = CliRunner()
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = runner.invoke(app, ["snapshot", "fsck", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def put(state: Path, path: str, content: bytes = b"x", *, age_s: float = 7_200) -> Path:
+    LocalStorage(state).execute(PutIfAbsent(path, content))
+    at = time.time() - age_s
+    os.utime(state / path, (at, at))
+    return state / path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A live job with one checkpoint, what a dropped one left behind, and files of nobody."""
+    state = tmp_path / "state"
+    write(tmp_path, PATHS.checkpoint(7), SOME, kind="filesystem", storage=LocalStorage(state))
+    put(state, "_holdfast")
+    put(state, PATHS.leader(1))
+    put(state, PATHS.submission(1), encode_record(SubmissionRecord(1, 1, submission(word_count()), None, 1, "n")))
+    claim = ClaimRecord(7, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(7), "n")
+    put(state, PATHS.claim(7), encode_record(claim))
+    put(state, f"{PATHS.checkpoint(6)}/totals-0-1-n-count.arrow", b"left by a crash")
+    put(state, f"{JOB}/shared/6-1-totals-0-n.sst", bytes(200_000))
+    put(state, f"{PATHS.checkpoint(7)}/late", age_s=60)
+    put(state, "README")
+    (state / PATHS.checkpoint(5)).mkdir()
+    return state
+
+
+def end(state: Path) -> None:
+    put(state, PATHS.result(1), encode_record(ResultRecord(1, "CANCELED", 1, "n", 7, 7)))
+
+
+def test_a_report_changes_nothing_and_says_whose_everything_is(state: Path) -> None:
+    before = files_below(state)
+    shown = run(state, code=1).stdout
+    assert f"orphan: {JOB}/chk-6/totals-0-1-n-count.arrow (15 B): checkpoint 6 has no claim" in shown
+    assert f"orphan: {JOB}/shared/6-1-totals-0-n.sst (195.3 KiB): no retained checkpoint names it" in shown
+    assert f"too young to be an orphan: {JOB}/chk-7/late" in shown
+    assert "unknown: README" in shown
+    assert shown.endswith("not clean: 2 orphans, 1 young, 1 unknown, 0 problems\n")
+    report = hf.fsck(state)
+    assert sum(cost.files for cost in report.costs) == len(before)
+    assert sum(cost.size for cost in report.costs) == sum(map(len, before.values()))
+    document = json.loads(run(state, "--json", code=1).stdout)
+    assert [file["path"] for file in document["orphans"]] == [file.path for file in report.orphans]
+    assert {(cost["job_id"], cost["kind"]) for cost in document["costs"]} == {
+        (JOB, "checkpoints"),
+        (JOB, "shared"),
+        (JOB, "records"),
+        ("", "records"),
+        ("", "unknown"),
+    }
+    assert files_below(state) == before
+
+
+def test_repair_deletes_the_orphans_and_nothing_else(state: Path) -> None:
+    before = files_below(state)
+    orphans = {file.path for file in hf.fsck(state).orphans}
+    shown = run(state, "--repair").stdout
+    assert "2 deleted (195.3 KiB)" in shown
+    assert files_below(state) == {path: content for path, content in before.items() if path not in (*orphans, "_lock")} | {
+        "_lock": b""
+    }
+    assert sorted(path.name for path in (state / JOB).iterdir()) == ["chk-7", "leader", "shared", "submissions"]
+    assert hf.Snapshot(state / JOB / "chk-7").verify().is_sound
+    again = hf.fsck(state, repair=True)
+    assert (again.deleted, again.refused, again.is_clean) == ((), {}, True)
+
+
+def test_younger_files_go_when_the_safety_age_is_shorter(state: Path) -> None:
+    assert len(hf.fsck(state, repair=True, safety_age_ms=60_000).deleted) == 3
+    with pytest.raises(InvalidConfigError, match="at least 60000 ms for a repair"):
+        hf.fsck(state, repair=True, safety_age_ms=59_999)
+    assert hf.fsck(state, safety_age_ms=0).is_clean
+
+
+def test_a_live_job_is_left_alone_while_a_coordinator_may_lead_it(state: Path) -> None:
+    with DirectoryGuard(state, takeover=False):
+        refused = run(state, "--repair", code=2)
+        assert f"job {JOB} was left alone: its leader may be alive: another coordinator runs on {state}" in refused.stdout
+        assert len(hf.fsck(state).orphans) == 2
+        end(state)
+        assert len(hf.fsck(state, repair=True).deleted) == 2, "an ended job has no leader"
+
+
+def test_who_was_last_here_counts_as_much_as_the_lock(state: Path) -> None:
+    def doubt(record: RunRecord) -> str:
+        write_run_record(state, record)
+        with without_coordinator(state) as reason:
+            return reason
+
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    here = socket.gethostname()
+    assert doubt(RunRecord("http://x", dead.pid, here, 1)) == ""
+    assert doubt(RunRecord("http://x", os.getpid(), here, 1)) == ""
+    assert "process 1, which was the last coordinator, is alive" in doubt(RunRecord("http://x", 1, here, 1))
+    assert "the last coordinator ran on elsewhere" in doubt(RunRecord("http://x", dead.pid, "elsewhere", 1))
+    assert "its leader may be alive" in hf.fsck(state, repair=True).refused[JOB]
+    (state / "_coordinator.json").write_text("{")
+    with without_coordinator(state) as reason:
+        assert "does not say which coordinator" in reason
+
+
+def test_one_job_alone_by_id_or_name(state: Path) -> None:
+    assert {cost.job_id for cost in hf.fsck(state, job=NAME).costs} == {JOB}
+    assert hf.fsck(state, job=JOB).costs == hf.fsck(state, job=NAME).costs
+    with pytest.raises(NotFoundError, match=f"no job 'other'; it has: {JOB}"):
+        hf.fsck(state, job="other")
+
+
+def test_checksums_find_what_lengths_do_not(state: Path) -> None:
+    path = next((state / JOB / "chk-7").glob("*count*"))
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    assert hf.fsck(state, repair=True).problems == ()
+    shown = run(state, "--checksums", code=1).stdout
+    assert "operator 'totals' subtask 0" in shown
+    assert "the checksum does not match" in shown
+    path.unlink()
+    (problem,) = hf.fsck(state).problems
+    assert (problem.kind, problem.operator) == ("missing", "totals")
+
+
+@pytest.mark.parametrize("arguments", [("--safety-age", "soon"), ("--safety-age", "1s", "--repair"), ("--job", "other")])
+def test_wrong_usage_is_trouble(state: Path, arguments: tuple[str, ...]) -> None:
+    assert run(state, *arguments, code=2).stderr
+
+
+def test_a_place_that_is_no_state_directory_is_named(tmp_path: Path) -> None:
+    assert f"{tmp_path} is no state directory" in run(tmp_path, code=2).stderr
