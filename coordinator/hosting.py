@@ -129,7 +129,7 @@ class JobHost:
     def look_for(self, job_id: str) -> None:
         """Somebody asked for a job that is not led from here: who does lead it?
 
-        A job that is not known was started by an older coordinator, which may be gone now: it is led from here."""
+        A job that is not known was started by an older coordinator, which may be gone now: it is led from here if it is."""
         wanted = self.astray if self.registry.is_known(job_id) else self.unsettled
         if len(wanted) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
             wanted.add(job_id)
@@ -201,8 +201,12 @@ class JobHost:
             self.unsettled.discard(job_id)
         elif job_id in self.unsettled:
             is_newer: bool | None = False
-            if service is not None or self.registry.elsewhere(job_id) is not None:
+            is_known = self.registry.is_known(job_id)
+            if service is not None or self.registry.elsewhere(job_id) is not None or not is_known:
                 is_newer = yield from self._find_leader(job_id)
+            if is_newer and not is_known:  # its clients are sent there; where nobody can be sent, it is led from here
+                other = self.registry.elsewhere(job_id)
+                is_newer = other is not None and other.url != ""
             if is_newer:
                 self.unsettled.discard(job_id)
             elif is_newer is False:

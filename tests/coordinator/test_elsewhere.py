@@ -236,6 +236,25 @@ def test_job_is_led_from_here_once_its_leader_is_not_to_be_found(storage: DictSt
     assert referral(newer) == {"job": JOB, "epoch": epoch + 1, "url": FIRST}, "whoever was taken for dead sends clients here"
 
 
+def test_question_about_a_job_that_another_one_started_does_not_take_it_away() -> None:
+    """It used to: whoever asked a standby about a job made it fail over."""
+    storage = DictStorage()
+    standby = led_by(storage, FIRST, seed=1)
+    leader = Process(storage, seed=2, url=SECOND).begin()
+    leader.submit(submitted())
+    epoch = leader.service(JOB).epoch
+    standby.host.look_for(JOB)
+    standby.drive(standby.host.recover_unsettled())
+    assert referral(standby) == {"job": JOB, "epoch": epoch, "url": SECOND}
+    assert standby.host.unsettled == set()
+    leader.drive(leader.host.check_leaderships())
+    assert not leader.service(JOB).suspended
+    standby.pass_time(LEADER_GRACE_MS)
+    standby.host.leader_unreachable(JOB, epoch)
+    standby.drive(standby.host.recover_unsettled())
+    assert standby.host.registry.led(JOB).epoch == epoch + 1, "and once it is not to be found, the job is led from here"
+
+
 def test_leader_that_is_given_up_may_have_a_successor(storage: DictStorage) -> None:
     older, newer = fenced(storage)
     newest = led_by(storage, THIRD, seed=3)
