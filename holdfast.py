@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from barriers.elements import Batch as Batch
     from barriers.jobgraph import JobConfig as JobConfig
     from barriers.jobgraph import RestartStrategy as RestartStrategy
+    from coordinator.preflight import PreflightReport as PreflightReport
     from operators.functions.aggregates import Aggregate as Aggregate
     from operators.functions.aggregates import count as count
     from operators.functions.aggregates import max as max
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from operators.stream import Stream as Stream
     from operators.time import Tumbling as Tumbling
     from statebackends.errors import AuthenticationError as AuthenticationError
+    from statebackends.errors import BackendMismatchError as BackendMismatchError
     from statebackends.errors import CheckpointFailedError as CheckpointFailedError
     from statebackends.errors import CommittableLostError as CommittableLostError
     from statebackends.errors import CorruptStateError as CorruptStateError
@@ -84,6 +86,7 @@ _EXPORTS = {
     "api.version": ("VERSION",),
     "barriers.elements": ("Batch",),
     "barriers.jobgraph": ("JobConfig", "RestartStrategy"),
+    "coordinator.preflight": ("PreflightReport",),
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "operators.keyed": ("KeyedStream", "WindowedStream"),
@@ -97,6 +100,7 @@ _EXPORTS = {
     "operators.time": ("Tumbling",),
     "statebackends.errors": (
         "AuthenticationError",
+        "BackendMismatchError",
         "CheckpointFailedError",
         "CommittableLostError",
         "CorruptStateError",

@@ -25,6 +25,7 @@ from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from coordinator.interface import Coordinator
+from coordinator.preflight import PreflightReport
 from statebackends.errors import HoldfastError, NotLeaderError
 
 log = logging.getLogger("holdfast.api")
@@ -42,6 +43,7 @@ _RECORDS = (
     AckAnswers,
     StatusBatch,
     Heartbeat,
+    PreflightReport,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 

@@ -1,4 +1,4 @@
-"""The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | snapshot | bench`.
+"""The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | snapshot | preflight | bench`.
 
 Commands parse, call and print; what they print is in console.py, where they call in settings.py."""
 
@@ -19,6 +19,7 @@ from api.client import RestClient
 from api.settings import client_settings, server_settings
 from api.snapshots import commands
 from api.version import VERSION
+from barriers.jobgraph import Submission
 from coordinator.records import is_job_id
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
@@ -271,6 +272,52 @@ def cancel(
 
 app.command()(commands.inspect)
 app.add_typer(commands.snapshots, name="snapshot")
+
+
+@app.command()
+def preflight(
+    snapshot: Annotated[
+        str,
+        typer.Argument(metavar="SNAPSHOT", help="Folder of a snapshot, a path or a URL; with --state-dir also `latest` or an id."),
+    ],
+    pipeline: Annotated[str, typer.Argument(metavar="JOB", help="FILE.py:function or module:function that builds the job.")],
+    *,
+    state_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--state-dir", help="State directory of the job, with its newer checkpoints and what lies outside a snapshot."
+        ),
+    ] = None,
+    job_id: Annotated[str | None, typer.Option("--job-id", help="Id of the job, if it is not that of its name.")] = None,
+    parallelism: Annotated[int | None, typer.Option("--parallelism", min=1, help="Instead of what the function sets.")] = None,
+    allow_non_restored_state: Annotated[
+        bool, typer.Option("--allow-non-restored-state", help="State without an operator is dropped, not refused.")
+    ] = False,
+    allow_output_repeat: Annotated[
+        bool, typer.Option("--allow-output-repeat", help="Output that was committed already may be written again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not."""
+    from api.preflight import named_snapshot, preflight_offline
+    from api.render_preflight import show_report
+    from api.snapshots.opening import absolute_location
+    from operators.pipelines import build_environment, load_function
+
+    function, _ = load_function(pipeline, "job")
+    environment = build_environment(function, pipeline, "job", parallelism=parallelism)
+    submission = Submission(
+        environment.build().graph,
+        job_id=job_id,
+        restore=named_snapshot(snapshot),
+        allow_non_restored_state=allow_non_restored_state,
+        allow_output_repeat=allow_output_repeat,
+    )
+    directory = state_dir or environment.state_dir
+    report = preflight_offline(submission, None if directory is None else absolute_location(directory))
+    show_report(report, as_json=as_json)
+    if not report.fits:
+        raise typer.Exit(console.EXIT_FAILED)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

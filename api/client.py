@@ -24,6 +24,7 @@ from api.settings import check_url
 from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import FailureReason
+from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
 from operators.leader_retrieval import Target, is_safe_step, next_target
 from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
@@ -116,6 +117,11 @@ class RestClient:
         accepted = _decode(lambda: msgspec.json.decode(body, type=SubmissionAccepted), self.url)
         self._directory = _visible_directory(accepted) or self._directory
         return accepted
+
+    def preflight(self, submission: Submission) -> PreflightReport:
+        """What would become of a submission; nothing is started."""
+        body = self._call("POST", "/v1/preflight", msgspec.json.encode(submission))
+        return _decode(lambda: msgspec.json.decode(body, type=PreflightReport), self.url)
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
         """Trigger one checkpoint and wait until it is complete; its id.

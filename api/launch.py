@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from api.client import RestClient
+from api.preflight import named_snapshot, preflight_offline, preflight_online
 from api.settings import client_settings, server_settings, state_url
+from api.snapshots.opening import Location
+from barriers.jobgraph import Submission
+from coordinator.preflight import PreflightReport
 from operators.base import JobPlan
 from operators.environment import Environment as BaseEnvironment
 from operators.launcher import JobHandle, LaunchOptions
@@ -33,6 +37,30 @@ class Environment(BaseEnvironment):
     def __init__(self, name: str, **settings: Any) -> None:
         """See operators.environment.Environment for all settings."""
         super().__init__(name, **{"launcher": SessionLauncher(), **settings})
+
+    def preflight(
+        self,
+        restore: Location,
+        *,
+        job_id: str | None = None,
+        allow_non_restored_state: bool = False,
+        allow_output_repeat: bool = False,
+    ) -> PreflightReport:
+        """What `execute` with the same arguments would make of a snapshot; nothing is started and nothing changed.
+
+        Asks the coordinator if there is one, else reads the state directory, else the snapshot alone. Raises GraphError and other
+        InvalidConfigErrors, NotFoundError, StorageUnavailableError; what would refuse the restore is in the report."""
+        submission = Submission(
+            self.build().graph,
+            job_id=job_id,
+            restore=named_snapshot(restore),
+            allow_non_restored_state=allow_non_restored_state,
+            allow_output_repeat=allow_output_repeat,
+        )
+        if self.coordinator is not None:
+            return preflight_online(submission, os.environ, self.coordinator, self.token)
+        directory = _local(self.state_dir)
+        return preflight_offline(submission, None if directory is None else str(directory))
 
 
 class SessionLauncher:

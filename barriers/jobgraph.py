@@ -130,9 +130,7 @@ class JobConfig(msgspec.Struct, frozen=True):
                 f"checkpoint_interval_ms must be at least 10, got {interval}", setting="checkpoint_interval_ms"
             )
         if self.min_pause_ms > 0 and self.max_concurrent_checkpoints != 1:
-            raise InvalidConfigError(
-                "min_pause_ms needs max_concurrent_checkpoints=1", setting="max_concurrent_checkpoints"
-            )
+            raise InvalidConfigError("min_pause_ms needs max_concurrent_checkpoints=1", setting="max_concurrent_checkpoints")
         if not 0 <= self.inline_threshold <= 1024 * 1024:
             raise InvalidConfigError(
                 f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold"
@@ -152,9 +150,7 @@ class JobConfig(msgspec.Struct, frozen=True):
             if value not in allowed:
                 raise InvalidConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}", setting=name)
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
-            raise InvalidConfigError(
-                "heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms"
-            )
+            raise InvalidConfigError("heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms")
 
 
 class JobGraph(msgspec.Struct, frozen=True):
@@ -206,3 +202,5 @@ class SubmissionAccepted(msgspec.Struct, frozen=True):
     directory: str = ""
     """The state directory, as workers must see it."""
     directory_nonce: str = ""
+    notes: tuple[str, ...] = ()
+    """What a restore accepted and its user should know: dropped state, rewritten values, output that may repeat."""

@@ -20,7 +20,7 @@ from coordinator.jobevents import JobSetup
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.leadership import OtherLeader, find_leader, open_directory
-from coordinator.records import JobPaths, is_job_id
+from coordinator.records import JobPaths, RestorePoint, is_job_id
 from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
@@ -264,8 +264,8 @@ class JobHost:
         newest = recorded.newest_submission
         repeated = newest is not None and submission.driver_nonce and newest.submission.driver_nonce == submission.driver_nonce
         if repeated and newest is not None and current is not None and current.submission == newest.number:
-            return self._accepted(current, newest.base.checkpoint_id if newest.base is not None else 0)
-        yield from preflight(job_id, submission)
+            return self._accepted(current, newest.base, newest.notes)
+        (yield from preflight(job_id, submission)).check()
         if current is not None:
             yield from self._replace(current)
         try:
@@ -275,7 +275,7 @@ class JobHost:
             yield from self.recover_job(job_id)
             raise
         service = self._launch(setup)
-        return self._accepted(service, setup.base.checkpoint_id if setup.base is not None else 0)
+        return self._accepted(service, setup.base, setup.notes)
 
     def _replace(self, current: JobService) -> HostFlow[None]:
         """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
@@ -284,15 +284,16 @@ class JobHost:
             yield Await(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
         current.close(reason)
 
-    def _accepted(self, service: JobService, restored: int) -> SubmissionAccepted:
+    def _accepted(self, service: JobService, base: RestorePoint | None, notes: tuple[str, ...]) -> SubmissionAccepted:
         return SubmissionAccepted(
             job_id=service.job_id,
             submission=service.submission,
             slots=service.slots,
             epoch=service.epoch,
-            restored_checkpoint_id=restored,
+            restored_checkpoint_id=base.checkpoint_id if base is not None else 0,
             directory=self.root,
             directory_nonce=self.directory_nonce,
+            notes=notes,
         )
 
     # ------------------------------------------------------------------------------------------------------- leading

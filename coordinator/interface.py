@@ -13,6 +13,7 @@ from typing import Protocol
 
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from coordinator.preflight import PreflightReport
 from coordinator.views import (
     CheckpointConfigView,
     CheckpointStatsView,
@@ -75,6 +76,11 @@ class Coordinator(Protocol):
 
         Raises InvalidConfigError, JobExistsError, RestoreError and its subclasses, CorruptStateError,
         StorageUnavailableError; nothing is changed then."""
+
+    def preflight(self, submission: Submission) -> PreflightReport:
+        """Judge a submission and change nothing; what would refuse it is in the report, not raised.
+
+        Raises InvalidConfigError, JobExistsError, NotFoundError, StorageUnavailableError."""
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         """A client that was sent to the leader of a job's epoch found nobody there who leads it. Never blocks or raises."""

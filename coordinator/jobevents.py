@@ -78,6 +78,8 @@ class JobSetup:
     triggers: tuple[TriggerView, ...] = ()
     started_ms: int = 0
     """When the submission was made, wall clock."""
+    notes: tuple[str, ...] = ()
+    """What its restore accepted: see SubmissionAccepted."""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

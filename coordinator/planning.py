@@ -4,6 +4,7 @@ Nothing is written before the plan stands: a submission that can't run leaves th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -12,6 +13,8 @@ from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import CheckpointKind
 from coordinator.events import CompletedCheckpoint
 from coordinator.jobevents import JobSetup
+from coordinator.judging import find_sinks, judge_snapshot
+from coordinator.preflight import PreflightReport, Refusal, SinkFinding, SnapshotFinding
 from coordinator.publication import (
     CheckpointFact,
     Completed,
@@ -24,9 +27,8 @@ from coordinator.publication import (
     derive_leftovers,
 )
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
-from coordinator.restore import plan_restore
 from coordinator.retained import keeps_checkpoints
-from coordinator.snapshots import check_files, load_snapshot
+from coordinator.snapshots import damage_error, file_finding, find_problems, load_snapshot
 from coordinator.store import read_optional
 from coordinator.views import TriggerView
 from statebackends.errors import (
@@ -51,12 +53,13 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class SubmissionPlan:
-    """A submission that can run."""
+    """A submission judged; it can run if its report has no refusals."""
 
     submission: Submission
     """With the snapshot's max parallelism adopted."""
     base: RestorePoint | None
     first_checkpoint_id: int
+    report: PreflightReport
 
 
 def check_graph(graph: JobGraph) -> None:
@@ -85,23 +88,70 @@ def plan_submission(job: RecordedJob, submission: Submission) -> Flow[Submission
     """Resolve and judge the snapshot that a submission starts from; reads only.
 
     Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
+    plan = yield from examine_submission(job, submission)
+    plan.report.check()
+    return plan
+
+
+def examine_submission(job: RecordedJob, submission: Submission, *, external: bool = True) -> Flow[SubmissionPlan]:
+    """As `plan_submission`, but what is wrong with the snapshot is in the report. `external`: relative paths can be looked up.
+
+    Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError where there is no snapshot to
+    judge: none to go on from, or none whose `_metadata` can be read."""
     if submission.fresh and submission.restore is not None:
         raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
     base = yield from _resolve(_without_leftovers(job), submission)
-    graph = submission.graph
-    if base is not None:
-        metadata = yield from load_snapshot(base.folder)
-        if metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed and not submission.allow_output_repeat:
-            raise OutputMayRepeatError(
-                f"checkpoint {base.checkpoint_id} is older than {job.newest_completed}, whose output is committed: "
-                "what came after it would be written again. Restore the newest one, or accept that: allow_output_repeat=True",
-                restored=base.checkpoint_id,
-                committed=job.newest_completed,
-            )
-        yield from check_files(metadata, base.folder, checksums=base.explicit)
-        graph = plan_restore(metadata, graph, allow_non_restored_state=submission.allow_non_restored_state).graph
-    first = max(job.last_checkpoint_id, base.checkpoint_id if base is not None else 0) + 1
-    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first)
+    if base is None:
+        report = PreflightReport(
+            job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=False)
+        )
+        return SubmissionPlan(submission, None, job.last_checkpoint_id + 1, report)
+    metadata = yield from load_snapshot(base.folder)
+    judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
+    problems = yield from find_problems(metadata, base.folder, checksums=base.explicit, external=external)
+    repeats = metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed
+    sinks = find_sinks(submission.graph, repeats=repeats)
+    refusals, notes = list(judgement.refusals), list(judgement.notes)
+    if problems:
+        refusals.insert(0, Refusal.of(damage_error(base.folder, problems)))
+    if repeats:
+        rewound = _rewind_error(base.checkpoint_id, job.newest_completed, sinks)
+        if submission.allow_output_repeat:
+            notes.append(rewound.message)
+        else:
+            refusals.insert(0, Refusal.of(rewound))
+    report = PreflightReport(
+        job_id=job.job_id,
+        job_name=submission.graph.name,
+        snapshot=SnapshotFinding(
+            location=base.folder,
+            job_id=metadata.job_id,
+            job_name=metadata.job_name,
+            checkpoint_id=metadata.checkpoint_id,
+            kind=metadata.kind,
+            size=metadata.size,
+            timestamp_ms=metadata.trigger_timestamp_ms,
+        ),
+        operators=judgement.operators,
+        files=tuple(file_finding(problem) for problem in problems),
+        unchecked=() if external else metadata.external,
+        sinks=sinks,
+        refusals=tuple(refusals),
+        notes=tuple(notes),
+    )
+    first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=judgement.graph), base, first, report)
+
+
+def _rewind_error(restored: int, committed: int, sinks: Sequence[SinkFinding]) -> OutputMayRepeatError:
+    named = f" of {', '.join(repr(sink.sink_id) for sink in sinks)}" if sinks else ""
+    return OutputMayRepeatError(
+        f"checkpoint {restored} is older than {committed}, whose output is committed: what{named} came after it would be written "
+        "again. Restore the newest one, or accept that: allow_output_repeat=True",
+        restored=restored,
+        committed=committed,
+        sinks=[sink.sink_id for sink in sinks],
+    )
 
 
 def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
@@ -222,6 +272,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         finishing=derive_finishing(job, record),
         triggers=derive_triggers(job),
         started_ms=record.created_ms,
+        notes=record.notes,
     )
 
 

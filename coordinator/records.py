@@ -73,6 +73,8 @@ class SubmissionRecord(msgspec.Struct, frozen=True):
     """Completed checkpoints from this id on belong to the submission and take precedence over `base`."""
     nonce: str
     created_ms: int = 0
+    notes: tuple[str, ...] = ()
+    """What the restore accepted: see SubmissionAccepted."""
     version: int = RECORD_VERSION
 
     @property

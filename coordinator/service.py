@@ -25,10 +25,11 @@ from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
 from coordinator.hosting import HostFlow, JobHost, RecoveryBackoff, run_host_flow
 from coordinator.planning import derive_triggers
+from coordinator.preflight import PreflightReport
 from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
 from coordinator.running import PoolRunner, SystemClock, ThreadOwner
-from coordinator.submitting import identify_job
+from coordinator.submitting import identify_job, preflight
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
@@ -110,6 +111,9 @@ class CoordinatorService(ReadModels):
             raise StorageUnavailableError("the coordinator is stopping")
         with self._registry.lock_of(job_id):
             return self._perform(self._host.submit(submission))
+
+    def preflight(self, submission: Submission) -> PreflightReport:
+        return self._perform(preflight(identify_job(submission), submission))
 
     def _perform(self, flow: HostFlow[T]) -> T:
         return run_host_flow(flow, self._storage, self._wait_for)

@@ -4,21 +4,34 @@ They judge files, not jobs: whether a snapshot fits a graph is for `restore.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
+from coordinator.preflight import FileFinding
 from statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from statebackends.handles import OperatorState
 from statebackends.metadata import SnapshotMetadata
 from statebackends.operator_state import read_entries
-from statebackends.snapshot import SnapshotProblem, external_exists, read_metadata, verify_snapshot
+from statebackends.snapshot import (
+    ProblemKind,
+    SnapshotProblem,
+    external_exists,
+    file_handles,
+    read_metadata,
+    verify_snapshot,
+)
+from statebackends.snapshots.contents import check_described
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import DeleteFolder, DescribeFiles, Flow, LinkFile, ListFiles, ListFolder, Operation
 
 T = TypeVar("T")
+
+PROBLEMS_SHOWN_MAX = 20
+"""Damaged files that an error's message names; its field `problems` has all of them."""
 
 
 def rebase(flow: Flow[T], parent: str) -> Flow[T]:
@@ -73,32 +86,71 @@ def in_folder(folder: str, make: Callable[[str], Flow[T]]) -> Flow[T]:
 
 def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
     """Metadata of the snapshot in a folder. Raises CorruptStateError when it is damaged or missing."""
+    path = f"{folder}/_metadata"
     try:
-        return (yield from in_folder(folder, read_metadata))
+        metadata: SnapshotMetadata = yield from in_folder(folder, read_metadata)
     except ObjectMissingError as error:
-        path = f"{folder}/_metadata"
         raise CorruptStateError(f"{path} does not exist", path=path, operator=None, reason="missing") from error
+    check_described(metadata, path)
+    return metadata
 
 
 def check_files(metadata: SnapshotMetadata, folder: str, *, checksums: bool) -> Flow[None]:
     """Raise CorruptStateError naming every file that a restore would fail on. External files are in the state directory."""
-    own = msgspec.structs.replace(metadata, external=())
-    problems: list[SnapshotProblem] = yield from in_folder(
-        folder, lambda relative: verify_snapshot(own, relative, checksums=checksums)
-    )
-    texts = [str(problem) for problem in problems]
-    for path in metadata.external:
+    problems = yield from find_problems(metadata, folder, checksums=checksums)
+    if problems:
+        raise damage_error(folder, problems)
+
+
+def find_problems(
+    metadata: SnapshotMetadata, folder: str, *, checksums: bool, external: bool = True
+) -> Flow[list[SnapshotProblem]]:
+    """Every file that a restore would fail on; nothing is read through a path that the snapshot may not name.
+
+    `external`: files outside the snapshot are looked for too, in the state directory."""
+    problems = list(_path_problems(metadata, folder))
+    if not problems:
+        own = msgspec.structs.replace(metadata, external=())
+        problems += yield from in_folder(folder, lambda relative: verify_snapshot(own, relative, checksums=checksums))
+    for path in metadata.external if external else ():
         if not (yield from external_exists(path)):
-            texts.append(f"{path}: the external file is missing")
-    if not texts:
-        return
-    first = problems[0] if problems else None
-    raise CorruptStateError(
-        f"snapshot {folder} can't be restored: {'; '.join(texts[:20])}",
-        path=first.path if first is not None else metadata.external[0],
-        operator=first.operator if first is not None else None,
-        reason=first.kind.value if first is not None else "missing",
+            problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))
+    return problems
+
+
+def _path_problems(metadata: SnapshotMetadata, folder: str) -> Iterator[SnapshotProblem]:
+    """A savepoint's files lie in its folder, a checkpoint's in its job's: no other path is followed, whoever wrote it."""
+    inside = folder.rstrip("/") if metadata.kind != "checkpoint" else folder.rstrip("/").rpartition("/")[0]
+    for operator in metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            for handle in file_handles(state):
+                joined = posixpath.normpath(posixpath.join(folder, handle.path))
+                if handle.path.startswith("/") or "\0" in handle.path or not joined.startswith(f"{posixpath.normpath(inside)}/"):
+                    detail = f"the path leaves {inside}"
+                    yield SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail)
+
+
+def damage_error(folder: str, problems: Sequence[SnapshotProblem]) -> CorruptStateError:
+    """All of them in one error; the first one's file and operator are its fields."""
+    texts = [str(problem) for problem in problems]
+    more = f"; and {len(texts) - PROBLEMS_SHOWN_MAX} more" if len(texts) > PROBLEMS_SHOWN_MAX else ""
+    first = problems[0]
+    return CorruptStateError(
+        f"snapshot {folder} can't be restored: {'; '.join(texts[:PROBLEMS_SHOWN_MAX])}{more}",
+        path=first.path,
+        operator=first.operator or None,
+        reason=first.kind.value,
         problems=texts,
+    )
+
+
+def file_finding(problem: SnapshotProblem) -> FileFinding:
+    return FileFinding(
+        path=problem.path,
+        problem=problem.kind.value,
+        detail=problem.detail,
+        operator=problem.operator or None,
+        subtask=problem.subtask if problem.subtask >= 0 else None,
     )
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from barriers.jobgraph import Submission
 from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader, check_leadership
-from coordinator.planning import check_graph, derive_setup, find_leftovers, plan_submission
+from coordinator.planning import check_graph, derive_setup, examine_submission, find_leftovers, plan_submission
+from coordinator.preflight import PreflightReport, Refusal
 from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
 from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, void_submission, write_submission
-from statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, NotFoundError
+from statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, NotFoundError, RestoreError
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import Flow
 
@@ -35,17 +36,20 @@ def identify_job(submission: Submission) -> str:
     return job_id
 
 
-def preflight(job_id: str, submission: Submission) -> Flow[RecordedJob]:
-    """Judge a submission without changing anything; returns the job as it is."""
+def preflight(job_id: str, submission: Submission, *, external: bool = True) -> Flow[PreflightReport]:
+    """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
+
+    `external`: relative paths in the snapshot can be looked up. Raises InvalidConfigError, JobExistsError, NotFoundError."""
     while True:
         job = yield from read_job(JobPaths(job_id))
         try:
-            yield from plan_submission(job, submission)
-        except CorruptStateError:
-            if (yield from read_job(JobPaths(job_id))) == job:
-                raise
-            continue  # the job went on, or ended, and dropped what we were looking at
-        return job
+            report = (yield from examine_submission(job, submission, external=external)).report
+        except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
+            report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
+        damaged = any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals)
+        if not damaged or (yield from read_job(JobPaths(job_id))) == job:
+            return report
+        # The job went on, or ended, and dropped what we were looking at.
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter) -> Flow[JobSetup]:
@@ -62,6 +66,7 @@ def start_submission(job_id: str, submission: Submission, starter: Starter) -> F
         first_checkpoint_id=plan.first_checkpoint_id,
         nonce=starter.nonce,
         created_ms=starter.now_ms,
+        notes=plan.report.notes,
     )
     # The number was free when we read it. While no newer leader exists after that, whoever comes reads it later, and takes it.
     yield from check_leadership(paths, epoch)

@@ -81,6 +81,8 @@ class SparkLauncher:
         except BaseException:
             connection.close()
             raise
+        for note in accepted.notes:
+            log.warning("%s: %s", plan.graph.name, note)
         handle = SparkJobHandle(
             accepted.job_id,
             connection.client,

@@ -112,6 +112,10 @@ class MaxParallelismError(RestoreError):
     """Max parallelism differs from the stored one, or is below the parallelism. Fields: operator, stored, requested."""
 
 
+class BackendMismatchError(RestoreError):
+    """The snapshot holds a state backend's own files, and the job runs on another one. Fields: operator, stored, requested."""
+
+
 class OutputMayRepeatError(RestoreError):
     """Restoring here rewinds below committed output; an explicit flag is needed. Fields: restored, committed."""
 

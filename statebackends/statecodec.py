@@ -124,16 +124,17 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
             verdict = compatibility(stored.value_type, TypeSpec.parse(declared.value_type))
     if verdict is Compatibility.INCOMPATIBLE:
         raise IncompatibleStateError(
-            f"operator {operator!r}: state {stored.name!r} was stored as {_shown(stored)} and is declared as {_shown(declared)}",
+            f"operator {operator!r}: state {stored.name!r} was stored as {meta_text(stored)} "
+            f"and is declared as {meta_text(declared)}",
             operator=operator,
             state=stored.name,
-            stored=_shown(stored),
-            declared=_shown(declared),
+            stored=meta_text(stored),
+            declared=meta_text(declared),
         )
     return verdict
 
 
-def _shown(meta: StateMeta) -> str:
-    """Operator state has no key."""
+def meta_text(meta: StateMeta) -> str:
+    """A stored or declared state in words; operator state has no key."""
     key = f" by {meta.key_type}" if meta.key_type is not None else ""
     return f"{meta.kind} of {meta.value_type}{key}"

@@ -1,4 +1,4 @@
-"""Submission of jobs by their drivers."""
+"""Submission of jobs by their drivers, and the report on what would become of one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from api.bodies import describe_answer, describe_record, read_record
 from api.routes.common import ERRORS, Service, answer
 from barriers.jobgraph import Submission, SubmissionAccepted
+from coordinator.preflight import PreflightReport
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
@@ -23,3 +24,15 @@ async def submit(request: Request, service: Service) -> Response:
     """Start a job, or supersede the running submission of its name. Repeatable with the same `driver_nonce`."""
     submission = await read_record(request, Submission)
     return answer(await run_in_threadpool(service.submit, submission), 202)
+
+
+@router.post(
+    "/preflight",
+    response_class=Response,
+    responses={200: describe_answer(PreflightReport)},
+    openapi_extra=describe_record(Submission),
+)
+async def preflight(request: Request, service: Service) -> Response:
+    """Judge a submission against the snapshot it names; nothing is started and nothing changed."""
+    submission = await read_record(request, Submission)
+    return answer(await run_in_threadpool(service.preflight, submission))

@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 def place_of(location: Location, *, levels: int = 1) -> Place:
     """The folder at a path or URL, in a storage whose root is `levels` above it. Raises InvalidConfigError."""
-    text = _absolute(location)
+    text = absolute_location(location)
     scheme, mark, path = text.rpartition("://")
     segments = [segment for segment in path.split("/") if segment]
     if mark:  # the first segment of a URL is its host or bucket
@@ -49,7 +49,7 @@ def place_of(location: Location, *, levels: int = 1) -> Place:
     return Place(open_storage("/".join([root, *above]) or "/"), "/".join(segments[len(above) :]))
 
 
-def _absolute(location: Location) -> str:
+def absolute_location(location: Location) -> str:
     """A path from the root, or a URL other than file://, which is a path."""
     text = os.fspath(location)
     if not text or "\0" in text:
@@ -65,7 +65,7 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
     """The snapshot in a folder, or whose `_metadata` file `location` is; a savepoint's pointer in its job is followed.
 
     Raises NotFoundError, CorruptStateError, UnsupportedVersionError, StorageUnavailableError."""
-    text = _absolute(location).rstrip("/") or "/"
+    text = absolute_location(location).rstrip("/") or "/"
     if text.rpartition("/")[2] == METADATA_NAME:
         text = text.rpartition("/")[0] or "/"
     levels = 2 if text.rpartition("/")[2].startswith("chk-") else 1

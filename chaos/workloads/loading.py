@@ -9,14 +9,11 @@ nothing to prove. All paths of sinks are paths in the simulated store; nothing i
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import random
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,11 +26,15 @@ from chaos.workloads.settings import PARALLELISM_MAX
 from operators.base import JobPlan, Source
 from operators.environment import Environment
 from operators.packaging import user_modules
+from operators.pipelines import build_environment, load_function, refused
 from operators.sinks.parquet import ParquetSink
 from operators.sources.dataframe import DataFrameSource
 from operators.sources.generator import GeneratorSource
 from operators.sources.parquet import ParquetSource
 from statebackends.errors import InvalidConfigError
+
+WHAT = "workload"
+"""What errors call the pipeline."""
 
 CHECKPOINT_INTERVAL_MS = 1_000
 """Of a job that has set none."""
@@ -52,56 +53,20 @@ def load_workload(name: str) -> Workload:
 
     Raises InvalidConfigError naming what is wrong: no such file, module or function, a function that can't be called with one
     Environment, a graph that can't be built, no sink with committed output, or a source that needs Spark."""
-    where, _, function_name = name.rpartition(":")
-    module = _module(where, name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise _refused(name, f"{where} has no function {function_name!r}")
-    _check_signature(function, name)
+    known = set(sys.modules)
+    function, module = load_function(name, WHAT)
+    _pickle_by_value(module, known)
     _scenario(function, name)  # what is wrong with the job is said now, not by the first seed
     meaning = (inspect.getdoc(function) or "a pipeline of your own").splitlines()[0]
     return Workload(name, meaning, partial(_make, function, name))
 
 
-def _module(where: str, name: str) -> ModuleType:
-    """The module of a file or of a name. What it defines is pickled by value, as on a cluster, and so is what it imports of
-    the user's other modules: a worker that dies loses its globals."""
-    is_file = where.endswith(".py")
-    # A program finds its neighbours, and a module is found from where one is.
-    folder = str(Path(where).resolve().parent if is_file else Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    known = set(sys.modules)
-    try:
-        module = _file_module(Path(where), name) if is_file else importlib.import_module(where)
-    except InvalidConfigError:
-        raise
-    except Exception as error:
-        raise _refused(name, f"{where} can't be imported: {type(error).__name__}: {error}") from error
+def _pickle_by_value(module: ModuleType, known: set[str]) -> None:
+    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster: a worker that
+    dies loses its globals."""
     for each in (module, *(each for each in user_modules() if each.__name__ not in known)):
         if each.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(each)
-    return module
-
-
-def _file_module(path: Path, name: str) -> ModuleType:
-    if not path.is_file():
-        raise _refused(name, f"there is no file {path}")
-    module_name = f"holdfast_workload_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise _refused(name, f"{path} is no Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # type hints of its records are looked up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def _check_signature(function: Callable[..., Any], name: str) -> None:
-    try:
-        inspect.signature(function).bind(object())
-    except (TypeError, ValueError) as error:
-        raise _refused(name, f"the function must take one argument, the Environment: {error}") from error
 
 
 def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scenario:
@@ -133,18 +98,7 @@ def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
 
 
 def _built(function: Callable[[Any], Any], name: str, parallelism: int | None) -> Environment:
-    """The Environment with the job on it. Raises InvalidConfigError naming the pipeline."""
-    given = Environment(name.rpartition(":")[2], parallelism=parallelism or PARALLELISM)
-    try:
-        returned = function(given)
-    except InvalidConfigError as error:
-        raise _refused(name, str(error)) from error
-    except Exception as error:
-        raise _refused(name, f"the function raised {type(error).__name__}: {error}") from error
-    environment = returned if isinstance(returned, Environment) else given
-    if parallelism is not None:
-        environment.parallelism = parallelism
-    return environment
+    return build_environment(function, name, WHAT, parallelism=parallelism, default_parallelism=PARALLELISM)
 
 
 def _plan_of(environment: Environment, name: str) -> JobPlan:
@@ -184,4 +138,4 @@ def _fires_early(graph: JobGraph) -> list[str]:
 
 
 def _refused(name: str, reason: str) -> InvalidConfigError:
-    return InvalidConfigError(f"workload {name}: {reason}", setting="workload")
+    return refused(name, WHAT, reason)

@@ -189,14 +189,19 @@ def states_of(operator: OperatorState) -> dict[str, StoredState]:
 
 def check_contents(snapshot: StoredSnapshot) -> None:
     """Refuse a `_metadata` whose records don't fit together, though its checksum is right. Raises CorruptStateError."""
-    for operator in snapshot.metadata.operators:
+    check_described(snapshot.metadata, snapshot.metadata_path)
+
+
+def check_described(metadata: SnapshotMetadata, path: str) -> None:
+    """As `check_contents`, of the records in the `_metadata` at `path` alone. Raises CorruptStateError."""
+    for operator in metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
             for handle in state.keyed:
                 wrong = _wrong_with(handle, operator.max_parallelism)
                 if wrong:
-                    raise _refused(snapshot, operator, f"subtask {subtask}: {wrong}")
+                    raise _refused(path, operator, f"subtask {subtask}: {wrong}")
         for stored in states_of(operator).values():
-            _check_state(snapshot, stored)
+            _check_state(path, stored)
 
 
 def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
@@ -215,21 +220,20 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     return "" if len(set(handle.names)) == len(handle.names) else "two files of one name"
 
 
-def _check_state(snapshot: StoredSnapshot, stored: StoredState) -> None:
+def _check_state(path: str, stored: StoredState) -> None:
     name = stored.meta.name
     if stored.keyed and stored.lists:
-        raise _refused(snapshot, stored.operator, f"state {name!r} is keyed state and operator state at once")
+        raise _refused(path, stored.operator, f"state {name!r} is keyed state and operator state at once")
     metas = {piece.handle.states[piece.index] for piece in stored.keyed} | {piece.handle.state for piece in stored.lists}
     if len(metas) > 1:
-        raise _refused(snapshot, stored.operator, f"subtasks differ in what state {name!r} is")
+        raise _refused(path, stored.operator, f"subtasks differ in what state {name!r} is")
     stop = 0
     for piece in stored.keyed:
         groups = piece.handle.key_groups
         if len(groups) and groups.start < stop:
-            raise _refused(snapshot, stored.operator, f"state {name!r} has key group {groups.start} twice")
+            raise _refused(path, stored.operator, f"state {name!r} has key group {groups.start} twice")
         stop = max(stop, groups.stop)
 
 
-def _refused(snapshot: StoredSnapshot, operator: OperatorState, reason: str) -> CorruptStateError:
-    path = snapshot.metadata_path
+def _refused(path: str, operator: OperatorState, reason: str) -> CorruptStateError:
     return CorruptStateError(f"{path}: operator {operator.uid!r}: {reason}", path=path, operator=operator.uid, reason="contents")

@@ -39,6 +39,7 @@ from barriers.messages import (
     TaskState,
 )
 from coordinator.interface import Coordinator
+from coordinator.preflight import PreflightReport, Refusal
 from coordinator.views import (
     CheckpointConfigView,
     CheckpointCounts,
@@ -205,6 +206,7 @@ class FakeCoordinator:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     subscriptions: list[FakeSubscription] = field(default_factory=list)
     overviews: tuple[JobOverviewView, ...] | None = None
+    refusals: tuple[Refusal, ...] = ()
 
     def reset(self) -> None:
         """As new."""
@@ -230,6 +232,10 @@ class FakeCoordinator:
     def submit(self, submission: Submission) -> SubmissionAccepted:
         self._called("submit")
         return SubmissionAccepted(JOB, 1, submission.graph.slots_required, 1, 0, self.directory, self.directory_nonce)
+
+    def preflight(self, submission: Submission) -> PreflightReport:
+        self._called("preflight")
+        return PreflightReport(job_id=JOB, job_name=submission.graph.name, refusals=self.refusals)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         self.calls.append(("leader_unreachable", job_id, epoch))

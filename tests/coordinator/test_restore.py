@@ -10,9 +10,10 @@ import pytest
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from barriers.messages import SubtaskKey
+from coordinator.judging import plan_restore, propose_rename
 from coordinator.planning import plan_submission
 from coordinator.publication import RecordedJob
-from coordinator.restore import assign_state, find_list_states, plan_restore, propose_rename
+from coordinator.restore import assign_state, find_list_states
 from coordinator.snapshots import check_files, load_snapshot
 from statebackends.errors import (
     CorruptStateError,

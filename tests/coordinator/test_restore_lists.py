@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from barriers.jobgraph import JobConfig, JobGraph
 from barriers.messages import SubtaskKey
-from coordinator.restore import assign_state, find_list_states, plan_restore
+from coordinator.judging import plan_restore
+from coordinator.restore import assign_state, find_list_states
 from coordinator.snapshots import read_lists
 from statebackends.errors import IncompatibleStateError, RestoreError
 from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta

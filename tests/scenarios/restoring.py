@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from coordinator.restore import plan_restore
+from coordinator.judging import plan_restore
 from statebackends.errors import MaxParallelismError
 from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
 from statebackends.keygroups import operator_id

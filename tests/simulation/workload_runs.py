@@ -11,7 +11,8 @@ from chaos.objectstore import SimObjectStore
 from chaos.oracle import CommittedOutput, Sequences, compare, compare_states, counted
 from chaos.scenario import CutExpectation, Scenario, SinkExpectation
 from chaos.statereading import SnapshotView
-from coordinator.restore import assign_state, find_list_states, plan_restore
+from coordinator.judging import plan_restore
+from coordinator.restore import assign_state, find_list_states
 from operators.base import JobPlan
 from operators.worker_main import pickle_plan
 from statebackends.handles import OperatorState, OperatorSubtaskState

@@ -1,0 +1,65 @@
+"""A preflight without a coordinator: a job's graph and a snapshot, read from storage; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from api.client import RestClient
+from api.settings import client_settings
+from api.snapshots.opening import Location, absolute_location
+from barriers.jobgraph import Submission
+from coordinator.preflight import PreflightReport
+from coordinator.records import DIRECTORY_FILE
+from coordinator.routing import RoutedStorage
+from coordinator.submitting import identify_job, preflight
+from statebackends.errors import InvalidConfigError
+from statebackends.storage.locations import open_storage
+from statebackends.storage.operations import StatFile, Storage, run_flow
+
+LATEST = "latest"
+
+
+def is_in_directory(restore: str) -> bool:
+    """`latest` or a checkpoint id: which one that is only the job's own directory tells."""
+    return restore == LATEST or restore.isdecimal()
+
+
+def named_snapshot(location: Location) -> str:
+    """What `Submission.restore` says of a location as people write it: relative paths are of their working directory."""
+    text = str(location)
+    return text if is_in_directory(text) else absolute_location(location)
+
+
+def preflight_offline(submission: Submission, state_dir: str | None) -> PreflightReport:
+    """Judge against what lies in storage. Without a state directory the one around a checkpoint is taken; a savepoint needs none.
+
+    Files outside a savepoint, and the job's own newer checkpoints, can then not be looked for. Raises InvalidConfigError,
+    JobExistsError, NotFoundError, StorageUnavailableError."""
+    if state_dir is not None:
+        storage = open_storage(state_dir)
+        if storage.execute(StatFile(DIRECTORY_FILE)) is None:
+            raise InvalidConfigError(f"{state_dir} is no state directory: it has no {DIRECTORY_FILE}", setting="state_dir")
+        return _judge(submission, storage, external=True)
+    if submission.restore is None or is_in_directory(submission.restore):
+        raise InvalidConfigError("which job's? Give --state-dir, or the path of the snapshot", setting="state_dir")
+    folder = submission.restore.rstrip("/").removesuffix("/_metadata")
+    parent, _, name = folder.rpartition("/")
+    above = parent.rpartition("/")[0]
+    if name.startswith("chk-") and open_storage(above or "/").execute(StatFile(DIRECTORY_FILE)) is not None:
+        return _judge(submission, open_storage(above or "/"), external=True)
+    return _judge(submission, open_storage(parent or "/"), external=False)
+
+
+def _judge(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
+    flow = preflight(identify_job(submission), submission, external=external)
+    return run_flow(flow, RoutedStorage(storage))
+
+
+def preflight_online(submission: Submission, environment: Mapping[str, str], url: str, token: str | None) -> PreflightReport:
+    """Ask the coordinator at a URL. Raises as it does, and ConnectionLostError."""
+    settings = client_settings(environment, url=url, token=token)
+    client = RestClient(settings.url, settings.token)
+    try:
+        return client.preflight(submission)
+    finally:
+        client.close()

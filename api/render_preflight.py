@@ -1,0 +1,62 @@
+"""What `holdfast preflight` prints: tables and lines for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from api import console
+from coordinator.preflight import OperatorFinding, PreflightReport
+
+
+def show_report(report: PreflightReport, *, as_json: bool) -> None:
+    """Operators and states first, then what is wrong, then the verdict."""
+    if as_json:
+        console.show_json({"fits": report.fits, **msgspec.to_builtins(report)})
+        return
+    found = report.snapshot
+    if found is not None:
+        when = console.time_text(found.timestamp_ms)
+        what = f"{found.kind} {found.checkpoint_id} of {found.job_name} ({found.job_id}), {when}, {console.size_text(found.size)}"
+        console.show_line(f"{what}, for job {report.job_name} ({report.job_id})")
+    columns = ("OPERATOR", "IN BOTH?", "SIZE", "PARALLELISM", "STATE", "VERDICT", "STORED", "DECLARED")
+    console.show_table(columns, (row for operator in report.operators for row in _rows(operator)), empty="no operators")
+    for file in report.files:
+        owner = f"operator {file.operator!r} subtask {file.subtask}: " if file.operator else ""
+        console.show_line(f"damaged: {owner}{file.path}: {file.detail}")
+    if report.unchecked:
+        count = len(report.unchecked)
+        console.show_line(f"not checked: {count} files outside its folder, the first: {report.unchecked[0]} (give --state-dir)")
+    for sink in report.sinks:
+        if sink.may_repeat:
+            console.show_line(f"may repeat: output of sink {sink.sink_id!r} (operator {sink.operator!r})")
+    for note in report.notes:
+        console.show_line(f"note: {note}")
+    for refusal in report.refusals:
+        console.show_line(f"refused: {refusal.message} [{refusal.kind}]")
+    console.show_line("fits" if report.fits else f"does not fit: {len(report.refusals)} reasons")
+
+
+def _rows(operator: OperatorFinding) -> Iterator[tuple[Any, ...]]:
+    renamed = f", renamed to {operator.renamed_to}?" if operator.renamed_to else ""
+    head = (operator.uid, f"{operator.presence}{renamed}", console.size_text(operator.size), _parallelism(operator))
+    for state in operator.states:
+        pickled = " (pickled)" if state.pickled else ""
+        yield (*head, state.name, f"{state.verdict}{pickled}", state.stored, state.declared)
+    if not operator.states:
+        yield (*head, "", "", "", "")
+
+
+def _parallelism(operator: OperatorFinding) -> str:
+    """`2 of 128 -> 3 of 128`."""
+    sides = [
+        f"{parallelism} of {maximum}"
+        for parallelism, maximum in (
+            (operator.stored_parallelism, operator.stored_max_parallelism),
+            (operator.parallelism, operator.max_parallelism),
+        )
+        if parallelism is not None
+    ]
+    return " -> ".join(dict.fromkeys(sides))

@@ -1,0 +1,150 @@
+"""What a preflight says of a snapshot and a job: findings, refusals, notes. Plain records, the same in REST, CLI and Python.
+
+The report is all there is: a refused restore raises what its report lists, so the two can't disagree. Who judges is
+`judging.py`; what is found in storage is handed in by `planning.py`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from statebackends import errors
+from statebackends.errors import HoldfastError, RestoreError
+
+
+class Presence(StrEnum):
+    """Where an operator is."""
+
+    MATCHED = "matched"
+    ADDED = "added"
+    """In the job alone: it starts empty."""
+    REMOVED = "removed"
+    """In the snapshot alone."""
+
+
+class SchemaVerdict(StrEnum):
+    """What becomes of one state."""
+
+    AS_IS = "as is"
+    MIGRATION = "after migration"
+    INCOMPATIBLE = "incompatible"
+    ADDED = "added"
+    """Declared and not stored: it starts empty."""
+    REMOVED = "removed"
+    """Stored, and the job declares none of that name."""
+
+
+class StateFinding(msgspec.Struct, frozen=True):
+    """One state of one operator."""
+
+    name: str
+    verdict: SchemaVerdict
+    stored: str | None
+    """Kind, type and key type as stored; None if it is not."""
+    declared: str | None
+    pickled: bool = False
+    """Stored or declared as pickle: only the job's own classes can read it."""
+
+
+class OperatorFinding(msgspec.Struct, frozen=True):
+    """One operator of the snapshot, of the job, or of both."""
+
+    uid: str
+    presence: Presence
+    states: tuple[StateFinding, ...] = ()
+    size: int = 0
+    """Bytes of state in the snapshot."""
+    stored_parallelism: int | None = None
+    parallelism: int | None = None
+    stored_max_parallelism: int | None = None
+    max_parallelism: int | None = None
+    """That the job would run with; the stored one where it left that open."""
+    renamed_to: str | None = None
+    """Of a removed one with state: the added operator that it most likely is."""
+    uid_generated: bool = False
+    """The job gave it no uid: a change of the graph loses its state."""
+
+
+class FileFinding(msgspec.Struct, frozen=True):
+    """A file that a restore would fail on."""
+
+    path: str
+    problem: str
+    """missing | length | checksum | path | unreadable."""
+    detail: str
+    operator: str | None
+    subtask: int | None
+
+
+class SinkFinding(msgspec.Struct, frozen=True):
+    """A sink of the job."""
+
+    sink_id: str
+    operator: str
+    may_repeat: bool
+    """Checkpoints newer than the snapshot may have committed output, which would be written again."""
+
+
+class SnapshotFinding(msgspec.Struct, frozen=True):
+    """What would be restored."""
+
+    location: str
+    """As the plan names it: an absolute folder, or one in the state directory."""
+    job_id: str
+    job_name: str
+    checkpoint_id: int
+    kind: str
+    size: int
+    timestamp_ms: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An error that has not been raised yet."""
+
+    kind: str
+    """Its class in statebackends.errors."""
+    message: str
+    fields: dict[str, Any] = {}
+
+    @staticmethod
+    def of(error: HoldfastError) -> Refusal:
+        return Refusal(type(error).__name__, error.message, error.fields)
+
+    def error(self) -> HoldfastError:
+        kind: type[HoldfastError] = getattr(errors, self.kind, RestoreError)
+        return kind(self.message, **self.fields)
+
+
+class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen if the job were started from the snapshot."""
+
+    job_id: str
+    job_name: str
+    snapshot: SnapshotFinding | None = None
+    """None: the job would start empty, or nothing could be read."""
+    operators: tuple[OperatorFinding, ...] = ()
+    files: tuple[FileFinding, ...] = ()
+    """Every damaged or missing file, not the first alone."""
+    unchecked: tuple[str, ...] = ()
+    """Files outside the snapshot that could not be looked for, since their state directory is not known."""
+    sinks: tuple[SinkFinding, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """Why the job is refused; empty: it can start."""
+    notes: tuple[str, ...] = ()
+    """What is accepted and worth knowing: dropped state, values rewritten, output that may repeat."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.refusals
+
+    def check(self) -> None:
+        """Raise the first refusal; the messages of the others are in its field `others`."""
+        if self.refusals:
+            first, *others = self.refusals
+            raise Refusal(
+                first.kind,
+                first.message + (f" ({len(others)} more reasons: a preflight lists them)" if others else ""),
+                {**first.fields, "others": [other.message for other in others]} if others else first.fields,
+            ).error()

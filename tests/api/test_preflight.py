@@ -1,0 +1,214 @@
+"""`holdfast preflight`, `env.preflight` and POST /v1/preflight: the same report, the same verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from api.cli import app
+from api.client import RestClient
+from barriers.jobgraph import JobGraph, Submission
+from coordinator.config import ServiceConfig
+from coordinator.preflight import PreflightReport, Refusal
+from coordinator.service import CoordinatorService
+from operators.pipelines import build_environment, load_function
+from statebackends.errors import InvalidConfigError, UnclaimedStateError
+from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from tests.api.fakes import FakeCoordinator, Served, make_graph
+
+runner = CliRunner()
+
+PIPELINE = """
+import pyarrow as pa
+import holdfast as hf
+
+SCHEMA = pa.schema([("i", pa.int64()), ("key", pa.int64())])
+TOTAL = hf.ValueStateDescriptor("total", TYPE)
+
+
+class Count(hf.ProcessFunction):
+    states = (TOTAL,)
+
+    def process_element(self, value, ctx, out):
+        out(value)
+
+
+def make_batch(indices):
+    return pa.RecordBatch.from_arrays([pa.array(indices), pa.array(indices % 3)], schema=SCHEMA)
+
+
+def pipeline(env):
+    stream = env.from_source(hf.GeneratorSource(make_batch, 12, SCHEMA, 400))
+    stream.key_by("key").process(Count(), returns=SCHEMA).uid("UID").sink_to(hf.Blackhole())
+
+
+def other(env):
+    own = hf.Environment("another", parallelism=2)
+    pipeline(own)
+    return own
+"""
+
+
+def write_pipeline(folder: Path, *, uid: str = "totals", kind: str = "int") -> Path:
+    path = folder / f"job_{uid}_{kind}.py"
+    path.write_text(PIPELINE.replace("UID", uid).replace("TYPE", kind))
+    return path
+
+
+def graph_of(path: Path) -> JobGraph:
+    name = f"{path}:pipeline"
+    return build_environment(load_function(name, "job")[0], name, "job").build().graph
+
+
+def write_savepoint(folder: Path, graph: JobGraph) -> Path:
+    """A savepoint as the job would take it: one handle for each keyed operator with state."""
+    operators = []
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            states = tuple(state for state in operator.states if state.key_type is not None)
+            parts = tuple(InlineHandle(b"rows") for _ in states)
+            handle = KeyedStateHandle(KeyGroupRange(0, vertex.max_parallelism), "parquet", states, parts)
+            subtask = OperatorSubtaskState(keyed=(handle,) if states else ())
+            operators.append(
+                OperatorState(operator.uid, operator.operator_id, operator.name, 1, vertex.max_parallelism, (subtask,))
+            )
+    metadata = SnapshotMetadata(
+        job_id="ab" * 16,
+        job_name="pipeline",
+        checkpoint_id=3,
+        kind="savepoint",
+        attempt=1,
+        epoch=1,
+        trigger_timestamp_ms=1,
+        completion_timestamp_ms=2,
+        operators=tuple(operators),
+    )
+    folder.mkdir(parents=True)
+    (folder / "_metadata").write_bytes(encode_metadata(metadata))
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_pipeline(tmp_path)
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path, job: Path) -> Path:
+    return write_savepoint(tmp_path / "savepoints" / "savepoint-1", graph_of(job))
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, ["preflight", *arguments])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    return result.stdout if code < 2 else result.stderr
+
+
+def test_a_snapshot_that_fits_is_exit_code_0(job: Path, savepoint: Path) -> None:
+    lines = run(str(savepoint), f"{job}:pipeline").splitlines()
+    assert lines[0].startswith("savepoint 3 of pipeline (abab")
+    assert any("totals" in line and "matched" in line and "as is" in line for line in lines)
+    assert lines[-1] == "fits"
+
+
+def test_a_renamed_operator_is_exit_code_1_and_the_rename_is_proposed(tmp_path: Path, savepoint: Path) -> None:
+    renamed = write_pipeline(tmp_path, uid="sums")
+    output = run(str(savepoint), f"{renamed}:pipeline", code=1)
+    assert "removed, renamed to sums?" in output
+    assert "refused: the snapshot holds state of operators that the job lacks: 'totals'" in output
+    assert output.splitlines()[-1] == "does not fit: 1 reasons"
+    allowed = run(str(savepoint), f"{renamed}:pipeline", "--allow-non-restored-state")
+    assert "note: operator 'totals' is not in the job: its state is dropped" in allowed
+
+
+def test_both_schemas_are_shown_and_json_is_the_report(tmp_path: Path, savepoint: Path) -> None:
+    retyped = write_pipeline(tmp_path, kind="str")
+    told = json.loads(run(str(savepoint), f"{retyped}:pipeline", "--json", code=1))
+    report = msgspec.convert(told, PreflightReport)
+    assert told["fits"] is False
+    (operator,) = [each for each in report.operators if each.uid == "totals"]
+    (state,) = [each for each in operator.states if each.name == "total"]
+    assert (state.verdict, state.stored, state.declared) == ("incompatible", "value of int by int64", "value of str by int64")
+    assert [refusal.kind for refusal in report.refusals] == ["IncompatibleStateError"]
+
+
+def test_a_damaged_snapshot_is_exit_code_1_with_its_file(job: Path, savepoint: Path) -> None:
+    content = (savepoint / "_metadata").read_bytes()
+    (savepoint / "_metadata").write_bytes(content[:-7])
+    assert "refused: " in (output := run(str(savepoint), f"{job}:pipeline", code=1))
+    assert "corrupt at" in output
+    assert json.loads(run(str(savepoint), f"{job}:pipeline", "--json", code=1))["refusals"][0]["kind"] == "CorruptStateError"
+
+
+def test_an_environment_of_its_own_and_another_parallelism(job: Path, savepoint: Path) -> None:
+    assert "for job another (" in run(str(savepoint), f"{job}:other")
+    assert "does not fit" in run(str(savepoint), f"{job}:other", "--parallelism", "200", code=1)
+
+
+@pytest.mark.parametrize(
+    ("job_name", "reason"),
+    [("{}:nothing", "has no function 'nothing'"), ("{}", "name a function as"), ("nowhere.py:x", "there is no file nowhere.py")],
+)
+def test_a_job_that_can_not_be_loaded_is_exit_code_2(job: Path, savepoint: Path, job_name: str, reason: str) -> None:
+    assert reason in run(str(savepoint), job_name.format(job), code=2)
+
+
+def test_latest_needs_a_state_directory(tmp_path: Path, job: Path) -> None:
+    assert "Give --state-dir" in run("latest", f"{job}:pipeline", code=2)
+    assert "is no state directory" in run("latest", f"{job}:pipeline", "--state-dir", str(tmp_path), code=2)
+
+
+def test_a_checkpoint_is_judged_with_the_state_directory_around_it(tmp_path: Path, job: Path) -> None:
+    state = tmp_path / "state"
+    chk = write_savepoint(state / ("ab" * 16) / "chk-3", graph_of(job))
+    metadata = msgspec.structs.replace(hf.Snapshot(chk).metadata, kind="checkpoint", external=("x/manifest.json",))
+    (chk / "_metadata").write_bytes(encode_metadata(metadata))
+    assert "not checked: 1 files outside its folder, the first: x/manifest.json" in run(str(chk), f"{job}:pipeline")
+    (state / "_holdfast").write_text("nonce")
+    assert "damaged: x/manifest.json: the external file is missing" in run(str(chk), f"{job}:pipeline", code=1)
+    (state / "x").mkdir()
+    (state / "x" / "manifest.json").write_text("{}")
+    assert "not checked" not in run(str(chk), f"{job}:pipeline")
+    assert "fits" in run(str(chk), f"{job}:pipeline", "--state-dir", str(state))
+
+
+# ---------------------------------------------------------------------------------------------------------- Python and REST
+
+
+def test_an_environment_asks_storage_or_its_coordinator(tmp_path: Path, job: Path, savepoint: Path) -> None:
+    function, _ = load_function(f"{job}:pipeline", "job")
+    env = hf.Environment("pipeline")
+    function(env)
+    assert env.preflight(savepoint).fits
+    env.state_dir = str(tmp_path / "state")
+    service = CoordinatorService(ServiceConfig(env.state_dir))
+    service.close()
+    assert env.preflight(str(savepoint)).fits
+    assert [refusal.kind for refusal in env.preflight("latest").refusals] == ["RestoreError"]
+
+
+def test_a_refusal_travels_through_rest(job: Path, served: Served, coordinator: FakeCoordinator) -> None:
+    client = RestClient(served.url, str(served.token))
+    assert client.preflight(Submission(make_graph())).fits
+    coordinator.refusals = (Refusal("UnclaimedStateError", "no operator 'x'", {"operators": {"x": 3}}),)
+    report = client.preflight(Submission(make_graph()))
+    with pytest.raises(UnclaimedStateError) as caught:
+        report.check()
+    assert caught.value.operators == {"x": 3}
+    env = hf.Environment("mine", coordinator=served.url, token=str(served.token))
+    load_function(f"{job}:pipeline", "job")[0](env)
+    assert not env.preflight("latest").fits
+    client.close()
+
+
+def test_an_environment_without_anything_needs_a_path(job: Path) -> None:
+    env = hf.Environment("pipeline")
+    load_function(f"{job}:pipeline", "job")[0](env)
+    with pytest.raises(InvalidConfigError, match="which job's"):
+        env.preflight("latest")

@@ -1,0 +1,303 @@
+"""The report of a snapshot against a job: everything it finds, and that a refusal is never anything but the report's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barriers.jobgraph import JobConfig, JobGraph
+from coordinator.judging import judge_snapshot
+from coordinator.planning import plan_submission
+from coordinator.preflight import PreflightReport, Presence, Refusal, SchemaVerdict
+from coordinator.publication import RecordedJob
+from coordinator.records import JobPaths, ResultRecord, SubmissionRecord
+from coordinator.routing import RoutedStorage
+from coordinator.submitting import preflight
+from statebackends.errors import (
+    BackendMismatchError,
+    CorruptStateError,
+    HoldfastError,
+    IncompatibleStateError,
+    MaxParallelismError,
+    OutputMayRepeatError,
+    RestoreError,
+    UnclaimedStateError,
+)
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+from statebackends.keygroups import assign_key_groups
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.storage.checksums import checksum_of
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import run_flow
+from tests.coordinator.doubles import COUNTS, operator, submission, vertex, word_count
+from tests.coordinator.test_restore import JOB, TWO, graph_of, keyed, lists, snapshot, stored
+
+WIDER = StateMeta("counts", "value", "float", "utf8")
+EXTRA = StateMeta("extra", "value", "pickled", "utf8")
+
+
+def native(parallelism: int = 2) -> tuple[OperatorSubtaskState, ...]:
+    found = []
+    for index in range(parallelism):
+        groups = assign_key_groups(128, parallelism, index)
+        parts = (InlineHandle(b"sst"), InlineHandle(b"manifest"))
+        names = ("000001.sst", "MANIFEST")
+        found.append(
+            OperatorSubtaskState(
+                keyed=(KeyedStateHandle(KeyGroupRange(groups.start, groups.stop), "rocksdb", (COUNTS,), parts, names),)
+            )
+        )
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------- findings
+
+
+def test_every_operator_and_state_is_told_with_its_verdict() -> None:
+    old = snapshot(*TWO.operators, stored("gone", keyed(2, EXTRA)), stored("shell", (OperatorSubtaskState(),)))
+    count = vertex(operator("count", "process", WIDER, StateMeta("new", "list", "str", "utf8"), key_type="utf8"), parallelism=3)
+    graph = graph_of(word_count().vertices[0], count, vertex(operator("added", "process", EXTRA, key_type="utf8")))
+    found = {finding.uid: finding for finding in judge_snapshot(old, graph).operators}
+    presences = {uid: finding.presence for uid, finding in found.items()}
+    assert presences == {
+        "source": Presence.MATCHED,
+        "count": Presence.MATCHED,
+        "added": Presence.ADDED,
+        "gone": Presence.REMOVED,
+        "shell": Presence.REMOVED,
+    }
+    states = {state.name: state for state in found["count"].states}
+    assert (states["counts"].verdict, states["new"].verdict) == (SchemaVerdict.MIGRATION, SchemaVerdict.ADDED)
+    assert (states["counts"].stored, states["counts"].declared) == ("value of int by utf8", "value of float by utf8")
+    assert (found["count"].stored_parallelism, found["count"].parallelism, found["count"].stored_max_parallelism) == (2, 3, 128)
+    assert (found["gone"].size, found["gone"].renamed_to, found["shell"].renamed_to) == (2, "added", None)
+    assert [state.pickled for state in found["gone"].states] == [True]
+
+
+def test_all_that_is_wrong_is_refused_at_once_and_the_first_is_raised() -> None:
+    old = snapshot(stored("source", lists([b"a"], [b"b"])), stored("count", native()), stored("gone", keyed(1)))
+    wrong = vertex(
+        operator("count", "process", StateMeta("counts", "value", "str", "utf8"), key_type="utf8"),
+        parallelism=200,
+        max_parallelism=256,
+    )
+    judgement = judge_snapshot(old, graph_of(word_count().vertices[0], wrong))
+    kinds = [refusal.kind for refusal in judgement.refusals]
+    assert kinds == ["UnclaimedStateError", "IncompatibleStateError", "BackendMismatchError", "MaxParallelismError"]
+    report = PreflightReport(job_id=JOB, job_name="word count", refusals=judgement.refusals)
+    with pytest.raises(UnclaimedStateError, match="3 more reasons") as caught:
+        report.check()
+    assert caught.value.others == [refusal.message for refusal in judgement.refusals[1:]]
+    assert caught.value.operators == {"gone": 1}
+
+
+def test_native_files_are_refused_on_another_backend_and_fit_on_their_own() -> None:
+    old = snapshot(TWO.operators[0], stored("count", native()))
+    for backend in ("memory", "filesystem"):
+        (refusal,) = judge_snapshot(old, word_count(state_backend=backend)).refusals
+        error = refusal.error()
+        assert isinstance(error, BackendMismatchError)
+        assert (error.operator, error.stored, error.requested) == ("count", "rocksdb", backend)
+    assert judge_snapshot(old, word_count(state_backend="rocksdb")).refusals == ()
+
+
+def test_what_is_accepted_is_noted() -> None:
+    old = snapshot(*TWO.operators[:1], stored("count", keyed(2, COUNTS, EXTRA)), stored("gone", keyed(1)))
+    unnamed = msgspec.structs.replace(operator("count", "process", WIDER, key_type="utf8"), uid_generated=True)
+    judgement = judge_snapshot(old, graph_of(word_count().vertices[0], vertex(unnamed)), allow_non_restored_state=True)
+    assert judgement.refusals == ()
+    assert [note.partition(":")[0] for note in judgement.notes[:2]] == ["operator 'gone' is not in the job", "operator 'count'"]
+    assert "extra are dropped" in judgement.notes[1]
+    assert "'counts' is rewritten from value of int by utf8 to value of float by utf8" in judgement.notes[2]
+    assert "extra is pickled" in judgement.notes[3]
+    assert "no uid of its own" in judgement.notes[4]
+
+
+# ------------------------------------------------------------------------------------------------- refusal equals report
+
+STATES = st.sampled_from(
+    [COUNTS, WIDER, EXTRA, StateMeta("counts", "list", "int", "utf8"), StateMeta("seen", "value", "int", "utf8")]
+)
+NAMED = st.lists(STATES, max_size=2, unique_by=lambda state: state.name)
+JOBS = st.dictionaries(st.sampled_from(["count", "tally", "other"]), NAMED, max_size=3)
+
+
+@given(
+    old=JOBS,
+    new=JOBS,
+    native_uid=st.sampled_from(["", "count", "tally"]),
+    backend=st.sampled_from(["memory", "rocksdb"]),
+    parallelism=st.sampled_from([1, 2, 200]),
+    allowed=st.booleans(),
+)
+def test_a_restore_is_refused_exactly_when_the_report_says_so(
+    old: dict[str, list[StateMeta]], new: dict[str, list[StateMeta]], native_uid: str, backend: str, parallelism: int, allowed: bool
+) -> None:
+    def subtasks(uid: str, states: list[StateMeta]) -> tuple[OperatorSubtaskState, ...]:
+        return native() if uid == native_uid else keyed(2, *states) if states else (OperatorSubtaskState(),)
+
+    metadata = snapshot(TWO.operators[0], *(stored(uid, subtasks(uid, states)) for uid, states in sorted(old.items())))
+    vertices = (
+        vertex(operator(uid, "process", *states, key_type="utf8"), parallelism=parallelism, max_parallelism=256)
+        for uid, states in sorted(new.items())
+    )
+    graph = JobGraph("word count", (word_count().vertices[0], *vertices), (), JobConfig(state_backend=backend))
+    judgement = judge_snapshot(metadata, graph, allow_non_restored_state=allowed)
+    verdicts = [{state.verdict for state in finding.states} for finding in judgement.operators]
+    incompatible = any(SchemaVerdict.INCOMPATIBLE in found for found in verdicts)
+    lost = any(SchemaVerdict.REMOVED in found for found in verdicts)
+    has_state = {uid for uid in old if uid == native_uid or old[uid]}
+    crowded = parallelism == 200 and bool(has_state & set(new))
+    mixed = native_uid in old and native_uid in new and backend == "memory"
+    assert bool(judgement.refusals) == (incompatible or crowded or mixed or (lost and not allowed))
+    decoded = msgspec.json.decode(msgspec.json.encode(judgement.refusals), type=tuple[Refusal, ...])
+    for sent, refusal in zip(decoded, judgement.refusals, strict=True):
+        assert type(sent.error()) is type(refusal.error())
+        assert isinstance(sent.error(), RestoreError)
+
+
+# -------------------------------------------------------------------------------------------------------------- in storage
+
+
+class Place:
+    """A state directory and a savepoint whose source state lies in files."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "state"
+        self.folder = tmp_path / "savepoints" / "savepoint-1"
+        self.storage = RoutedStorage(LocalStorage(self.root))
+
+    def write(self, **changes: Any) -> SnapshotMetadata:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        subtasks = []
+        for index, subtask in enumerate(keyed(2)):
+            content = f"rows of {index}".encode()
+            (self.folder / f"count-{index}").write_bytes(content)
+            part = FileHandle(f"count-{index}", len(content), checksum_of(content))
+            handle = msgspec.structs.replace(subtask.keyed[0], parts=(part,))
+            subtasks.append(OperatorSubtaskState(keyed=(handle,)))
+        metadata = snapshot(TWO.operators[0], stored("count", tuple(subtasks)), **changes)
+        return self.put(metadata)
+
+    def put(self, metadata: SnapshotMetadata) -> SnapshotMetadata:
+        (self.folder / "_metadata").write_bytes(encode_metadata(metadata))
+        return metadata
+
+    def report(self, restore: str | None = None, **options: Any) -> PreflightReport:
+        asked = submission(word_count(), restore=restore or str(self.folder), **options)
+        return run_flow(preflight(JOB, asked), self.storage)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_snapshot_that_fits_is_described(place: Place) -> None:
+    metadata = place.write()
+    report = place.report()
+    assert report.fits
+    assert report.snapshot is not None
+    assert (report.snapshot.location, report.snapshot.checkpoint_id, report.snapshot.size) == (str(place.folder), 7, metadata.size)
+    report.check()
+
+
+def test_every_damaged_file_is_named_and_not_the_first_alone(place: Place) -> None:
+    place.write(external=("job/sources/s/manifest.json",))
+    (place.folder / "count-0").unlink()
+    (place.folder / "count-1").write_bytes(b"rowz of 1")
+    report = place.report()
+    assert [(file.operator, file.subtask, file.problem) for file in report.files] == [
+        ("count", 0, "missing"),
+        ("count", 1, "checksum"),
+        (None, None, "missing"),
+    ]
+    with pytest.raises(CorruptStateError, match=r"count-0: the file is missing; .*count-1: the checksum") as caught:
+        report.check()
+    assert (caught.value.operator, len(caught.value.problems)) == ("count", 3)
+
+
+@pytest.mark.parametrize("path", ["../savepoint-2/count-0", "a/../../x", "/etc/passwd", "../../state/_holdfast", ".."])
+def test_a_path_that_leaves_the_savepoint_is_refused_and_nothing_is_read_through_it(place: Place, path: str) -> None:
+    metadata = place.write()
+    handle = msgspec.structs.replace(
+        metadata.operators[1].subtasks[0].keyed[0], parts=(FileHandle(path, 9, "xxh3_128:" + "0" * 32),)
+    )
+    bad = msgspec.structs.replace(
+        metadata.operators[1], subtasks=(OperatorSubtaskState(keyed=(handle,)), metadata.operators[1].subtasks[1])
+    )
+    place.put(msgspec.structs.replace(metadata, operators=(metadata.operators[0], bad)))
+    (place.folder.parent / "savepoint-2").mkdir()
+    (place.folder.parent / "savepoint-2" / "count-0").write_bytes(b"rows of 0")
+    (file,) = place.report().files
+    assert (file.problem, file.path, file.operator, file.subtask) == ("path", path, "count", 0)
+    with pytest.raises(CorruptStateError, match="leaves"):
+        place.report().check()
+
+
+def test_records_that_do_not_fit_together_are_refused_though_their_checksum_is_right(place: Place) -> None:
+    metadata = place.write()
+    handle = msgspec.structs.replace(metadata.operators[1].subtasks[0].keyed[0], key_groups=KeyGroupRange(0, 500))
+    bad = msgspec.structs.replace(metadata.operators[1], subtasks=(OperatorSubtaskState(keyed=(handle,)), OperatorSubtaskState()))
+    place.put(msgspec.structs.replace(metadata, operators=(bad,)))
+    report = place.report()
+    assert [(refusal.kind, refusal.fields["operator"]) for refusal in report.refusals] == [("CorruptStateError", "count")]
+    assert "key groups [0, 500) of 128" in report.refusals[0].message
+
+
+def test_what_can_not_be_judged_at_all_is_a_refusal_too(place: Place) -> None:
+    place.write()
+    (place.folder / "_metadata").write_bytes(b"something else")
+    assert [refusal.kind for refusal in place.report().refusals] == ["CorruptStateError"]
+    assert [refusal.kind for refusal in place.report("latest").refusals] == ["RestoreError"]
+
+
+def test_sinks_whose_output_may_repeat_are_named(place: Place) -> None:
+    place.write()
+    sink = msgspec.structs.replace(operator("out", "sink_committer"), sink_id="files")
+    graph = word_count()
+    graph = msgspec.structs.replace(graph, vertices=(*graph.vertices, vertex(sink, parallelism=1)))
+    record = SubmissionRecord(1, 1, submission(graph), None, 1, "n")
+    result = ResultRecord(1, "CANCELED", 1, "n", last_checkpoint_id=12, newest_completed=9)
+    recorded = RecordedJob(JOB, (1,), {1: record}, {}, {1: result}, {})
+
+    def planned(**options: Any) -> Any:
+        return run_flow(plan_submission(recorded, submission(graph, restore=str(place.folder), **options)), place.storage)
+
+    with pytest.raises(OutputMayRepeatError, match="what of 'files' came after it would be written again") as caught:
+        planned()
+    assert (caught.value.restored, caught.value.committed, caught.value.sinks) == (7, 9, ["files"])
+    report = planned(allow_output_repeat=True).report
+    assert [(found.sink_id, found.operator, found.may_repeat) for found in report.sinks] == [("files", "out", True)]
+    assert any("would be written again" in note for note in report.notes)
+
+
+def test_a_report_survives_the_wire(place: Place) -> None:
+    place.write()
+    (place.folder / "count-0").unlink()
+    report = place.report()
+    again = msgspec.json.decode(msgspec.json.encode(report), type=PreflightReport)
+    assert again == report
+    with pytest.raises(CorruptStateError):
+        again.check()
+
+
+def test_a_refusal_of_a_kind_that_is_not_known_is_still_a_refusal() -> None:
+    error = Refusal("KindOfANewerVersion", "no", {"a": 1}).error()
+    assert type(error) is RestoreError
+    assert isinstance(error, HoldfastError)
+    assert Refusal.of(IncompatibleStateError("x", operator="u")).error().operator == "u"
+    assert isinstance(Refusal.of(MaxParallelismError("x")).error(), MaxParallelismError)
+
+
+def test_a_preflight_writes_nothing(place: Place) -> None:
+    place.write()
+    before = sorted(path for path in place.folder.parent.parent.rglob("*"))
+    place.report()
+    assert sorted(path for path in place.folder.parent.parent.rglob("*")) == before
+    assert not (place.root / JobPaths(JOB).leaders).exists()
