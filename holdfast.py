@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from operators.sources.dataframe import DataFrameSource as DataFrameSource
     from operators.sources.generator import GeneratorSource as GeneratorSource
     from operators.sources.parquet import ParquetSource as ParquetSource
+    from operators.state_source import register_state_source as register_state_source
     from operators.stream import Stream as Stream
     from operators.time import Tumbling as Tumbling
     from statebackends.errors import AuthenticationError as AuthenticationError
@@ -96,6 +97,7 @@ _EXPORTS = {
     "operators.sources.dataframe": ("DataFrameSource",),
     "operators.sources.generator": ("GeneratorSource",),
     "operators.sources.parquet": ("ParquetSource",),
+    "operators.state_source": ("register_state_source",),
     "operators.stream": ("Stream",),
     "operators.time": ("Tumbling",),
     "statebackends.errors": (

@@ -301,8 +301,8 @@ def preflight(
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not."""
     from api.preflight import named_snapshot, preflight_offline
     from api.render_preflight import show_report
-    from api.snapshots.opening import absolute_location
     from operators.pipelines import build_environment, load_function
+    from statebackends.snapshots.places import absolute_location
 
     function, _ = load_function(pipeline, "job")
     environment = build_environment(function, pipeline, "job", parallelism=parallelism)

@@ -16,13 +16,13 @@ from urllib.parse import unquote, urlsplit
 from api.client import RestClient
 from api.preflight import named_snapshot, preflight_offline, preflight_online
 from api.settings import client_settings, server_settings, state_url
-from api.snapshots.opening import Location
 from barriers.jobgraph import Submission
 from coordinator.preflight import PreflightReport
 from operators.base import JobPlan
 from operators.environment import Environment as BaseEnvironment
 from operators.launcher import JobHandle, LaunchOptions
 from statebackends.errors import InvalidConfigError
+from statebackends.snapshots.places import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

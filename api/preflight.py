@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from api.client import RestClient
 from api.settings import client_settings
-from api.snapshots.opening import Location, absolute_location
 from barriers.jobgraph import Submission
 from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
 from coordinator.routing import RoutedStorage
 from coordinator.submitting import identify_job, preflight
 from statebackends.errors import InvalidConfigError
+from statebackends.snapshots.places import Location, absolute_location
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import StatFile, Storage, run_flow
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from api.leading import without_coordinator
 from api.settings import state_url
-from api.snapshots.opening import Location
 from coordinator.fsck import FsckReport, FsckRequest, check_directory
 from coordinator.records import DIRECTORY_FILE, derive_job_id, is_job_id
 from statebackends.errors import InvalidConfigError, NotFoundError
+from statebackends.snapshots.places import Location
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import ListFolder, StatFile, Storage, run_flow
 

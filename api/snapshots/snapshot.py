@@ -4,12 +4,12 @@ Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from api.snapshots.opening import Location, Place, open_snapshot, place_of
+from api.snapshots.opening import open_snapshot
 from api.staterows import Row, rows_of
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import KeyGroupRange
@@ -18,7 +18,8 @@ from statebackends.snapshots.contents import StoredSnapshot, StoredState, states
 from statebackends.snapshots.copying import copy_snapshot
 from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
 from statebackends.snapshots.exporting import ExportReport, export_snapshot
-from statebackends.snapshots.rows import state_batches, state_schema
+from statebackends.snapshots.places import Location, Place, place_of
+from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
 from statebackends.snapshots.verifying import VerifyReport, verify_files
 from statebackends.storage.operations import run_flow
 
@@ -105,20 +106,27 @@ class Snapshot:
         with self._stored.reader() as reader:
             return state_schema(reader, self._stored.state(uid, state))
 
-    def table(self, uid: str, state: str, *, key_groups: range | None = None) -> pa.RecordBatchReader:
+    def table(
+        self, uid: str, state: str, *, key_groups: range | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
         """The rows of a state, or those of some key groups, as a stream in bounded memory, in key-group order.
+
+        `columns`: only these, in this order.
 
         Each file is checked before its first row is given out: CorruptStateError comes from reading. Raises NotFoundError."""
         stored = self._stored.state(uid, state)
         schema = self.schema(uid, state)
+        chosen = schema if columns is None else choose_columns(stored, schema, columns)
         if key_groups is not None and (key_groups.step != 1 or key_groups.start < 0 or not stored.is_keyed):
             raise InvalidConfigError(f"{key_groups} are not key groups of state {state!r}", operator=uid, state=state)
         wanted = None if key_groups is None else KeyGroupRange(key_groups.start, max(key_groups.start, key_groups.stop))
-        return pa.RecordBatchReader.from_batches(schema, self._batches(stored, schema, wanted))
+        return pa.RecordBatchReader.from_batches(chosen, self._batches(stored, schema, wanted, columns))
 
-    def _batches(self, stored: StoredState, schema: pa.Schema, wanted: KeyGroupRange | None) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, stored: StoredState, schema: pa.Schema, wanted: KeyGroupRange | None, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
         with self._stored.reader() as reader:
-            yield from state_batches(reader, stored, schema, wanted)
+            yield from state_batches(reader, stored, schema, wanted, columns=columns)
 
     def rows(self, uid: str, state: str) -> Iterator[Row]:
         """The rows of a state as dicts, a few at a time; entries of operator state as plain values. Raises as `table` does."""

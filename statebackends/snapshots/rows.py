@@ -4,7 +4,7 @@ Keyed rows come in key-group order. A batch has at most BATCH_ROWS rows; nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -53,10 +53,39 @@ def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
     return keyed_table_schema(key_type, state.meta, own, namespace=pa.int64() if is_number else pa.binary())
 
 
+def choose_columns(state: StoredState, schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """Some columns of a state's schema. Raises InvalidConfigError naming those that there are."""
+    for name in columns:
+        if name not in schema.names or columns.count(name) > 1:
+            known = ", ".join(schema.names)
+            raise InvalidConfigError(
+                f"operator {state.operator.uid!r}, state {state.meta.name!r}: no column {name!r}, or twice; it has: {known}",
+                operator=state.operator.uid,
+                state=state.meta.name,
+                column=name,
+            )
+    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+
+
 def state_batches(
-    reader: PartReader, state: StoredState, schema: pa.Schema, key_groups: KeyGroupRange | None = None
+    reader: PartReader,
+    state: StoredState,
+    schema: pa.Schema,
+    key_groups: KeyGroupRange | None = None,
+    *,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """All rows, or those of some key groups. Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
+    """All rows, or those of some key groups; all columns of the state's `schema`, or these, of which tables read no more.
+
+    Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
+    wanted = schema if columns is None else choose_columns(state, schema, columns)
+    for batch in _batches(reader, state, schema, wanted, key_groups):
+        yield batch if columns is None else batch.select(wanted.names)
+
+
+def _batches(
+    reader: PartReader, state: StoredState, schema: pa.Schema, wanted_schema: pa.Schema, key_groups: KeyGroupRange | None
+) -> Iterator[pa.RecordBatch]:
     if not state.is_keyed:
         if key_groups is not None:
             raise InvalidConfigError(f"operator state {state.meta.name!r} has no key groups", state=state.meta.name)
@@ -74,7 +103,7 @@ def state_batches(
             clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
             yield from native_batches(clone, state, codec, schema, wanted)
         else:
-            yield from _table_batches(reader, state, piece, schema, wanted)
+            yield from _table_batches(reader, state, piece, wanted_schema, wanted)
 
 
 @contextmanager
@@ -93,7 +122,7 @@ def _table_batches(
     reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     with _opened(reader, state, piece) as file:
-        for batch in file.sorted_batches(groups):
+        for batch in file.sorted_batches(groups, schema.names):
             yield conform(batch, schema)
 
 

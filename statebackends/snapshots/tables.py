@@ -34,17 +34,19 @@ class TableFile(ABC):
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, at most BATCH_ROWS at a time; all columns, or these."""
 
-    def sorted_batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """The rows of some key groups in key-group order."""
+    def sorted_batches(self, groups: KeyGroupRange, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of some key groups in key-group order; all columns, or those of these that there are, and the key group."""
         if self.schema.get_field_index(KEY_GROUP) < 0:
             raise ValueError(f"no column {KEY_GROUP!r}")
         counts, in_order = self._count(groups)
+        names = None if columns is None else [name for name in self.schema.names if name == KEY_GROUP or name in columns]
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         for part in [groups] if in_order else _slices(counts, groups):
-            found = (restrict(batch, part) for batch in self.batches())
+            found = (restrict(batch, part) for batch in self.batches(names))
             if in_order:
                 yield from (batch for batch in found if batch.num_rows)
             else:
-                table = sort_by_key_group(pa.Table.from_batches(list(found), self.schema))
+                table = sort_by_key_group(pa.Table.from_batches(list(found), schema))
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def _count(self, groups: KeyGroupRange) -> tuple[npt.NDArray[np.int64], bool]:

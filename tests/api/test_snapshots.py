@@ -71,6 +71,18 @@ def test_operators_and_states_are_described(savepoint: Path, checkpoint: Path) -
     assert repr(hf.Snapshot(checkpoint / "_metadata")) == f"Snapshot({str(checkpoint)!r})"
 
 
+def test_a_table_of_some_columns(savepoint: Path, checkpoint: Path) -> None:
+    for path in (savepoint, checkpoint):
+        snapshot = hf.Snapshot(path)
+        table = snapshot.table(UID, "tags", columns=["value", "key"]).read_all()
+        assert table.column_names == ["value", "key"]
+        assert table.equals(snapshot.table(UID, "tags").read_all().select(["value", "key"]))
+        assert snapshot.table(UID, "positions", columns=["value"]).read_all().column_names == ["value"]
+        for columns in (["valeu"], ["key", "key"]):
+            with pytest.raises(InvalidConfigError, match=r"state 'tags': no column '\w+', or twice; it has: key_group, key, "):
+                snapshot.table(UID, "tags", columns=columns)
+
+
 def test_a_table_is_a_stream_of_arrow_batches(savepoint: Path, checkpoint: Path) -> None:
     for path in (savepoint, checkpoint):
         snapshot = hf.Snapshot(str(path))

@@ -1,0 +1,209 @@
+"""`spark.read.format("holdfast-state")`: the rows of one state of a snapshot as a DataFrame, a task a range of key groups.
+
+Each task opens the snapshot for itself and checks the files that it reads; nothing is unpickled. PySpark tells a Python data
+source nothing of the columns that a query uses, so those to read are an option; nor may it push filters down unless the
+session was set to, so the key groups to read are one, too."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
+from statebackends.handles import KeyGroupRange
+from statebackends.metadata import decode_metadata
+from statebackends.snapshot import METADATA_NAME
+from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
+from statebackends.snapshots.places import place_of_snapshot
+from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
+from statebackends.storage.operations import ReadFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT = "holdfast-state"
+_OPTIONS = ("path", "uid", "state", "columns", "key_groups", "partitions")
+
+
+class _Pointer(msgspec.Struct):
+    """A `_metadata` that is no snapshot but the decision on an id."""
+
+    decision: str
+    folder: str = ""
+
+
+def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
+    """The snapshot in a folder; a savepoint's pointer in its job is followed. Raises NotFoundError, CorruptStateError ..."""
+    place = place_of_snapshot(location)
+    path = f"{place.folder}/{METADATA_NAME}"
+    try:
+        content: bytes = place.storage.execute(ReadFile(path))
+    except ObjectMissingError as error:
+        raise NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file", path=place.location) from error
+    try:
+        pointer = msgspec.json.decode(content, type=_Pointer)
+    except msgspec.MsgspecError:
+        snapshot = StoredSnapshot(decode_metadata(content, f"{place.location}/{METADATA_NAME}"), place.storage, place.folder)
+        check_contents(snapshot)
+        return snapshot
+    if pointer.decision != "savepoint" or not follow:
+        raise NotFoundError(f"{place.location} is {pointer.decision}: it has no state", path=place.location)
+    is_whole = "://" in pointer.folder or pointer.folder.startswith("/")
+    return open_for_reading(pointer.folder if is_whole else f"{place.storage.root}/{pointer.folder}", follow=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is to be read, as the options of a `spark.read` say it."""
+
+    path: str
+    uid: str
+    state: str
+    columns: tuple[str, ...] | None = None
+    key_groups: KeyGroupRange | None = None
+    partitions: int = 0
+    """0: one for each subtask that the state was taken from."""
+
+    @staticmethod
+    def parse(options: Mapping[str, str]) -> ReadOptions:
+        """Raises InvalidConfigError naming the option."""
+        for name in options:
+            if name.lower() not in _OPTIONS:
+                raise _wrong(name, f"is not known; there are: {', '.join(_OPTIONS)}")
+        missing = [name for name in ("path", "uid", "state") if not options.get(name)]
+        if missing:
+            raise _wrong(missing[0], "is missing")
+        columns = options.get("columns")
+        partitions = options.get("partitions", "0")
+        if not partitions.isdecimal():
+            raise _wrong("partitions", f"{partitions!r} is not a number")
+        return ReadOptions(
+            options["path"],
+            options["uid"],
+            options["state"],
+            None if columns is None else tuple(name.strip() for name in columns.split(",")),
+            _parse_range(options["key_groups"]) if "key_groups" in options else None,
+            int(partitions),
+        )
+
+
+def _wrong(name: str, reason: str) -> InvalidConfigError:
+    return InvalidConfigError(f"{FORMAT}: option {name!r} {reason}", setting=name)
+
+
+def _parse_range(text: str) -> KeyGroupRange:
+    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise _wrong("key_groups", f"{text!r} is not a range such as 0:16, of which the last is not read")
+    return KeyGroupRange(int(match[1]), int(match[2]))
+
+
+class StateRange(InputPartition):  # type: ignore[misc]
+    """The key groups that one task reads; None for operator state, which has none."""
+
+    def __init__(self, key_groups: KeyGroupRange | None) -> None:
+        super().__init__(key_groups)
+        self.key_groups = key_groups
+
+
+class StateDataSource(DataSource):  # type: ignore[misc]
+    """Registered by `register_state_source`; made by Spark, in a Python process beside the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return _spark_schema(StateReader(ReadOptions.parse(self.options)).schema())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return StateReader(ReadOptions.parse(self.options), to_arrow_schema(schema, timezone="UTC"))
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    """Raises InvalidConfigError for a column that Spark has no type for."""
+    from pyspark.errors import PySparkException
+
+    for field in schema:
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except PySparkException as error:
+            raise InvalidConfigError(
+                f"column {field.name!r} is {field.type}, which Spark has no type for: leave it out (option columns)",
+                column=field.name,
+            ) from error
+    return from_arrow_schema(schema.remove_metadata())
+
+
+class StateReader(DataSourceReader):  # type: ignore[misc]
+    """Reads what the options name. `arrow_schema`: the columns as Spark wants them; None: as they are stored."""
+
+    def __init__(self, options: ReadOptions, arrow_schema: pa.Schema | None = None) -> None:
+        self._options = options
+        self._arrow_schema = arrow_schema
+
+    def schema(self) -> pa.Schema:
+        """Of the rows that are read, as stored."""
+        snapshot, state = self._open()
+        with snapshot.reader() as reader:
+            schema = state_schema(reader, state)
+        columns = self._options.columns
+        return schema if columns is None else choose_columns(state, schema, columns)
+
+    def partitions(self) -> list[InputPartition]:
+        """Ranges of key groups: those of the old subtasks, or so many of equal length."""
+        _, state = self._open()
+        wanted = self._options.key_groups
+        if not state.is_keyed:
+            if wanted is not None:
+                raise _wrong("key_groups", f"is not for operator state, which {state.meta.name!r} is")
+            return [StateRange(None)]
+        groups = KeyGroupRange(0, state.operator.max_parallelism)
+        wanted = groups if wanted is None else groups.intersection(wanted)
+        count = min(self._options.partitions, len(wanted))
+        if count:
+            cuts = [wanted.start + len(wanted) * index // count for index in range(count + 1)]
+            ranges = [KeyGroupRange(start, stop) for start, stop in itertools.pairwise(cuts)]
+        else:
+            found = {piece.handle.key_groups.intersection(wanted) for piece in state.keyed}
+            ranges = sorted(each for each in found if len(each))
+        return [StateRange(each) for each in ranges] or [StateRange(KeyGroupRange(0, 0))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StateRange)
+        snapshot, state = self._open()
+        with snapshot.reader() as reader:
+            schema = state_schema(reader, state)
+            columns = self._options.columns
+            for batch in state_batches(reader, state, schema, partition.key_groups, columns=columns):
+                yield self._converted(batch, state)
+
+    def _converted(self, batch: pa.RecordBatch, state: StoredState) -> pa.RecordBatch:
+        if self._arrow_schema is None:
+            return batch
+        try:
+            return batch.cast(self._arrow_schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise state.corrupt(f"does not fit the columns that were asked for: {error}") from error
+
+    def _open(self) -> tuple[StoredSnapshot, StoredState]:
+        options = self._options
+        snapshot = open_for_reading(options.path)
+        return snapshot, snapshot.state(options.uid, options.state)
+
+
+def register_state_source(spark: SparkSession) -> None:
+    """Make `spark.read.format("holdfast-state")` known to a session, and our packages to its executors. Idempotent."""
+    from operators.spark import ship_package
+
+    ship_package(spark.sparkContext)
+    spark.dataSource.register(StateDataSource)
