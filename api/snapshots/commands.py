@@ -1,4 +1,4 @@
-"""`holdfast snapshot inspect | verify | diff | export | copy | fsck`: parse, call, print.
+"""`holdfast snapshot inspect | verify | diff | export | copy | edit | fsck`: parse, call, print.
 
 Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 trouble."""
 
@@ -30,7 +30,7 @@ class _Group(TyperGroup):
 
 snapshots = typer.Typer(
     cls=_Group,
-    help="Look at, check, compare, export and copy snapshots; whose files are whose. No coordinator is needed.",
+    help="Look at, check, compare, export, copy and edit snapshots; whose files are whose. No coordinator is needed.",
     no_args_is_help=True,
 )
 
@@ -137,6 +137,29 @@ def copy(
         console.show_json({"location": copied.location, "size": copied.metadata.size})
     else:
         console.show_line(copied.location)
+
+
+@snapshots.command()
+def edit(
+    path: Path,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
+    uid: Annotated[str, typer.Option("--uid", metavar="UID", help="The operator.")],
+    state: Annotated[str, typer.Option("--state", metavar="NAME", help="Its state.")],
+    function: Annotated[
+        str, typer.Option("--function", metavar="NAME", help="FILE.py:function or module:function, from a batch of rows to others.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Write a savepoint in which a function of yours has made one state anew; print where it is."""
+    from api.snapshots.snapshot import Snapshot
+    from operators.pipelines import load_function
+
+    apply, _ = load_function(function, "function")
+    edited = Snapshot(path).edit(target, uid=uid, state=state, function=apply)
+    if as_json:
+        console.show_json({"location": edited.location, "size": edited.metadata.size})
+    else:
+        console.show_line(edited.location)
 
 
 def _chosen(operator: str | None, state: tuple[str, str] | None) -> tuple[str | None, str | None]:

@@ -4,11 +4,13 @@ Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from api.snapshots.frames import change_of
 from api.snapshots.opening import open_snapshot
 from api.staterows import Row, rows_of
 from statebackends.errors import InvalidConfigError
@@ -17,6 +19,7 @@ from statebackends.metadata import SnapshotMetadata
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 from statebackends.snapshots.copying import copy_snapshot
 from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
+from statebackends.snapshots.editing import edit_snapshot
 from statebackends.snapshots.exporting import ExportReport, export_snapshot
 from statebackends.snapshots.places import Location, Place, place_of
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
@@ -159,6 +162,33 @@ class Snapshot:
         Raises as `export` does."""
         place = self._outside(target)
         return Snapshot._of(copy_snapshot(self._stored, place.storage, place.folder))
+
+    def edit(
+        self,
+        target: Location,
+        changes: Mapping[tuple[str, str], Any] | None = None,
+        *,
+        uid: str | None = None,
+        state: str | None = None,
+        function: Any = None,
+    ) -> Snapshot:
+        """Write a canonical savepoint with some states made anew and all others as they are; gives it.
+
+        Each change, by (uid, state) or as the one `function` for `uid` and `state`, is a function or a frame. A function is called
+        with each batch of rows (`pyarrow.RecordBatch`, as `table` gives them) and returns the rows to have instead, or None for
+        none. A frame (Arrow, pandas, Polars, Spark) is all rows that the state is to have. Raises NotFoundError, InvalidKeyError,
+        StateValueError, InvalidConfigError and UserFunctionError naming operator, state and row, or as `export`; then the folder
+        is as it was."""
+        wanted = dict(changes or {})
+        if function is not None:
+            if uid is None or state is None:
+                raise InvalidConfigError("which state is to be edited? Give uid and state", operator=uid, state=state)
+            wanted[uid, state] = function
+        if not wanted:
+            raise InvalidConfigError("nothing to edit: give a function, or changes", operator=uid, state=state)
+        place = self._outside(target)
+        made = {(operator, name): change_of(operator, name, each) for (operator, name), each in wanted.items()}
+        return Snapshot._of(edit_snapshot(self._stored, made, place.storage, place.folder))
 
     def _outside(self, folder: Location) -> Place:
         place = place_of(folder)

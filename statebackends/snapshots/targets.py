@@ -19,6 +19,7 @@ from statebackends.errors import (
     ObjectMissingError,
     StorageUnavailableError,
 )
+from statebackends.handles import FileHandle
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -51,6 +52,12 @@ class ClaimedFolder:
         if expected is not None and found != expected:
             raise StorageUnavailableError(f"{self.location}/{name}: other bytes were written than read", path=self._path(name))
         return found[0]
+
+    def store(self, local: str, name: str) -> FileHandle:
+        """As `upload`, for a file of a snapshot."""
+        self._names.append(name)
+        length, checksum = self._storage.execute(UploadFile(local, self._path(name)))
+        return FileHandle(name, length, checksum)
 
     def finish(self, name: str, content: bytes) -> None:
         """Withdraw the claim and create the last file.

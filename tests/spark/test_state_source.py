@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 import holdfast as hf
 from barriers.messages import CheckpointKind
 from coordinator.records import SavepointRecord, encode_record
+from statebackends.errors import StateValueError
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent
 from tests.statebackends.snapshot_harness import SOME, UID, Contents, write
@@ -131,3 +132,24 @@ def test_what_cant_be_read_is_named(registered: SparkSession, tmp_path: Path) ->
     fails(source.location, "count", "CorruptStateError: operator 'totals' subtask 0: .*count.*bytes instead of")
     (Path(source.location) / "_metadata").write_bytes(b"{")
     fails(source.location, "count", "CorruptStateError")
+
+
+def test_a_dataframe_becomes_the_state_of_a_new_savepoint(registered: SparkSession, tmp_path: Path) -> None:
+    source = hf.Snapshot(write(tmp_path, "savepoint-7", MANY, parallelism=2, max_parallelism=16, canonical=True).location)
+    state = read(registered, source.location, "count")
+    edited = source.edit(
+        tmp_path / "edited",
+        {
+            (UID, "count"): state.where("value >= 100").selectExpr("key", "value * 10 value"),
+            (UID, "tags"): read(registered, source.location, "tags").where("map_key = 'a'"),
+        },
+    )
+    assert {row["key"]: row["value"] for row in edited.rows(UID, "count")} == {
+        key: 10 * value for key, value in MANY.count.items() if value >= 100
+    }
+    changes = {each.state: (each.added, each.removed, each.changed) for each in source.diff(edited).states}
+    assert changes["count"] == (0, 100, 400)
+    assert changes["tags"] == (0, len(MANY.tags), 0)
+    assert all(change == (0, 0, 0) for name, change in changes.items() if name not in ("count", "tags"))
+    with pytest.raises(StateValueError, match="state 'count', row 0: column 'value' is string and has to be int64"):
+        source.edit(tmp_path / "wrong", {(UID, "count"): state.selectExpr("key", "cast(value as string) value")})

@@ -1,0 +1,119 @@
+"""Rows that people hold, as Arrow batches: of Arrow, pandas, Spark, and whatever speaks Arrow's C interface (Polars, DuckDB)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
+from statebackends.snapshots.editing import Batches, Change
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame as SparkDataFrame
+
+ROWS_MAX = 1 << 15
+"""Rows of a Spark DataFrame that are turned into Arrow at a time."""
+
+
+def change_of(uid: str, state: str, wanted: Any) -> Change:
+    """How a state is made anew: by a function of a batch, or as a frame says. Raises InvalidConfigError for anything else."""
+    if callable(wanted) and not _is_frame(wanted):
+        return _applied(uid, state, wanted)
+    if not _is_frame(wanted):
+        raise InvalidConfigError(
+            f"operator {uid!r}, state {state!r}: {type(wanted).__name__} is neither a function nor a table or DataFrame",
+            operator=uid,
+            state=state,
+        )
+    return lambda _, schema: batches_of(wanted, schema, uid, state)
+
+
+def _applied(uid: str, state: str, function: Callable[[pa.RecordBatch], Any]) -> Change:
+    def change(batches: Batches, schema: pa.Schema) -> Iterator[pa.RecordBatch | pa.Table]:
+        for batch in batches:
+            try:
+                made = function(batch)
+            except HoldfastError:
+                raise
+            except Exception as error:
+                name = getattr(function, "__qualname__", repr(function))
+                message = f"operator {uid!r}, state {state!r}: {name} raised {type(error).__name__}: {error}"
+                raise UserFunctionError(message, operator=uid, state=state, function=name, record="") from error
+            if made is not None:
+                yield from batches_of(made, schema, uid, state)
+
+    return change
+
+
+def _is_frame(wanted: Any) -> bool:
+    is_arrow = isinstance(wanted, pa.Table | pa.RecordBatch | pa.RecordBatchReader) or hasattr(wanted, "__arrow_c_stream__")
+    return is_arrow or _library(wanted) in ("pandas", "pyspark")
+
+
+def _library(frame: Any) -> str:
+    """Of a DataFrame; the libraries need not be there."""
+    kind = type(frame)
+    return kind.__module__.partition(".")[0] if kind.__name__ == "DataFrame" else ""
+
+
+def batches_of(frame: Any, schema: pa.Schema, uid: str, state: str) -> Iterator[pa.RecordBatch | pa.Table]:
+    """The rows of a frame. `schema`: what the columns of plain Python objects are. Raises InvalidConfigError, StateValueError."""
+    if isinstance(frame, pa.Table):
+        yield from frame.to_batches()
+    elif isinstance(frame, pa.RecordBatch):
+        yield frame
+    elif isinstance(frame, pa.RecordBatchReader):
+        yield from frame
+    elif _library(frame) == "pandas":
+        yield _of_pandas(frame, schema, uid, state)
+    elif _library(frame) == "pyspark":
+        yield from _of_spark(frame)
+    elif hasattr(frame, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(frame)
+    else:
+        raise InvalidConfigError(
+            f"operator {uid!r}, state {state!r}: {type(frame).__name__} is no table or DataFrame", operator=uid, state=state
+        )
+
+
+def _of_pandas(frame: Any, schema: pa.Schema, uid: str, state: str) -> pa.Table:
+    """Numbers keep pandas' own types, which are judged later; columns of Python objects are of the state's."""
+    arrays: dict[str, pa.Array] = {}
+    for name in map(str, frame.columns):
+        column = frame[name]
+        declared = schema.field(name).type if name in schema.names and column.dtype == object else None
+        try:
+            arrays[name] = pa.array(
+                column.tolist() if declared is not None else column, type=declared, from_pandas=declared is None
+            )
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise StateValueError(
+                f"operator {uid!r}, state {state!r}, row {_failing(column, declared)}: column {name!r}: {error}",
+                operator=uid,
+                state=state,
+                row=_failing(column, declared),
+            ) from error
+    return pa.table(arrays)
+
+
+def _failing(column: Any, declared: pa.DataType | None) -> int:
+    for row, value in enumerate(column.tolist()):
+        try:
+            pa.array([value], type=declared)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return row
+    return 0
+
+
+def _of_spark(frame: SparkDataFrame) -> Iterator[pa.RecordBatch]:
+    """A partition of the DataFrame at a time is held."""
+    from operators.sources.dataframe_write import arrow_schema_of
+
+    schema = arrow_schema_of(frame)
+    rows = iter(frame.toLocalIterator())
+    while some := [row.asDict(recursive=True) for row in islice(rows, ROWS_MAX)]:
+        columns = [pa.array([row[field.name] for row in some], field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)

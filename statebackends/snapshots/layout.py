@@ -1,0 +1,235 @@
+"""Rows of one keyed state that somebody else made, judged and brought into the form in which a savepoint holds them.
+
+Keys are hashed anew: a row whose key group is not that of its key would never be found again. Values are cast only where
+nothing is lost, and checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
+from statebackends.handles import StateMeta
+from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns
+from statebackends.keys import KeyType
+from statebackends.serializers import TypeSpec
+from statebackends.statecodec import TIMERS_KIND, StateCodec
+from statebackends.tablesources import TIME
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The table of one state of one operator."""
+
+    operator: str
+    meta: StateMeta
+    key_type: KeyType
+    max_parallelism: int
+    schema: pa.Schema
+    codec: StateCodec | None
+    """None: a state with columns of its own."""
+
+    def conform(self, batch: pa.RecordBatch | pa.Table, first_row: int = 0) -> pa.Table:
+        """The batch with the columns of the schema, in its order and types.
+
+        `key_group` may be missing, else it must be right; so may `namespace` (then there is one), and `position` (then rows are
+        in order). `first_row`: how many rows came before, for errors. Raises InvalidKeyError, StateValueError, InvalidConfigError;
+        each names operator, state and, where there is one, the row."""
+        self._check_columns(batch)
+        columns: dict[str, pa.Array] = {}
+        keys = [self._whole(batch, name, first_row, InvalidKeyError) for name in key_columns(self.key_type)]
+        try:
+            column = self.key_type.column(keys, max_parallelism=self.max_parallelism, operator=self.operator)
+            groups = column.key_groups
+        except InvalidKeyError as error:
+            raise InvalidKeyError(
+                f"state {self.meta.name!r}: {error.message}", **{**error.fields, "state": self.meta.name}
+            ) from error
+        columns.update(zip(key_columns(self.key_type), column.arrays, strict=True))
+        columns[KEY_GROUP] = pa.array(groups)
+        self._check_groups(batch, groups, first_row)
+        for field in self.schema:
+            if field.name not in columns:
+                columns[field.name] = self._column(batch, field, first_row)
+        return pa.Table.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+    def _check_columns(self, batch: pa.RecordBatch | pa.Table) -> None:
+        names = batch.schema.names
+        optional = (KEY_GROUP, NAMESPACE, POSITION)
+        missing = [name for name in self.schema.names if name not in names and name not in optional]
+        unknown = [name for name in names if name not in self.schema.names or names.count(name) > 1]
+        if missing or unknown:
+            wrong = f"no column {missing[0]!r}" if missing else f"column {unknown[0]!r} is not its own, or there twice"
+            raise InvalidConfigError(
+                f"{self._who}: {wrong}; its columns are: {', '.join(self.schema.names)}",
+                **self._named,
+                column=(missing + unknown)[0],
+            )
+
+    def _check_groups(self, batch: pa.RecordBatch | pa.Table, groups: Any, first_row: int) -> None:
+        if KEY_GROUP not in batch.schema.names:
+            return
+        given = self._whole(batch, KEY_GROUP, first_row, InvalidKeyError)
+        if not pa.types.is_integer(given.type):
+            self._refuse(InvalidKeyError, first_row, f"column {KEY_GROUP!r} is {given.type}")
+        wrong = np.flatnonzero(given.to_numpy(zero_copy_only=False) != groups)
+        if len(wrong):
+            row = int(wrong[0])
+            reason = f"{KEY_GROUP} is {given[row]}, and that of its key is {groups[row]}; leave the column out to have it computed"
+            self._refuse(InvalidKeyError, first_row + row, reason)
+
+    def _column(self, batch: pa.RecordBatch | pa.Table, field: pa.Field, first_row: int) -> pa.Array:
+        if field.name not in batch.schema.names:
+            if field.name == POSITION:
+                return pa.array(np.arange(first_row, first_row + batch.num_rows, dtype=np.int32))
+            return pa.array([0 if pa.types.is_integer(field.type) else b""] * batch.num_rows, field.type)
+        array = _combined(batch.column(field.name))
+        if not field.nullable and array.null_count:
+            self._refuse(StateValueError, first_row + _first_null(array), f"column {field.name!r} is null")
+        array = self._cast(array, field, first_row)
+        spec = self._spec(field.name)
+        if spec is not None:
+            self._check_values(array, spec, first_row)
+        return array
+
+    def _spec(self, column: str) -> TypeSpec | None:
+        if self.codec is None:
+            return None
+        return self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
+
+    def _cast(self, array: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
+        if array.type == field.type:
+            return array
+        if not loses_nothing(array.type, field.type):
+            self._refuse(StateValueError, first_row, f"column {field.name!r} is {array.type} and has to be {field.type}")
+        try:
+            return array.cast(field.type)
+        except (pa.ArrowException, ValueError) as error:
+            self._refuse(
+                StateValueError,
+                first_row + _first_failing(array, lambda part: part.cast(field.type)),
+                f"column {field.name!r}: {error}",
+            )
+
+    def _check_values(self, array: pa.Array, spec: TypeSpec, first_row: int) -> None:
+        try:
+            values = spec.from_arrow(array)
+        except CorruptStateError as error:
+            self._refuse(StateValueError, first_row + _first_failing(array, spec.from_arrow), error.message)
+        for row, value in enumerate(values):
+            try:
+                spec.check(value)
+            except StateValueError as error:
+                self._refuse(StateValueError, first_row + row, error.message)
+
+    def _whole(self, batch: pa.RecordBatch | pa.Table, name: str, first_row: int, kind: type[HoldfastError]) -> pa.Array:
+        array = _combined(batch.column(name))
+        if array.null_count:
+            self._refuse(kind, first_row + _first_null(array), f"column {name!r} is null")
+        return array
+
+    def check_distinct(self, table: pa.Table) -> None:
+        """Refuse two rows of one entry: only one of them would be found. All rows of a key must be in the table."""
+        if self.meta.kind == "list":
+            return
+        entries = self.entries(table)
+        if len(set(entries)) == len(entries):
+            return
+        seen: set[bytes] = set()
+        for row, entry in enumerate(entries):
+            if entry in seen:
+                names = [name for name in self._identity if name in table.schema.names]
+                shown = {name: table.column(name)[row].as_py() for name in names}
+                raise InvalidKeyError(f"{self._who}: two rows have {shown}", **self._named, value=repr(shown)[:200])
+            seen.add(entry)
+
+    @property
+    def _identity(self) -> Sequence[str]:
+        own = (TIME,) if self.meta.kind == TIMERS_KIND else (MAP_KEY,) if self.meta.kind == "map" else ()
+        return (*key_columns(self.key_type), NAMESPACE, *own)
+
+    def entries(self, table: pa.Table) -> list[bytes]:
+        """What each row is of: its key, namespace, and where a key has several rows of a kind, which of them."""
+        arrays = [table.column(name) for name in key_columns(self.key_type)]
+        encoded = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).encoded()
+        marks = [repr(namespace).encode() for namespace in table.column(NAMESPACE).to_pylist()]
+        if self.meta.kind == TIMERS_KIND:
+            marks = [mark + b"@%d" % time for mark, time in zip(marks, table.column(TIME).to_pylist(), strict=True)]
+        if self.codec is not None and self.codec.map_key is not None:
+            map_keys = self.codec.map_key.from_arrow(table.column(MAP_KEY))
+            marks = [mark + b"/" + self.codec.map_key.encode(each) for mark, each in zip(marks, map_keys, strict=True)]
+        return [b"%d:%b%b" % (len(key), key, mark) for key, mark in zip(encoded, marks, strict=True)]
+
+    @property
+    def _who(self) -> str:
+        return f"operator {self.operator!r}, state {self.meta.name!r}"
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {"operator": self.operator, "state": self.meta.name}
+
+    def _refuse(self, kind: type[HoldfastError], row: int, reason: str) -> NoReturn:
+        raise kind(f"{self._who}, row {row}: {reason}", **self._named, row=row)
+
+
+def _combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _first_null(array: pa.Array) -> int:
+    return int(pc.index(array.is_null(), True).as_py())
+
+
+def _first_failing(array: pa.Array, convert: Callable[[pa.Array], Any]) -> int:
+    """The first row that a conversion fails on."""
+    start, stop = 0, len(array)
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        try:
+            convert(array.slice(start, middle - start))
+        except (pa.ArrowException, ValueError, CorruptStateError):
+            stop = middle
+        else:
+            start = middle
+    return start
+
+
+def loses_nothing(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a checked cast from one type to another gives equal values: no text becomes a number, no number another kind."""
+    types = pa.types
+    if types.is_null(found):
+        return True
+    pairs = (
+        types.is_integer,
+        types.is_floating,
+        lambda kind: types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind),
+        lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind),
+        lambda kind: types.is_timestamp(kind) and kind.tz is not None,
+        lambda kind: types.is_timestamp(kind) and kind.tz is None,
+        types.is_decimal,
+        types.is_date,
+        types.is_time,
+        types.is_duration,
+    )
+    if any(same(found) and same(wanted) for same in pairs):
+        return not (types.is_floating(found) and found.bit_width > wanted.bit_width)
+    if _is_list(found) and _is_list(wanted):
+        return loses_nothing(found.value_type, wanted.value_type) or found.value_type == wanted.value_type
+    if types.is_map(found) and types.is_map(wanted):
+        members = ((found.key_type, wanted.key_type), (found.item_type, wanted.item_type))
+        return all(old == new or loses_nothing(old, new) for old, new in members)
+    if types.is_struct(found) and types.is_struct(wanted):
+        if [field.name for field in found] != [field.name for field in wanted]:
+            return False
+        return all(old.type == new.type or loses_nothing(old.type, new.type) for old, new in zip(found, wanted, strict=True))
+    return False
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
