@@ -98,6 +98,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     checkpointing_mode: str = "exactly_once"
     state_backend: str = "memory"
     """memory | filesystem | rocksdb."""
+    incremental_checkpoints: bool = True
+    """Of backends that can (rocksdb): a checkpoint stores only the files that the one before it does not have."""
     inline_threshold: int = 20_480
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
     savepoint_directory: str | None = None
@@ -113,6 +115,11 @@ class JobConfig(msgspec.Struct, frozen=True):
     reconcile_timeout_ms: int = 10_000
     step_budget_ms: int = 5
     cancellation_timeout_ms: int = 30_000
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether checkpoints build on earlier ones."""
+        return self.incremental_checkpoints and self.state_backend == "rocksdb"
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""

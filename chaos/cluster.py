@@ -43,6 +43,9 @@ MEMORY_FOLDER = "/dev/shm"
 MEMORY_BYTES_MIN = 1 << 30
 """A container may give it 64 MiB, which RocksDB's preallocation fills."""
 
+SHARED_BYTES_MIN = 512
+"""Inline threshold of jobs that write increments: the tables of a simulated job are small, and only files can be shared."""
+
 
 @dataclass(slots=True)
 class Held:
@@ -158,8 +161,10 @@ class Cluster:
         plan = self._plans.get(parallelism)
         if plan is None:
             plan = self.scenario.plan(parallelism)
-            if self._backend is not None:
-                config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend)
+            config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
+            if config.is_incremental:
+                config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
+            if config != plan.graph.config:
                 graph = msgspec.structs.replace(plan.graph, config=config)
                 plan = JobPlan(graph, plan.operators, plan.sources, plan.selectors, plan.schemas)
             self._plans[parallelism] = plan

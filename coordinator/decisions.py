@@ -24,10 +24,12 @@ from coordinator.pending import PendingCheckpoint, PendingStatus, list_files
 from coordinator.publication import Completed, Decision, Unreadable
 from coordinator.records import AbortRecord, SavepointRecord
 from coordinator.retained import RetainedCheckpoints
+from coordinator.sharedfiles import UnresolvedError
 from coordinator.stats import CheckpointStats
 from coordinator.tasks import TaskBoard
 from coordinator.triggering import Turn
 from statebackends.errors import InvariantError
+from statebackends.sharedpaths import shared_name
 
 ABORT_RETRY_MS = 500
 """A write of ABORTED that failed is tried again after this time, until the id is decided."""
@@ -118,8 +120,11 @@ class Decisions:
                 self.abort(pending, FailureReason.END_OF_INPUT, message)
 
     def _discard_late(self, ack: AcknowledgeCheckpoint, folder: str) -> None:
-        """Delete the files of one writer that no decision will name."""
-        files = list_files(ack.states)
+        """Delete the files of one writer that no decision will name. Of a forgotten id that was completed once, other checkpoints
+        may still share files: these stay."""
+        shared = self.retained.shared
+        names = ((path, shared_name(path)) for path in list_files(ack.states))
+        files = tuple(path for path, name in names if name is None or not shared.is_needed(name))
         if files:
             self._turn.out.append(on.DiscardState(ack.checkpoint_id, folder, files))
 
@@ -133,7 +138,15 @@ class Decisions:
             pending = self.pending.get(self._ready.pop(0))
             if pending is None or pending.status is not PendingStatus.READY:
                 continue
-            pending.begin_complete()
+            shared = self.retained.shared
+            try:
+                if pending.request.is_savepoint:
+                    shared.check_self_contained(pending.states())
+                states = shared.resolve(pending.checkpoint_id, pending.base, pending.states())
+            except UnresolvedError as error:
+                self.abort(pending, FailureReason.FINALIZE_FAILURE, str(error))
+                continue
+            pending.begin_complete(states)
             self._turn.out.append(
                 on.WriteMetadata(
                     pending.checkpoint_id,
@@ -141,7 +154,7 @@ class Decisions:
                     pending.attempt,
                     pending.folder,
                     pending.timestamp_ms,
-                    pending.states(),
+                    states,
                     pending.finished,
                 )
             )
@@ -172,7 +185,7 @@ class Decisions:
     def _complete(self, pending: PendingCheckpoint) -> CompletedCheckpoint:
         """COMPLETED is stored. A plain savepoint has no effect on anything but its requester."""
         request, number = pending.request, pending.checkpoint_id
-        completed = CompletedCheckpoint(number, request.kind, pending.folder, pending.timestamp_ms, pending.size)
+        completed = CompletedCheckpoint(number, request.kind, pending.folder, pending.timestamp_ms, pending.size, pending.shared)
         del self.pending[number]
         self.retained.add(completed)
         self.failures.completed(number)
@@ -191,6 +204,11 @@ class Decisions:
         for pending in self.sorted_pending():
             if pending.checkpoint_id < checkpoint_id and pending.is_undecided and not pending.request.is_savepoint:
                 self.abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
+
+    def drop_surplus(self) -> None:
+        """Let go what retention does not keep; bases of what is undecided stay."""
+        self.retained.hold(frozenset(pending.base for pending in self.pending.values() if pending.base is not None))
+        self.drop(self.retained.take_drops())
 
     def drop(self, drops: list[DropCheckpoint]) -> None:
         for drop in drops:

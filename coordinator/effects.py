@@ -5,7 +5,8 @@ the simulator; they address a `RoutedStorage`, since a savepoint may lie anywher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
@@ -38,17 +39,20 @@ from coordinator.store import (
     discard_folder,
     drop_checkpoint,
     probe_folder,
+    sweep_shared,
     write_attempt,
     write_result,
 )
 from statebackends.errors import (
     AmbiguousWriteError,
+    CorruptStateError,
     FencedError,
     HoldfastError,
     StorageUnavailableError,
 )
 from statebackends.handles import OperatorSubtaskState
 from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.snapshot import part_path
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import DeleteFolder, Flow
 
@@ -228,11 +232,13 @@ class StorageEffects:
         """Whatever could not be deleted is swept by the next recovery."""
         try:
             if action.files is not None:
-                yield from discard_files([f"{action.folder}/{path}" for path in action.files])
+                yield from discard_files(_locations(action.folder, action.files))
             elif is_absolute_folder(action.folder):
                 yield DeleteFolder(action.folder)
             else:
                 yield from discard_folder(action.folder)
+                if self._identity.graph.config.is_incremental:
+                    yield from sweep_shared(self._paths, action.checkpoint_id)
         except HoldfastError:
             return None
         return None
@@ -240,7 +246,9 @@ class StorageEffects:
     def _drop(self, action: on.DropCheckpoint) -> Flow[job.Event | None]:
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
-            yield from drop_checkpoint(self._paths, action.checkpoint_id)
+            yield from drop_checkpoint(self._paths, action.checkpoint_id, action.shared, action.after)
+            if not action.folder and self._identity.graph.config.is_incremental:
+                yield from sweep_shared(self._paths, action.checkpoint_id)
         except FencedError as error:
             return job.LeadershipEnded(str(error))
         except HoldfastError as error:
@@ -316,3 +324,14 @@ class StorageEffects:
         except HoldfastError as error:
             return job.ResultFailed(str(error))
         return job.ResultWritten(standing)
+
+
+def _locations(folder: str, paths: Sequence[str]) -> list[str]:
+    """Where the files of an acknowledgement are; one that lies where it may not is nobody's to delete."""
+    if is_absolute_folder(folder):
+        return [f"{folder}/{path}" for path in paths]  # in a savepoint's own folder, or the storage refuses it
+    found = []
+    for path in paths:
+        with contextlib.suppress(CorruptStateError):
+            found.append(part_path(folder, path))
+    return found

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
 from coordinator.publication import Decision
 from coordinator.records import ClaimRecord
-from statebackends.handles import OperatorSubtaskState
+from statebackends.handles import FileHandle, OperatorSubtaskState
 
 # ------------------------------------------------------------------------------------------------------------- values
 
@@ -51,6 +51,8 @@ class CompletedCheckpoint:
     timestamp_ms: int
     size: int = 0
     """Bytes, full."""
+    shared: tuple[FileHandle, ...] | None = ()
+    """Files that it shares with other checkpoints, or may yet; None: its `_metadata` can't be read."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -255,6 +257,8 @@ class SendTriggers:
     request: CheckpointRequest
     folder: str
     timestamp_ms: int
+    base: int | None = None
+    """The only checkpoint that an increment may build on; it stays until this id is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +271,7 @@ class WriteMetadata:
     folder: str
     timestamp_ms: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
-    """What each task acknowledged: operator uid -> state."""
+    """What each task acknowledged, placeholders resolved: operator uid -> state."""
     finished: tuple[SubtaskKey, ...] = ()
     """Tasks that had finished before the trigger."""
 
@@ -311,6 +315,11 @@ class DropCheckpoint:
 
     checkpoint_id: int
     folder: str
+    """Empty for an aborted id: what it wrote for others to share was registered nowhere, and is deleted by its id."""
+    shared: tuple[str, ...] = ()
+    """Names of shared files to which nothing else refers."""
+    after: tuple[int, ...] = ()
+    """Ids that are being deleted, too, and refer to these files: their claims go before the files do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from coordinator.slots import Slot, Verdict
 from coordinator.triggers import TriggerRegister
 from coordinator.workforce import JobTurn, Workforce
 from statebackends.errors import FencedError, HoldfastError, NotLeaderError
+from statebackends.storage import is_absolute_folder
 
 
 class JobMaster:
@@ -47,6 +48,8 @@ class JobMaster:
             completed=setup.completed,
             aborted=setup.aborted,
             pinned=setup.base.checkpoint_id if setup.base is not None else 0,
+            buildable=_buildable(setup),
+            first_checkpoint_id=setup.first_checkpoint_id,
         )
         self.workforce = Workforce(setup, rng, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn)
@@ -302,9 +305,7 @@ class JobMaster:
                 self.lifecycle.incidents.progressed()
                 self.workforce.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
             case on.NotifyAborted():
-                self.workforce.broadcast(
-                    NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed)
-                )
+                self.workforce.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))
             case on.FailJob():
                 error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
                 self.lifecycle.fail_over(Incident(error))
@@ -332,5 +333,14 @@ class JobMaster:
             kind=trigger.request.kind,
             folder=trigger.folder,
             drain=trigger.request.drain,
+            base=trigger.base,
         )
         self.workforce.send(slot, command)
+
+
+def _buildable(setup: JobSetup) -> int:
+    """Id of the checkpoint that the submission starts from if increments may build on it: one in the job's own directory. 0: none.
+
+    What another job or its user owns may be deleted at any time (NO_CLAIM)."""
+    base = setup.base
+    return 0 if base is None or base.is_savepoint or is_absolute_folder(base.folder) else base.checkpoint_id

@@ -117,7 +117,7 @@ def _recorded(entry: RecordedCheckpoint) -> CheckpointView:
         status="COMPLETED" if completed else "FAILED",
         trigger_ms=trigger_ms if claim is None or trigger_ms >= 0 else claim.created_ms,
         latest_ack_ms=-1,
-        checkpointed_size=decision.size if isinstance(decision, Completed) else 0,
+        checkpointed_size=decision.new_size if isinstance(decision, Completed) else 0,
         state_size=decision.size if isinstance(decision, Completed) else 0,
         end_to_end_ms=-1,
         processed_bytes=0,

@@ -13,7 +13,7 @@ from barriers.jobgraph import JobConfig
 from barriers.messages import AcknowledgeCheckpoint, AckStatus, Answerable, CheckpointKind, FailureReason, TaskState
 from coordinator import events as on
 from coordinator.decisions import Decisions
-from coordinator.events import Action, CompletedCheckpoint, Event
+from coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
 from coordinator.failures import FailureCounter
 from coordinator.pending import PendingCheckpoint, PendingStatus
 from coordinator.retained import RetainedCheckpoints, keeps_checkpoints
@@ -36,14 +36,24 @@ class CheckpointCoordinator:
         completed: Iterable[CompletedCheckpoint] = (),
         aborted: Iterable[int] = (),
         pinned: int = 0,
+        buildable: int = 0,
+        first_checkpoint_id: int = 1,
     ) -> None:
         """`completed`: every checkpoint and savepoint on record; `aborted`: ids whose claim is still stored; `pinned`: the id that
-        the job was restored from, kept beyond the limit until a newer one completes."""
+        the job was restored from, kept beyond the limit until a newer one completes; `buildable`: the same if it is a checkpoint of
+        this job, and 0 else: tasks know its files; `first_checkpoint_id`: ids from here on are of this submission."""
         self._config = config
         self._turn = Turn()
         self._board = TaskBoard()
         self._triggering = Triggering(job_id, config, self._board, self._turn, rng, next_checkpoint_id)
-        retained = RetainedCheckpoints(config.retained_checkpoints, completed, aborted, pinned=pinned)
+        retained = RetainedCheckpoints(
+            config.retained_checkpoints,
+            completed,
+            aborted,
+            pinned=pinned,
+            buildable=buildable,
+            first_checkpoint_id=first_checkpoint_id,
+        )
         self._decisions = Decisions(job_id, config, self._board, self._turn, retained)
         self._fenced = False
         self._timestamp_ms = 0
@@ -117,7 +127,7 @@ class CheckpointCoordinator:
         self._dispatch(event)
         self._fenced = any(isinstance(action, on.LoseLeadership) for action in out)
         if not self._fenced:
-            self._decisions.drop(self._decisions.retained.take_drops())
+            self._decisions.drop_surplus()
             self._triggering.tick()
             self._triggering.pump(
                 pending=len(self._decisions.pending),
@@ -241,9 +251,13 @@ class CheckpointCoordinator:
             self._decisions.abort(pending, FailureReason.EXPIRED, "the trigger took longer than a checkpoint may")
         else:
             self._timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
-            pending.trigger(self._timestamp_ms)
+            pending.trigger(self._timestamp_ms, self._base_of(pending.request))
             self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
             self._turn.out.append(_trigger_of(pending))
+
+    def _base_of(self, request: CheckpointRequest) -> int | None:
+        """What an increment may build on: a savepoint builds on nothing, and no backend does that writes no increments."""
+        return self._decisions.retained.base if self._config.is_incremental and not request.is_savepoint else None
 
     def _release_ending(self, checkpoint_id: int) -> None:
         """The checkpoint that was to end the job was decided: if ABORTED, the job goes on."""
@@ -253,4 +267,6 @@ class CheckpointCoordinator:
 
 
 def _trigger_of(pending: PendingCheckpoint) -> on.SendTriggers:
-    return on.SendTriggers(pending.checkpoint_id, pending.attempt, pending.request, pending.folder, pending.timestamp_ms)
+    return on.SendTriggers(
+        pending.checkpoint_id, pending.attempt, pending.request, pending.folder, pending.timestamp_ms, pending.base
+    )

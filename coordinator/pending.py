@@ -10,6 +10,7 @@ from enum import StrEnum
 from barriers.jobgraph import JobGraph
 from barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
 from coordinator.events import CheckpointRequest
+from coordinator.sharedfiles import ResolvedStates, shared_handles
 from statebackends.errors import InvariantError
 from statebackends.handles import FileHandle, OperatorState, OperatorSubtaskState
 
@@ -50,6 +51,10 @@ class PendingCheckpoint:
         self.started_ms = started_ms
         self.deadline_ms: int | None = deadline_ms
         self.timestamp_ms = 0
+        self.base: int | None = None
+        """The only checkpoint that tasks may build on; from the trigger on."""
+        self.resolved: ResolvedStates | None = None
+        """What was acknowledged, placeholders resolved; from the write of its metadata on."""
         self.status = PendingStatus.CLAIMING
         self.triggered = False
         self.acks: dict[SubtaskKey, AcknowledgeCheckpoint] = {}
@@ -85,8 +90,9 @@ class PendingCheckpoint:
             self.deadline_ms = None
         return AckStatus.SUCCESS
 
-    def trigger(self, timestamp_ms: int) -> None:
+    def trigger(self, timestamp_ms: int, base: int | None = None) -> None:
         """The sources are told; tasks may acknowledge from now on."""
+        self.base = base
         self.status = PendingStatus.AWAITING_ACKS
         self.triggered = True
         self.timestamp_ms = timestamp_ms
@@ -99,10 +105,11 @@ class PendingCheckpoint:
         self.deadline_ms = None
         self.retry_ms = None
 
-    def begin_complete(self) -> None:
-        """Raises InvariantError while acknowledgements are missing, or twice."""
+    def begin_complete(self, resolved: ResolvedStates) -> None:
+        """`resolved`: the states without placeholders. Raises InvariantError while acknowledgements are missing, or twice."""
         if self.status is not PendingStatus.READY or not self.is_complete:
             raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't be completed")
+        self.resolved = resolved
         self.status = PendingStatus.WRITING_METADATA
 
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
@@ -112,6 +119,12 @@ class PendingCheckpoint:
     def size(self) -> int:
         """Bytes, full, of what was acknowledged."""
         return sum(state.size for ack in self.acks.values() for state in ack.states.values())
+
+    @property
+    def shared(self) -> tuple[FileHandle, ...]:
+        """Files that it shares with other checkpoints, or may yet."""
+        resolved = self.resolved or {}
+        return shared_handles(state for states in resolved.values() for state in states.values())
 
 
 def list_files(states: Mapping[str, OperatorSubtaskState]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from coordinator.publication import (
     Completed,
     RecordedCheckpoint,
     RecordedJob,
+    Unreadable,
     decode_decision,
     derive_abandoned_stop,
     derive_finishing,
@@ -286,7 +287,8 @@ def _completed(entry: RecordedCheckpoint) -> CompletedCheckpoint:
     decision = entry.decision
     timestamp_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else 0
     size = decision.size if isinstance(decision, Completed) else 0
-    return CompletedCheckpoint(entry.checkpoint_id, entry.claim.kind, entry.claim.folder, timestamp_ms, size)
+    shared = decision.shared if isinstance(decision, Completed) else None if isinstance(decision, Unreadable) else ()
+    return CompletedCheckpoint(entry.checkpoint_id, entry.claim.kind, entry.claim.folder, timestamp_ms, size, shared)
 
 
 def _trigger(entry: RecordedCheckpoint) -> TriggerView:

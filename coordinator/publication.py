@@ -21,8 +21,11 @@ from coordinator.records import (
     SavepointRecord,
     SubmissionRecord,
 )
+from coordinator.sharedfiles import shared_handles
 from statebackends.errors import CorruptStateError
+from statebackends.handles import FileHandle
 from statebackends.metadata import decode_metadata
+from statebackends.sharedpaths import shared_name, writer_of
 
 
 class CheckpointFact(StrEnum):
@@ -43,6 +46,14 @@ class Completed(msgspec.Struct, frozen=True):
     timestamp_ms: int
     size: int = 0
     """Bytes of state, full."""
+    shared: tuple[FileHandle, ...] = ()
+    """Files that it shares with other checkpoints, or may yet."""
+
+    @property
+    def new_size(self) -> int:
+        """Bytes that were stored for it; the others are its base's."""
+        writers = ((writer_of(handle.path.rpartition("/")[2]), handle.length) for handle in self.shared)
+        return self.size - sum(length for writer, length in writers if writer != self.checkpoint_id)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -68,7 +79,8 @@ def decode_decision(content: bytes, path: str = "_metadata") -> Decision:
             metadata = decode_metadata(content, path)
         except CorruptStateError as error:
             return Unreadable(error.message)
-        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size)
+        shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
+        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared)
     try:
         match msgspec.json.decode(content, type=_Tag).decision:
             case "aborted":
@@ -139,6 +151,8 @@ class RecordedJob:
     checkpoints: Mapping[int, RecordedCheckpoint]
     last_submission: int = 0
     """Highest number that a submission has or that was taken so that none can have it."""
+    shared: tuple[str, ...] = ()
+    """Names of all files in the folder of shared files."""
 
     @property
     def exists(self) -> bool:
@@ -265,3 +279,22 @@ def derive_garbage(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
         for number, checkpoint in sorted(job.checkpoints.items())
         if checkpoint.fact is CheckpointFact.ORPHANED or (checkpoint.fact is CheckpointFact.ABORTED and number < newest)
     )
+
+
+def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
+    """Names of shared files to which no checkpoint refers and none ever will.
+
+    A checkpoint refers to files of its own and of its base, and the base of any later one is completed: so a file of a decided id
+    that no completed one names stays unused. What an unreadable one refers to can't be known: files of its time stay."""
+    needed: set[str | None] = set()
+    unreadable, last = 0, job.last_checkpoint_id
+    for number, checkpoint in job.checkpoints.items():
+        if checkpoint.fact is CheckpointFact.UNDECIDED:
+            last = min(last, number - 1)
+        elif checkpoint.fact is CheckpointFact.COMPLETED and isinstance(checkpoint.decision, Completed):
+            needed.update(shared_name(handle.path) for handle in checkpoint.decision.shared)
+        elif checkpoint.fact is CheckpointFact.COMPLETED and isinstance(checkpoint.decision, Unreadable):
+            # also of a savepoint, which shares nothing: of a decision that can't be read, the claim is the only witness
+            unreadable = max(unreadable, number)
+    writers = ((name, writer_of(name)) for name in job.shared if name not in needed)
+    return tuple(name for name, writer in writers if writer is not None and unreadable < writer <= last)

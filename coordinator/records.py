@@ -13,6 +13,7 @@ import msgspec
 from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from statebackends.sharedpaths import SHARED_FOLDER
 
 RECORD_VERSION = 1
 DIRECTORY_FILE = "_holdfast"
@@ -244,6 +245,11 @@ class JobPaths(msgspec.Struct, frozen=True):
 
     def result(self, number: int) -> str:
         return f"{self.job_id}/results/{number}.json"
+
+    @property
+    def shared(self) -> str:
+        """Files that checkpoints share."""
+        return f"{self.job_id}/{SHARED_FOLDER}"
 
     def checkpoint(self, checkpoint_id: int) -> str:
         return f"{self.job_id}/chk-{checkpoint_id}"

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from barriers.messages import CheckpointKind
 from coordinator.events import CompletedCheckpoint, DropCheckpoint
+from coordinator.sharedfiles import SharedFiles
 from statebackends.errors import InvariantError
 
 RECENT_COMPLETED_MAX = 1_000
@@ -29,6 +31,15 @@ def keeps_checkpoints(job_state: str, retention_on_cancel: str) -> bool:
             return True
 
 
+@dataclass(slots=True)
+class _Dropping:
+    """A deletion under way."""
+
+    action: DropCheckpoint
+    failures: int = 0
+    retry_ms: int | None = None
+
+
 class RetainedCheckpoints:
     """Retained checkpoints by id, newest last. Savepoints are user-owned: never counted, never dropped."""
 
@@ -39,17 +50,24 @@ class RetainedCheckpoints:
         aborted: Iterable[int] = (),
         *,
         pinned: int = 0,
+        buildable: int = 0,
+        first_checkpoint_id: int = 1,
     ) -> None:
+        """`pinned`: what the job was restored from; `buildable`: the same, if it is a checkpoint of this very directory;
+        `first_checkpoint_id`: ids from here on are of this submission."""
+        self.shared = SharedFiles()
         self._retained_max = retained_max
         self._pinned = pinned
+        self._buildable = buildable
+        self._first_checkpoint_id = first_checkpoint_id
+        self._bases: frozenset[int] = frozenset()
         self._retained: list[CompletedCheckpoint] = []
         self._stop_point: CompletedCheckpoint | None = None
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._savepoints: set[int] = set()
         self._aborted: list[int] = sorted(aborted)
         self._deleting: set[int] = set()
-        self._dropping: dict[int, int] = {}
-        self._retry_ms: dict[int, int] = {}
+        self._dropping: dict[int, _Dropping] = {}
         self._folders: dict[int, str] = {}
         for checkpoint in sorted(completed, key=lambda entry: entry.checkpoint_id):
             self._note(checkpoint)
@@ -69,6 +87,21 @@ class RetainedCheckpoints:
         candidates = [*self._retained[-1:], *([self._stop_point] if self._stop_point is not None else [])]
         return max(candidates, key=lambda entry: entry.checkpoint_id, default=None)
 
+    @property
+    def base(self) -> int | None:
+        """The only checkpoint that an increment may build on now: the newest one to recover from, if tasks can have its files.
+
+        None at the start of a submission that began empty, from a savepoint, from elsewhere, or from one that is not the newest."""
+        newest = self.newest
+        if newest is None or newest.is_savepoint or newest.shared is None:
+            return None
+        number = newest.checkpoint_id
+        return number if number >= self._first_checkpoint_id or number == self._buildable else None
+
+    def hold(self, bases: frozenset[int]) -> None:
+        """Bases of the increments under way: they stay beyond the limit."""
+        self._bases = bases
+
     def is_completed(self, checkpoint_id: int) -> bool:
         """Known to be COMPLETED; false for ids so old that they are forgotten and deleted."""
         return checkpoint_id in self._recent or checkpoint_id in self._savepoints or checkpoint_id in self._folders
@@ -86,10 +119,13 @@ class RetainedCheckpoints:
         self._aborted.append(checkpoint_id)
 
     def take_drops(self) -> list[DropCheckpoint]:
-        """What retention lets go now: the oldest beyond the limit, and aborted ids below the newest completed one."""
+        """What retention lets go now: the oldest beyond the limit, and aborted ids below the newest completed one.
+
+        What the job was restored from is not counted; the base of an increment under way is, and goes later."""
         drops: list[DropCheckpoint] = []
-        while len(droppable := [entry for entry in self._retained if entry.checkpoint_id != self._pinned]) > self._retained_max:
-            oldest = droppable[0]
+        counted = [entry for entry in self._retained if entry.checkpoint_id != self._pinned]
+        surplus = counted[: max(0, len(counted) - self._retained_max)]
+        for oldest in [entry for entry in surplus if entry.checkpoint_id not in self._bases]:
             self._retained.remove(oldest)
             self._folders.pop(oldest.checkpoint_id, None)
             self._deleting.add(oldest.checkpoint_id)
@@ -110,40 +146,46 @@ class RetainedCheckpoints:
 
     def dropped(self, checkpoint_id: int) -> None:
         """A deletion ended."""
+        self.shared.forget(checkpoint_id)
+        self._give_up(checkpoint_id)
+
+    def _give_up(self, checkpoint_id: int) -> None:
         self._deleting.discard(checkpoint_id)
         self._dropping.pop(checkpoint_id, None)
-        self._retry_ms.pop(checkpoint_id, None)
 
     def drop_failed(self, checkpoint_id: int, now_ms: int) -> None:
-        """A deletion failed: tried again a few times, then left to the next recovery's sweep."""
-        tries = self._dropping.get(checkpoint_id, 0) + 1
-        if tries >= DROP_TRIES_MAX:
-            self.dropped(checkpoint_id)
+        """A deletion failed: tried again a few times, then left to the next recovery's sweep; its files may still be needed."""
+        dropping = self._dropping.get(checkpoint_id)
+        if dropping is None or dropping.failures + 1 >= DROP_TRIES_MAX:
+            self._give_up(checkpoint_id)
             return
-        self._dropping[checkpoint_id] = tries
-        self._retry_ms[checkpoint_id] = now_ms + DROP_RETRY_MS
+        dropping.failures += 1
+        dropping.retry_ms = now_ms + DROP_RETRY_MS
 
     def take_retries(self, now_ms: int) -> list[DropCheckpoint]:
         """Deletions that are due again."""
-        due = sorted(checkpoint_id for checkpoint_id, at_ms in self._retry_ms.items() if at_ms <= now_ms)
-        for checkpoint_id in due:
-            del self._retry_ms[checkpoint_id]
-        return [DropCheckpoint(checkpoint_id, "") for checkpoint_id in due]
+        due = [entry for _, entry in sorted(self._dropping.items()) if entry.retry_ms is not None and entry.retry_ms <= now_ms]
+        for entry in due:
+            entry.retry_ms = None
+        return [entry.action for entry in due]
 
     def next_retry_ms(self) -> int | None:
-        return min(self._retry_ms.values(), default=None)
+        return min((entry.retry_ms for entry in self._dropping.values() if entry.retry_ms is not None), default=None)
 
     def check(self) -> None:
         """Raise InvariantError if the retained ids are out of order or too many (I16)."""
         ids = [entry.checkpoint_id for entry in self._retained]
         if ids != sorted(set(ids)):
             raise InvariantError(f"retained ids are out of order: {ids}")
-        if len(ids) > self._retained_max + (self._pinned in ids):
+        if len(ids) > self._retained_max + len({self._pinned, *self._bases}.intersection(ids)):
             raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
 
     def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
-        self._dropping[checkpoint_id] = 0
-        return DropCheckpoint(checkpoint_id, folder)
+        """Whatever becomes of the deletion, the checkpoint is none any more: its files are those of others, or go with it."""
+        released = self.shared.release(checkpoint_id)
+        action = DropCheckpoint(checkpoint_id, folder, released.names, released.after)
+        self._dropping[checkpoint_id] = _Dropping(action)
+        return action
 
     def _note(self, checkpoint: CompletedCheckpoint) -> None:
         if checkpoint.is_savepoint:
@@ -155,5 +197,6 @@ class RetainedCheckpoints:
         while len(self._recent) > RECENT_COMPLETED_MAX:
             self._recent.popitem(last=False)
         self._folders[checkpoint.checkpoint_id] = checkpoint.folder
+        self.shared.register(checkpoint.checkpoint_id, checkpoint.shared)
         self._retained.append(checkpoint)
         self._retained.sort(key=lambda entry: entry.checkpoint_id)

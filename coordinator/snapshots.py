@@ -25,7 +25,7 @@ from statebackends.snapshot import (
     verify_snapshot,
 )
 from statebackends.snapshots.contents import check_described
-from statebackends.storage import is_absolute_folder
+from statebackends.storage import is_absolute_folder, split_folder
 from statebackends.storage.operations import DeleteFolder, DescribeFiles, Flow, LinkFile, ListFiles, ListFolder, Operation
 
 T = TypeVar("T")
@@ -80,8 +80,8 @@ def in_folder(folder: str, make: Callable[[str], Flow[T]]) -> Flow[T]:
     """Run a flow over a snapshot's folder, wherever it lies: `make` gets the folder relative to its storage."""
     if not is_absolute_folder(folder):
         return (yield from make(folder))
-    parent, _, name = folder.rstrip("/").rpartition("/")
-    return (yield from rebase(make(name), parent))
+    parent, relative = split_folder(folder)
+    return (yield from rebase(make(relative), parent))
 
 
 def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:

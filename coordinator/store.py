@@ -6,7 +6,7 @@ No flow decides by what it remembers: after an ambiguous or lost write it reads 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from barriers.messages import CheckpointKind, FailureReason
 from coordinator.publication import (
@@ -17,6 +17,7 @@ from coordinator.publication import (
     decode_decision,
     derive_checkpoint,
     derive_garbage,
+    derive_shared_garbage,
 )
 from coordinator.records import (
     CLAIM,
@@ -36,6 +37,7 @@ from coordinator.records import (
     parse_checkpoint_folder,
 )
 from statebackends.errors import AmbiguousWriteError, FencedError, ObjectMissingError, StorageUnavailableError
+from statebackends.sharedpaths import SHARED_FOLDER, writer_of
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import (
     DeleteFile,
@@ -143,10 +145,30 @@ def discard_files(paths: Sequence[str]) -> Flow[int]:
     return deleted
 
 
-def drop_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
-    """Delete an id for good: its claim first, so that what a crash leaves behind is an orphan and no checkpoint."""
+def drop_checkpoint(
+    paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()
+) -> Flow[None]:
+    """Delete an id for good: its claim first, so that what a crash leaves behind is an orphan and no checkpoint.
+
+    `shared`: names of shared files that go with it, since only the ids of `after` refer to them, which are being deleted as well.
+    They go when none of these is a checkpoint any more."""
     yield DeleteFile(paths.claim(checkpoint_id))
     yield DeleteFolder(paths.checkpoint(checkpoint_id))
+    for other in after:
+        yield DeleteFile(paths.claim(other))
+    yield from discard_shared(paths, shared)
+
+
+def discard_shared(paths: JobPaths, names: Sequence[str]) -> Flow[None]:
+    """Delete shared files."""
+    for name in names:
+        yield DeleteFile(f"{paths.shared}/{name}")
+
+
+def sweep_shared(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
+    """Delete what an aborted id wrote for others to share: nobody does, and its names say so. Lists the folder."""
+    names: list[str] = yield ListFolder(paths.shared)
+    yield from discard_shared(paths, [name for name in names if writer_of(name) == checkpoint_id])
 
 
 def sweep_checkpoint(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[None]:
@@ -220,6 +242,9 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         checkpoint_id = parse_checkpoint_folder(folder)
         if checkpoint_id is not None:
             checkpoints[checkpoint_id] = yield from read_checkpoint(paths, checkpoint_id)
+    shared: list[str] = []
+    if f"{SHARED_FOLDER}/" in folders:
+        shared = yield ListFolder(paths.shared)
     return RecordedJob(
         job_id=paths.job_id,
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
@@ -228,6 +253,7 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         attempts=attempts,
         results=results,
         checkpoints=checkpoints,
+        shared=tuple(shared),
     )
 
 
@@ -285,6 +311,9 @@ def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
         yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
     if garbage:
         job = yield from read_job(paths)
+    if orphans := derive_shared_garbage(job):
+        yield from discard_shared(paths, orphans)
+        job = replace(job, shared=tuple(name for name in job.shared if name not in orphans))
     yield from _make_durable(paths, job)
     return job
 

@@ -9,10 +9,20 @@ from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader, check_leadership
 from coordinator.planning import check_graph, derive_setup, examine_submission, find_leftovers, plan_submission
 from coordinator.preflight import PreflightReport, Refusal
-from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
+from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point, derive_shared_garbage
 from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
-from coordinator.store import Takeover, abort_undecided, drop_checkpoint, read_job, settle_job, void_submission, write_submission
+from coordinator.store import (
+    Takeover,
+    abort_undecided,
+    discard_shared,
+    drop_checkpoint,
+    read_job,
+    settle_job,
+    void_submission,
+    write_submission,
+)
 from statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, NotFoundError, RestoreError
+from statebackends.sharedpaths import writer_of
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import Flow
 
@@ -80,7 +90,8 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     """Delete what an ended job does not keep and its last leader did not get to. Whoever deletes must lead: a submission may
     begin meanwhile, and restore what would be deleted."""
     paths = JobPaths(job_id)
-    if not find_leftovers((yield from read_job(paths))):
+    recorded = yield from read_job(paths)
+    if not find_leftovers(recorded) and not _shared_leftovers(recorded):
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
@@ -92,6 +103,18 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
         if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
             yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
         yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+    names = _shared_leftovers((yield from read_job(paths)))
+    if names:
+        yield from check_leadership(paths, epoch)
+        yield from discard_shared(paths, names)
+
+
+def _shared_leftovers(job: RecordedJob) -> tuple[str, ...]:
+    """Shared files that an ended job left: nobody writes any more, and what no checkpoint refers to now is never referred to.
+
+    Only those of ids that its result knows of: a submission that is just beginning has ids above."""
+    last = job.result.last_checkpoint_id if job.result is not None else 0
+    return tuple(name for name in derive_shared_garbage(job) if (writer_of(name) or 0) <= last)
 
 
 def _fence_submissions(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:

@@ -179,12 +179,16 @@ class SubtaskSnapshots:
         for index, part in enumerate(running.parts):
             uid = part.node.uid
             name = _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
+            nonce = f"{self._nonce}{index}"
+            is_savepoint = barrier.kind in CANONICAL_KINDS
             target = SnapshotTarget(
                 checkpoint_id=barrier.checkpoint_id,
                 folder=folder,
-                file_prefix=f"{name}-{self._key.subtask}-{self._attempt}-{self._nonce}{index}",
-                canonical=barrier.kind in CANONICAL_KINDS,
+                file_prefix=f"{name}-{self._key.subtask}-{self._attempt}-{nonce}",
+                canonical=is_savepoint,
                 inline_threshold=self._inline_threshold,
+                shared_prefix="" if is_savepoint else f"{barrier.checkpoint_id}-{self._attempt}-{name}-{self._key.subtask}-{nonce}",
+                base=barrier.base,
             )
             # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.
             tables = replace(target, inline_threshold=0) if target.canonical else target
@@ -205,15 +209,14 @@ class SubtaskSnapshots:
             reason = FailureReason.ASYNC_EXCEPTION
             self._decline(running.checkpoint_id, reason, f"{type(error).__name__}: {error}")
             return
-        size = sum(state.size for state in states.values())
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
             sync_duration_ms=running.sync_duration_ms,
             async_duration_ms=(self._clock.seconds() - running.began_s) * 1000,
             bytes_processed_during_alignment=running.alignment.bytes_processed,
-            checkpointed_size=size,
-            state_size=size,
+            checkpointed_size=sum(state.new_size for state in states.values()),
+            state_size=sum(state.size for state in states.values()),
         )
         key = self._key
         self._report(

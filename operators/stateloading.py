@@ -21,8 +21,9 @@ from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType
 from statebackends.operator_state import ListOperatorStateBackend, read_entries
 from statebackends.settings import StateBackendSettings
+from statebackends.sharedpaths import is_checkpoint_folder
 from statebackends.snapshot import file_name
-from statebackends.storage import resolve_folder
+from statebackends.storage import is_absolute_folder, resolve_folder
 from statebackends.storage.operations import Storage, run_flow
 
 
@@ -54,6 +55,9 @@ class StateLoader:
         self._subtask = wanted.subtask
         self._restore: Mapping[str, OperatorSubtaskState] = wanted.restore
         self._folder = deployment.restored_folder
+        own = bool(self._folder) and not is_absolute_folder(self._folder) and is_checkpoint_folder(self._folder)
+        self._restored_id = deployment.restored_checkpoint_id if own else None
+        """Of a checkpoint in the job's own directory: its files may be shared by the next ones."""
         self._attempt = deployment.attempt
         self._config: JobConfig = deployment.graph.config
         self._storage = storage
@@ -81,7 +85,7 @@ class StateLoader:
         if description.key_type is not None:
             keyed = self._keyed(node, description, description.key_type)
             try:
-                keyed.restore(state.keyed, storage, folder)
+                keyed.restore(state.keyed, storage, folder, checkpoint_id=self._restored_id)
             except BaseException:
                 keyed.dispose()
                 raise
@@ -100,7 +104,9 @@ class StateLoader:
             subtask=self._subtask,
             local_dir=os.path.join(self._local_directory, name),
             allow_unclaimed_state=True,  # the coordinator has judged the snapshot; what it lets through is to be dropped
-            settings=StateBackendSettings(memory_snapshot_bytes_max=config.memory_snapshot_bytes_max),
+            settings=StateBackendSettings(
+                memory_snapshot_bytes_max=config.memory_snapshot_bytes_max, rocksdb_incremental=config.is_incremental
+            ),
         )
 
 

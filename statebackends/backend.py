@@ -30,6 +30,11 @@ class SnapshotTarget:
     """True for savepoints: canonical Parquet, readable without Holdfast and by every backend."""
     inline_threshold: int
     """Bytes; parts smaller than this are returned inline. 0 = never inline."""
+    shared_prefix: str = ""
+    """`<id>-<attempt>-<uid>-<subtask>-<nonce>`: names of files that later checkpoints may share begin with it. Empty: everything
+    goes into the snapshot's own folder."""
+    base: int | None = None
+    """The only checkpoint that an increment may build on: it is completed and stays until this one is decided."""
 
 
 class PendingSnapshot(Protocol):
@@ -107,8 +112,12 @@ class KeyedStateBackend(Protocol):
     def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
         """Synchronous part: swap generations, O(1) or O(changed)."""
 
-    def restore(self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str) -> None:
-        """Load rows of our key groups. `folder`: the snapshot's storage-relative folder. Raises CorruptStateError."""
+    def restore(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
+    ) -> None:
+        """Load rows of our key groups. `folder`: the snapshot's storage-relative folder. Raises CorruptStateError.
+
+        `checkpoint_id`: of a checkpoint in the job's own directory, which increments may build on."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
 

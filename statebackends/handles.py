@@ -34,7 +34,9 @@ class KeyGroupRange(msgspec.Struct, frozen=True, order=True):
 
 
 class FileHandle(msgspec.Struct, frozen=True, tag="file"):
-    """One durable, immutable file. `path` is relative to the snapshot's own folder ("chk-42/", "savepoint-…/")."""
+    """One durable, immutable file. `path` is relative to the snapshot's own folder ("chk-42/", "savepoint-…/").
+
+    A file that checkpoints share lies beside it: `../shared/<name>` (sharedpaths.py)."""
 
     path: str
     length: int
@@ -53,7 +55,16 @@ class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
         return len(self.data)
 
 
-StateHandle = FileHandle | InlineHandle
+class PlaceholderHandle(msgspec.Struct, frozen=True, tag="placeholder"):
+    """A shared file that the base of an increment has, and that was not stored again. Only in acknowledgements: the coordinator
+    puts the base's FileHandle in its place before a checkpoint completes."""
+
+    path: str
+    length: int
+    """Bytes; compared with the registered file's."""
+
+
+StateHandle = FileHandle | InlineHandle | PlaceholderHandle
 
 
 class StateMeta(msgspec.Struct, frozen=True):
@@ -84,6 +95,11 @@ class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
     def size(self) -> int:
         """Bytes."""
         return sum(part.length for part in self.parts)
+
+    @property
+    def new_size(self) -> int:
+        """Bytes without those of files that an earlier checkpoint stored; of an acknowledgement."""
+        return sum(part.length for part in self.parts if not isinstance(part, PlaceholderHandle))
 
 
 class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
@@ -117,6 +133,11 @@ class OperatorSubtaskState(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Bytes, full."""
         return sum(handle.size for handle in self.keyed) + sum(handle.size for handle in self.operator)
+
+    @property
+    def new_size(self) -> int:
+        """Bytes that were stored for it; of an acknowledgement."""
+        return sum(handle.new_size for handle in self.keyed) + sum(handle.size for handle in self.operator)
 
 
 class OperatorState(msgspec.Struct, frozen=True):

@@ -180,9 +180,9 @@ class KeyedBackendBase(ABC):
         """Whether forgetting these loses nothing."""
 
     def _restore_native(  # noqa: B027 - most have no native format
-        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
     ) -> None:
-        """Load handles of `native_format`, which were checked against the declared states."""
+        """Load handles of `native_format`, which were checked against the declared states. `checkpoint_id` as for `restore`."""
 
     def _generations_of(self, codec: StateCodec, namespace: bytes) -> Generations:
         generations = self._generations.get((codec.name, namespace))
@@ -226,11 +226,14 @@ class KeyedBackendBase(ABC):
 
     # ----------------------------------------------------------------------------------------------------------- restoring
 
-    def restore(self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str) -> None:
+    def restore(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
+    ) -> None:
         """As the protocol has it; also IncompatibleStateError and UnclaimedStateError, before anything is loaded."""
         ours = [handle for handle in handles if len(handle.key_groups.intersection(self._key_groups))]
         self._check(ours)
-        self._restore_native([handle for handle in ours if handle.format == self.native_format], storage, folder)
+        native = [handle for handle in ours if handle.format == self.native_format]
+        self._restore_native(native, storage, folder, checkpoint_id)
         for handle in ours:
             if handle.format != self.native_format:
                 for meta, part in zip(handle.states, handle.parts, strict=True):

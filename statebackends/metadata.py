@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
 
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
-from statebackends.handles import OperatorState
+from statebackends.handles import OperatorState, PlaceholderHandle
 from statebackends.keyhash import KEY_HASH_VERSION
 from statebackends.storage.checksums import checksum_of
 
@@ -144,3 +145,6 @@ def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError])
             named = [state.name for handle in subtask.keyed for state in handle.states]
             if "" in named or "" in [handle.state.name for handle in subtask.operator]:
                 raise error(f"operator {operator.uid!r} has a state with an empty name")
+            for part in chain(*(handle.parts for handle in subtask.keyed), (handle.part for handle in subtask.operator)):
+                if isinstance(part, PlaceholderHandle):
+                    raise error(f"operator {operator.uid!r}: {part.path} is a placeholder that was never resolved")

@@ -15,15 +15,17 @@ import pyarrow as pa
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import InvariantError, StateValueError
 from statebackends.generations import TOMBSTONE, Generations
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, StateHandle
+from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle, StateHandle
+from statebackends.increments import StoredFiles
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
 from statebackends.rocksdb_restore import NativeRestore
-from statebackends.rocksdb_store import RocksStore, Row, row_key
+from statebackends.rocksdb_store import TABLE_SUFFIX, RocksStore, Row, row_key
 from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
 from statebackends.settings import StateBackendSettings
-from statebackends.snapshot import file_name, write_part
+from statebackends.sharedpaths import shared_path
+from statebackends.snapshot import file_name, part_path, write_part
 from statebackends.statecodec import StateCodec
 from statebackends.storage.operations import Flow, Storage, UploadFile
 from statebackends.tablesources import TableSource, write_tables
@@ -45,6 +47,7 @@ class RocksKeyedBackend(KeyedBackendBase):
         self._opened: FrontTier | None = None
         self._disposed = False
         self._snapshots = 0
+        self._stored = StoredFiles()
         self._until_check = _CHECK_EVERY
 
     # ------------------------------------------------------------------------------------------------------ while running
@@ -112,7 +115,12 @@ class RocksKeyedBackend(KeyedBackendBase):
         self._snapshots += 1
         copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
         generation = tier.seal(copy)
-        return RocksSnapshot(self._rows, list(self._codecs.values()), self._key_groups, tier, generation, self._memory_sources())
+        stored = self._stored if self._settings.rocksdb_incremental else None
+        codecs = list(self._codecs.values())
+        return RocksSnapshot(self._rows, codecs, self._key_groups, tier, generation, self._memory_sources(), stored)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._stored.forget(checkpoint_id)
 
     def _is_idle(self, generations: Generations) -> bool:
         return not generations.live and not generations.older
@@ -154,13 +162,17 @@ class RocksKeyedBackend(KeyedBackendBase):
         store = self._tier.store
         store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.chunks(codec, table)))
 
-    def _restore_native(self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str) -> None:
+    def _restore_native(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
+    ) -> None:
         if not handles:
             return
         if self._opened is not None:
             raise InvariantError(f"operator {self._operator!r}: native files are restored before anything else")
         restore = NativeRestore(self._rows, self._codecs, self._key_groups, storage, folder, self._open_store)
         self._opened = self._front_tier(restore.run(handles, self._database_folder, os.path.join(self._local_dir, "restore")))
+        if checkpoint_id is not None:
+            self._stored.remember(checkpoint_id, restore.shared)
 
 
 class RocksSnapshot:
@@ -174,7 +186,9 @@ class RocksSnapshot:
         tier: FrontTier,
         generation: SealedGeneration,
         memory_sources: list[TableSource],
+        stored: StoredFiles | None,
     ) -> None:
+        """`stored`: of earlier checkpoints; None: everything is written anew, into the snapshot's own folder."""
         self._rows = rows
         self._codecs = codecs
         self._key_groups = key_groups
@@ -182,6 +196,7 @@ class RocksSnapshot:
         self._generation = generation
         self._copy = str(generation.copy_folder)
         self._memory_sources = memory_sources
+        self._stored = stored
         self._released = False
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
@@ -214,9 +229,22 @@ class RocksSnapshot:
 
     def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         parts: list[StateHandle] = []
+        stored = self._stored if target.shared_prefix else None
+        known = {} if stored is None else stored.of_base(target.base)
+        shared: dict[str, FileHandle] = {}
         for name in self._generation.names:
-            part = yield from self._store_file(os.path.join(self._copy, name), name, target)
+            local_path = os.path.join(self._copy, name)
+            if name in known:
+                shared[name] = known[name]
+                parts.append(_placeholder(known[name], local_path))
+                continue
+            is_shared = stored is not None and name.endswith(TABLE_SUFFIX)
+            part = yield from self._store_file(local_path, name, target, is_shared=is_shared)
+            if is_shared and isinstance(part, FileHandle):
+                shared[name] = part
             parts.append(part)
+        if stored is not None:
+            stored.remember(target.checkpoint_id, shared)
         metas = tuple(codec.meta for codec in self._codecs)
         native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, tuple(parts), tuple(self._generation.names))
         if not self._memory_sources:
@@ -224,13 +252,16 @@ class RocksSnapshot:
         tables: KeyedStateHandle = yield from write_tables(self._memory_sources, self._key_groups, target)
         return native, tables
 
-    def _store_file(self, local_path: str, name: str, target: SnapshotTarget) -> Flow[StateHandle]:
+    def _store_file(self, local_path: str, name: str, target: SnapshotTarget, *, is_shared: bool) -> Flow[StateHandle]:
         if os.path.getsize(local_path) < target.inline_threshold:
             with open(local_path, "rb") as file:
                 part: StateHandle = yield from write_part(file.read(), name, target)
                 return part
-        path = f"{target.file_prefix}-{file_name(name)}"
-        length, checksum = yield UploadFile(local_path, f"{target.folder}/{path}")
+        prefix = target.shared_prefix if is_shared else target.file_prefix
+        path = f"{prefix}-{file_name(name)}"
+        if is_shared:
+            path = shared_path(path)
+        length, checksum = yield UploadFile(local_path, part_path(target.folder, path))
         return FileHandle(path, length, checksum)
 
     def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
@@ -241,6 +272,14 @@ class RocksSnapshot:
         finally:
             copy.close()
         return (handle,)
+
+
+def _placeholder(handle: FileHandle, local_path: str) -> PlaceholderHandle:
+    """Raises InvariantError if the local file can't be the stored one: a table's name is used once in the life of a database."""
+    length = os.path.getsize(local_path)
+    if length != handle.length:
+        raise InvariantError(f"{local_path} has {length} bytes and is stored as {handle.path} with {handle.length}")
+    return PlaceholderHandle(handle.path, handle.length)
 
 
 class _StoredRows:

@@ -12,11 +12,20 @@ from itertools import islice
 import msgspec
 
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    PlaceholderHandle,
+    StateHandle,
+    StateMeta,
+)
 from statebackends.keyedrows import KeyedRows
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, RowKey, row_key
 from statebackends.serializers import migrate, split_map_text
-from statebackends.snapshot import part_path
+from statebackends.sharedpaths import shared_name
+from statebackends.snapshot import part_path, unresolved
 from statebackends.statecodec import StateCodec
 from statebackends.storage.operations import DownloadFile, Storage
 
@@ -41,11 +50,16 @@ class NativeRestore:
         self._storage = storage
         self._folder = folder
         self._open_store = open_store
+        self.shared: dict[str, FileHandle] = {}
+        """Local name -> shared file of what was cloned: these files are in the database as they are in the snapshot."""
 
     def run(self, handles: Sequence[KeyedStateHandle], database: str, scratch: str) -> RocksStore:
         """The open database in the folder `database`; `scratch` is a folder for what is scanned, and is deleted."""
         base = max(handles, key=lambda handle: len(handle.key_groups.intersection(self._key_groups)))
         self._download(base, database)
+        for name, part in zip(base.names, base.parts, strict=True):
+            if isinstance(part, FileHandle) and shared_name(part.path) is not None:
+                self.shared[name] = part
         store = self._open_store(database)
         try:
             self._adopt(store, base)
@@ -118,6 +132,8 @@ class NativeRestore:
                 file.write(part.data)
             return
         path = part_path(self._folder, part.path, operator=self._operator)
+        if isinstance(part, PlaceholderHandle):
+            raise unresolved(part, self._operator)
         try:
             length, checksum = self._storage.execute(DownloadFile(path, local_path))
         except ObjectMissingError as error:

@@ -35,6 +35,9 @@ _STATES_KEY = b"\xff\xffstates"
 WRITE_ROWS = 1_000
 """Rows per write; a write holds the interpreter lock for a millisecond or two."""
 
+TABLE_SUFFIX = ".sst"
+"""Of files that never change, and whose names a database uses once; all others are written anew for every copy."""
+
 _UNUSED_FILES = frozenset({"LOCK", "LOG", "IDENTITY"})
 
 Row = tuple[bytes, bytes | None]

@@ -19,7 +19,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class StateBackendSettings:
-    """All in bytes. A setting of a backend that isn't used is ignored. Raises InvalidConfigError when out of bounds."""
+    """Sizes in bytes. A setting of a backend that isn't used is ignored. Raises InvalidConfigError when out of bounds."""
 
     memory_snapshot_bytes_max: int = 5 * _MIB
     """`memory`: encoded keyed state of one subtask of one operator; a larger checkpoint fails."""
@@ -31,11 +31,17 @@ class StateBackendSettings:
     """`rocksdb`: one memtable; there are at most two."""
     rocksdb_block_cache_bytes: int = 32 * _MIB
     """`rocksdb`: uncompressed blocks, indexes and filters."""
+    rocksdb_incremental: bool = True
+    """`rocksdb`: a checkpoint stores only the files that its base does not have."""
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            lowest, highest = _BOUNDS[setting.name]
             value = getattr(self, setting.name)
+            if setting.name not in _BOUNDS:
+                if not isinstance(value, bool):
+                    raise InvalidConfigError(f"{setting.name} must be True or False, not {value!r}", setting=setting.name)
+                continue
+            lowest, highest = _BOUNDS[setting.name]
             if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
                 raise InvalidConfigError(
                     f"{setting.name} must be a number of bytes, {lowest}..{highest}, not {value!r}", setting=setting.name

@@ -15,8 +15,16 @@ import xxhash
 
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.handles import FileHandle, InlineHandle, OperatorSubtaskState, StateHandle, external_places
+from statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    OperatorSubtaskState,
+    PlaceholderHandle,
+    StateHandle,
+    external_places,
+)
 from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
 
@@ -64,15 +72,17 @@ def file_name(text: str) -> str:
 
 
 def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
-    """Storage path of a part's path relative to the snapshot's folder (`../shared/...` included).
+    """Storage path of a part's path relative to the snapshot's folder.
 
-    Raises CorruptStateError if it would leave the storage root."""
-    joined = posixpath.normpath(posixpath.join(folder, path))
-    if path.startswith("/") or joined.startswith(("../", "/")) or joined in (".", "..") or "\0" in path:
+    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths."""
+    relative = posixpath.normpath(path)
+    leaves = path.startswith("/") or relative in (".", "..") or relative.startswith("../") or "\0" in path
+    is_shared = shared_name(path) is not None and is_checkpoint_folder(folder) and "/" in folder
+    if leaves and not is_shared:
         raise CorruptStateError(
-            f"{path!r} in {folder} leaves the storage root", path=path, operator=operator, reason=ProblemKind.PATH.value
+            f"{path!r} leaves the folder {folder} of the snapshot", path=path, operator=operator, reason=ProblemKind.PATH.value
         )
-    return joined
+    return posixpath.normpath(posixpath.join(folder, path))
 
 
 def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarget) -> Flow[StateHandle]:
@@ -93,6 +103,8 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
     if isinstance(handle, InlineHandle):
         return handle.data
     path = part_path(folder, handle.path, operator=operator)
+    if isinstance(handle, PlaceholderHandle):
+        raise unresolved(handle, operator)
     try:
         data: bytes = yield ReadFile(path)
     except ObjectMissingError as error:
@@ -123,7 +135,13 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                 if handle in seen:
                     continue
                 seen.add(handle)
-                problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
+                if metadata.kind != "checkpoint" and shared_name(handle.path) is not None:
+                    detail = "leaves the folder of the savepoint"
+                    problem: SnapshotProblem | None = SnapshotProblem(
+                        ProblemKind.PATH, operator.uid, subtask, handle.path, detail
+                    )
+                else:
+                    problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
                 if problem is not None:
                     problems.append(problem)
     for path in metadata.external:
@@ -180,6 +198,11 @@ def _checksum(path: str, size: int) -> Flow[str | None]:
             return None
         digest.add(piece)
     return digest.checksum
+
+
+def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateError:
+    """The error for a placeholder in a snapshot: nobody knows which bytes it stands for."""
+    return _damaged(ProblemKind.PATH, handle.path, "a placeholder that was never resolved", operator)
 
 
 def _length_detail(found: int, expected: int) -> str:

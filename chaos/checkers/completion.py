@@ -1,11 +1,14 @@
 """What COMPLETED means, and who may be told: every acknowledgement, every file, and the record before the notice.
 
-I11 when an id completes and ever after, while it is claimed; I14 for each notice; I25 for the files of savepoints. An ack
-counts as the worker's loop gave it, so that what a session or the network makes of it can't excuse anything."""
+I11 when an id completes and ever after, while it is claimed; I23 for the files that it shares with others; I14 for each notice;
+I25 for the files of savepoints. An ack counts as the worker's loop gave it, so that what a session or the network makes of it
+can't excuse anything."""
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+import msgspec
 
 from barriers.messages import (
     AcknowledgeCheckpoint,
@@ -24,7 +27,8 @@ from chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, S
 from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
 from chaos.scenario import Scenario
 from coordinator.records import METADATA
-from statebackends.handles import FileHandle, OperatorSubtaskState, external_places
+from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, external_places
+from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.snapshot import file_handles
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.checksums import checksum_of
@@ -36,7 +40,7 @@ _SAVEPOINTS = (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
 class CompletionChecker(Checker):
     """Collects acknowledgements, and watches over the files of everything that is completed."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I11", "I14", "I20", "I25")
+    invariants: ClassVar[tuple[str, ...]] = ("I11", "I14", "I20", "I23", "I25")
     hears: ClassVar[tuple[type, ...]] = (Stored, Reported, Commanded, Delivered, Answered, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
@@ -45,8 +49,8 @@ class CompletionChecker(Checker):
         self._acks: dict[tuple[int, int], dict[SubtaskKey, AcknowledgeCheckpoint]] = {}
         """(attempt, id) -> who acknowledged."""
         self._finished: set[tuple[int, SubtaskKey]] = set()
-        self._kept: dict[str, int] = {}
-        """Location of a file -> the completed id that refers to it."""
+        self._kept: dict[str, set[int]] = {}
+        """Location of a file -> the completed ids that refer to it."""
         self._external: dict[str, dict[int, str]] = {}
         """Place of an external file -> ids that refer to it, each with all the places of the file."""
         self._told: set[int] = set()
@@ -117,7 +121,7 @@ class CompletionChecker(Checker):
                 for description in vertex.operators:
                     stored = operators.get(description.uid)
                     told = nothing if ack is None else ack.states.get(description.uid, nothing)
-                    if stored is None or index >= len(stored.subtasks) or stored.subtasks[index] != told:
+                    if stored is None or index >= len(stored.subtasks) or not _is_what_was_told(stored.subtasks[index], told):
                         self.report("I11", f"checkpoint {number} has not the state that {description.uid} ({index}) acknowledged")
                         return
 
@@ -135,9 +139,9 @@ class CompletionChecker(Checker):
     def _keep(self, snapshot: Snapshot) -> None:
         number = snapshot.checkpoint_id
         for handle in _files(snapshot):
-            self._kept[snapshot.location(handle.path)] = number
+            self._kept.setdefault(snapshot.location(handle.path), set()).add(number)
         if snapshot.kind in _SAVEPOINTS:
-            self._kept[snapshot.location(METADATA)] = number
+            self._kept.setdefault(snapshot.location(METADATA), set()).add(number)
         for entry in snapshot.metadata.external:
             for place in external_places(entry):
                 location = place if is_absolute_folder(place) else join(self.world.state.root, place)
@@ -145,14 +149,17 @@ class CompletionChecker(Checker):
 
     def _forget(self, number: int) -> None:
         """The id is given up: its files may go."""
-        self._kept = {location: holder for location, holder in self._kept.items() if holder != number}
+        for location in [location for location, holders in self._kept.items() if number in holders]:
+            self._kept[location].discard(number)
+            if not self._kept[location]:
+                del self._kept[location]
         for holders in self._external.values():
             holders.pop(number, None)
 
     def _removed(self, location: str, fact: Stored) -> None:
-        number = self._kept.get(location)
-        if number is not None:
-            invariant = "I25" if self._ledger.completed[number].kind in _SAVEPOINTS else "I11"
+        for number in sorted(self._kept.get(location, ())):
+            is_shared = f"/{SHARED_FOLDER}/" in location.removeprefix(self.world.state.root)
+            invariant = "I25" if self._ledger.completed[number].kind in _SAVEPOINTS else "I23" if is_shared else "I11"
             self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {number} needs")
         for holder, entry in self._external.get(location, {}).items():
             if not any(self._ledger.exists(place) for place in external_places(entry)):
@@ -202,13 +209,32 @@ class CompletionChecker(Checker):
         self._told.add(number)
 
 
+def _is_what_was_told(stored: OperatorSubtaskState, told: OperatorSubtaskState) -> bool:
+    """A placeholder stands for the base's file of that path, whose bytes are checked as every file's are."""
+    if len(stored.keyed) != len(told.keyed):
+        return False
+    keyed = []
+    for ours, theirs in zip(stored.keyed, told.keyed, strict=True):
+        pairs = list(zip(ours.parts, theirs.parts, strict=False))
+        parts = tuple(
+            mine if isinstance(yours, PlaceholderHandle) and isinstance(mine, FileHandle) and _same(mine, yours) else yours
+            for mine, yours in pairs
+        )
+        keyed.append(msgspec.structs.replace(theirs, parts=parts) if len(theirs.parts) == len(ours.parts) else theirs)
+    return stored == msgspec.structs.replace(told, keyed=tuple(keyed))
+
+
+def _same(file: FileHandle, placeholder: PlaceholderHandle) -> bool:
+    return (file.path, file.length) == (placeholder.path, placeholder.length)
+
+
 def _files(snapshot: Snapshot) -> list[FileHandle]:
     return [handle for operator in snapshot.metadata.operators for state in operator.subtasks for handle in file_handles(state)]
 
 
 def _file_problem(snapshot: Snapshot, handle: FileHandle) -> str:
     """What is wrong with a file of a snapshot; empty if nothing is."""
-    content = snapshot.view.peek(join(snapshot.folder, handle.path))
+    content = snapshot.view.peek(snapshot.path(handle.path))
     if content is None:
         return "is missing"
     if len(content) != handle.length:

@@ -5,6 +5,7 @@ A decision counts only while its id is claimed: what a stale leader writes into 
 
 from __future__ import annotations
 
+import posixpath
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -29,7 +30,7 @@ from coordinator.records import (
 )
 from statebackends.errors import HoldfastError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.storage import is_absolute_folder
+from statebackends.storage import is_absolute_folder, split_folder
 from statebackends.storage.operations import PutIfAbsent
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -57,9 +58,13 @@ class Snapshot:
         """A job recovers from it, and its notice releases output: anything but a plain savepoint."""
         return self.kind is not CheckpointKind.SAVEPOINT
 
+    def path(self, path: str) -> str:
+        """Path in the view of a path relative to the snapshot's folder; what it shares lies beside that."""
+        return posixpath.normpath(join(self.folder, path))
+
     def location(self, path: str) -> str:
         """Absolute location of a path relative to the snapshot's folder."""
-        return join(self.view.root, self.folder, path)
+        return join(self.view.root, self.path(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ class JobLedger:
         """The store of a snapshot's folder, and the folder in it."""
         if not is_absolute_folder(folder):
             return self._world.state, folder
-        parent, _, name = folder.rstrip("/").rpartition("/")
+        parent, name = split_folder(folder)
         return self._world.store(parent or "/"), name
 
     def exists(self, location: str) -> bool:

@@ -5,7 +5,7 @@ its newest completed checkpoint, and no file would be left without an owner. Wha
 - `leader/`, `submissions/`, `attempts/`, `results/`, `sources/`: records and inputs;
 - of a claimed id its claim and its decision: of every savepoint (its pointer), of every aborted id above the newest completed one,
   which keeps stale leaders from taking it, and of those below it until they are dropped;
-- of a completed checkpoint the files that its metadata names, and nothing else."""
+- of a completed checkpoint the files that its metadata names, also those that it shares with others, and nothing else."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RecoveryChecker(Checker):
         savepoint = checkpoint.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
         if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:
             for operator in snapshot.metadata.operators:
-                owned |= {f"{folder}/{handle.path}" for state in operator.subtasks for handle in file_handles(state)}
+                owned |= {snapshot.path(handle.path) for state in operator.subtasks for handle in file_handles(state)}
         return owned
 
 

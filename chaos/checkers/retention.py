@@ -10,6 +10,7 @@ A sink's `data/` holds committed files alone, each has its link for plain reader
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -152,7 +153,8 @@ class RetentionChecker(Checker):
         if claim is not None and claim.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
             return
         folder = f"{self.world.job_id}/chk-{ack.checkpoint_id}"
-        paths = tuple(f"{folder}/{handle.path}" for state in ack.states.values() for handle in file_handles(state))
+        handles = (handle for state in ack.states.values() for handle in file_handles(state))
+        paths = tuple(posixpath.normpath(f"{folder}/{handle.path}") for handle in handles)
         if paths:
             self._discarded.append(_Discarded(fact.at_ms, fact.actor, paths))
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, StateHandle
-from statebackends.snapshot import ProblemKind
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, StateHandle
+from statebackends.snapshot import ProblemKind, unresolved
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.operations import DownloadFile, ReadFile, Storage
 
@@ -57,6 +57,8 @@ class PartReader:
         """A part as a file that can be read at any position. Raises CorruptStateError naming file, operator and subtask."""
         if isinstance(part, InlineHandle):
             return pa.BufferReader(pa.py_buffer(part.data))
+        if isinstance(part, PlaceholderHandle):
+            raise unresolved(part, operator)
         if part.length <= MEMORY_BYTES_MAX:
             return pa.BufferReader(pa.py_buffer(self.read(part, operator=operator, subtask=subtask)))
         return pa.memory_map(self.copy(part, operator=operator, subtask=subtask))
@@ -65,6 +67,8 @@ class PartReader:
         """All bytes of a part. Raises CorruptStateError."""
         if isinstance(part, InlineHandle):
             return part.data
+        if isinstance(part, PlaceholderHandle):
+            raise unresolved(part, operator)
         path = self._path_of(part.path, operator=operator)
         try:
             data: bytes = self._storage.execute(ReadFile(path))
@@ -96,8 +100,9 @@ class PartReader:
                 if isinstance(part, FileHandle):
                     self.copy(part, operator=operator, subtask=subtask, target=local)
                     continue
+                data = self.read(part, operator=operator, subtask=subtask)
                 with scratch_errors(local), open(local, "wb") as file:
-                    file.write(part.data)
+                    file.write(data)
             self._clones[handle] = folder
         return folder
 

@@ -121,12 +121,12 @@ def test_j01_savepoint_is_never_subsumed() -> None:
 def test_j02_completing_with_acknowledgements_missing_or_twice_is_an_error() -> None:
     checkpoint = pending()
     with pytest.raises(InvariantError):
-        checkpoint.begin_complete()
+        checkpoint.begin_complete({})
     for task in (A, B):
         assert checkpoint.acknowledge(AcknowledgeCheckpoint(1, 1, task.vertex, 0)) is AckStatus.SUCCESS
-    checkpoint.begin_complete()
+    checkpoint.begin_complete({A: {}, B: {}})
     with pytest.raises(InvariantError):
-        checkpoint.begin_complete()
+        checkpoint.begin_complete({})
 
 
 def test_j03_abort_answers_its_requester_discards_and_later_acks_hear_so() -> None:

@@ -3,72 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 
-from barriers.messages import AckBatch, AcknowledgeCheckpoint, Deployment, TriggerCheckpoint
-from coordinator import jobevents as job
 from coordinator.fsck import FsckReport, FsckRequest, check_directory
 from coordinator.owners import OwnerKind, claimed_paths
 from coordinator.records import JobPaths
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
 from statebackends.metadata import decode_metadata
-from statebackends.storage.checksums import checksum_of
-from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS
+from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
-from tests.coordinator.world import JOB, DictStorage, Leader, Steps, Worker, World
+from tests.coordinator.world import JOB, DictStorage, Steps, World
 
 HOUR = 3_600_000
 SEEDS = range(24)
-
-
-class SharingWorld(World):
-    """Workers whose checkpoints build on the newest one that they know to be complete: its shared files, and one more."""
-
-    def __init__(self, seed: int, **settings: Any) -> None:
-        self.shared: dict[int, tuple[FileHandle, ...]] = {}
-        """By slot: the files of its base."""
-        self.taken: dict[tuple[int, int, int], tuple[FileHandle, ...]] = {}
-        """(slot, attempt, checkpoint id) -> the files that were acknowledged."""
-        super().__init__(seed, **settings)
-
-    def _deploy(self, leader: Leader, worker: Worker, deployment: Deployment) -> None:
-        self.shared[worker.slot] = ()
-        if deployment.restored_checkpoint_id:
-            metadata = decode_metadata(self.storage.files[f"{deployment.restored_folder}/_metadata"], "")
-            count = next(operator for operator in metadata.operators if operator.uid == "count")
-            handles = count.subtasks[worker.slot].keyed
-            self.shared[worker.slot] = tuple(part for handle in handles for part in handle.parts if isinstance(part, FileHandle))
-        super()._deploy(leader, worker, deployment)
-
-    def _commit(self, worker: Worker, number: int) -> None:
-        super()._commit(worker, number)
-        self.shared[worker.slot] = self.taken.get((worker.slot, worker.attempt, number), self.shared[worker.slot])
-
-    def _snapshot(self, leader: Leader, worker: Worker, command: TriggerCheckpoint) -> None:
-        name = f"{command.checkpoint_id}-{worker.attempt}-count-{worker.slot}-{worker.nonce}.sst"
-        self.storage.files[f"{JOB}/shared/{name}"] = name.encode()
-        if self.random.random() < 0.1:
-            return  # it dies behind the upload
-        kept = self.shared[worker.slot][-3:]
-        parts = (*kept, FileHandle(f"../shared/{name}", len(name), checksum_of(name.encode())))
-        self.taken[worker.slot, worker.attempt, command.checkpoint_id] = parts
-        items = []
-        for key in sorted(worker.statuses):
-            if key.vertex == self.graph.vertices[0].vertex_id:
-                own = f"source-{key.subtask}-{worker.attempt}-{worker.nonce}"
-                self.storage.files[f"{command.folder}/{own}"] = b"12345"
-                source = OperatorListHandle(OFFSETS, FileHandle(own, 5, checksum_of(b"12345")), 1)
-                states = {"source": OperatorSubtaskState(operator=(source,))}
-            else:
-                groups = assign_key_groups(MAX_PARALLELISM, 2, key.subtask)
-                names = tuple(f"{number}.sst" for number in range(len(parts)))
-                states = {"count": OperatorSubtaskState((KeyedStateHandle(groups, "rocksdb", (COUNTS,), parts, names),))}
-            items.append(AcknowledgeCheckpoint(worker.attempt, command.checkpoint_id, key.vertex, key.subtask, states))
-        batch = AckBatch(worker.epoch, worker.slot, worker.session, tuple(items))
-        self.call(leader, lambda ticket: job.AckBatchReceived(ticket, batch))
 
 
 def needed(storage: DictStorage) -> set[str]:
@@ -91,7 +38,7 @@ def check(storage: DictStorage, request: FsckRequest) -> FsckReport:
 
 def crowded(seed: int) -> World:
     """A job that several leaders led and left in the middle of something, hours ago."""
-    world = SharingWorld(seed)
+    world = SharedWorld(seed, deaths=0.1)
     for _ in range(3):
         live(world, world.leaders[-1], world.random.randint(60, 200))
         world.leaders[-1].flows.clear()

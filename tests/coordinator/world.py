@@ -38,6 +38,7 @@ from coordinator.submitting import Starter, resume_submission, start_submission
 from statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
 from statebackends.metadata import decode_metadata
+from statebackends.storage.checksums import checksum_of
 from statebackends.storage.local import storage_from_url
 from statebackends.storage.operations import (
     DeleteFile,
@@ -364,15 +365,21 @@ class World:
             return  # the acknowledgement never comes
         items = []
         for key in sorted(worker.statuses):
-            states: dict[str, OperatorSubtaskState] = {}
-            if key.vertex == self.graph.vertices[0].vertex_id:
-                name = f"source-{key.subtask}-{worker.attempt}-{worker.nonce}"
-                self.storage.files[f"{command.folder}/{name}"] = b"12345"
-                part = FileHandle(name, 5, "xxh3_128:" + "0" * 32)
-                states = {"source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, 1),))}
+            states = self._states(worker, key, command)
+            if states is None:
+                return
             items.append(AcknowledgeCheckpoint(worker.attempt, command.checkpoint_id, key.vertex, key.subtask, states))
         batch = AckBatch(worker.epoch, worker.slot, worker.session, tuple(items))
         self.call(leader, lambda ticket: job.AckBatchReceived(ticket, batch))
+
+    def _states(self, worker: Worker, key: SubtaskKey, command: TriggerCheckpoint) -> dict[str, OperatorSubtaskState] | None:
+        """What one subtask stores; None if its worker says nothing more of this checkpoint."""
+        if key.vertex != self.graph.vertices[0].vertex_id:
+            return {}
+        name = f"source-{key.subtask}-{worker.attempt}-{worker.nonce}"
+        self.storage.files[f"{command.folder}/{name}"] = b"12345"
+        part = FileHandle(name, 5, checksum_of(b"12345"))
+        return {"source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, 1),))}
 
     def _commit(self, worker: Worker, number: int) -> None:
         """Side effects up to `number` become visible: the moment that everything else exists for."""

@@ -37,7 +37,15 @@ from barriers.messages import (
 )
 from coordinator.records import AbortRecord, AttemptRecord, ClaimRecord, LeaderRecord, ResultRecord, SavepointRecord, VoidRecord
 from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+from statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorSubtaskState,
+    PlaceholderHandle,
+    StateMeta,
+)
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records_v1.json"
 
@@ -53,6 +61,22 @@ STATE = OperatorSubtaskState(
     external=("jobs/sources/u/1/manifest.json",),
 )
 ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": STATE}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 20, 30))
+INCREMENT = OperatorSubtaskState(
+    keyed=(
+        KeyedStateHandle(
+            KeyGroupRange(0, 64),
+            "rocksdb",
+            (StateMeta("total", "value", "int", "utf8"),),
+            (
+                FileHandle("../shared/7-3-u-1-n-000012.sst", 12, "xxh3_128:" + "0" * 32),
+                PlaceholderHandle("../shared/6-3-u-1-n-000009.sst", 34),
+                InlineHandle(b"MANIFEST-000010\n"),
+            ),
+            ("000012.sst", "000009.sst", "CURRENT"),
+        ),
+    )
+)
+INCREMENT_ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": INCREMENT}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 28, 62))
 DECLINE = DeclineCheckpoint(3, 8, "a" * 32, 0, FailureReason.ASYNC_EXCEPTION, "disk full")
 STATUS = SubtaskStatus(3, "a" * 32, 1, TaskState.FAILED, False, "E: x", "trace", 99)
 STAGED = StagedFile("part-1.parquet", 5)
@@ -61,6 +85,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "register": RegisterWorker("j", 0, 1, 2, "n", 10, "h", "tcp://127.0.0.1:1", "d", 3, (STATUS,), (ACK, DECLINE)),
     "registered": Registered(1, "s", 3, None, 6, (7,), 2000, 50000, (AckStatus.SUCCESS,), 0),
     "acks": AckBatch(1, 0, "s", (ACK, DECLINE)),
+    "increment": AckBatch(1, 0, "s", (INCREMENT_ACK,)),
     "answers": AckAnswers(1, (AckStatus.DUPLICATE, AckStatus.UNKNOWN, AckStatus.DISCARDED)),
     "states": StatusBatch(1, 0, "s", (STATUS,)),
     "heartbeat": Heartbeat(0, "s", 3, (SubtaskMetrics("a" * 32, 1, 5, 4),)),

@@ -199,9 +199,17 @@ def test_what_a_recovery_takes_away_is_no_orphan(story: Story) -> None:
 
 
 def test_an_unknown_file_in_the_jobs_directory(story: Story) -> None:
-    story.write(f"{JOB}/shared/1-a", b"state")
+    story.write(f"{JOB}/other/1-a", b"state")
     story.end()
     assert story.broken == ["I24"]
+
+
+@pytest.mark.parametrize(("name", "broken"), [("1-1-op-0-n-000001.sst", []), ("nobody", ["I24"])])
+def test_a_shared_file_that_nobody_refers_to(story: Story, name: str, broken: list[str]) -> None:
+    """A recovery takes away what a decided id wrote, and nothing else."""
+    story.write(f"{JOB}/shared/{name}", b"state")
+    story.end()
+    assert story.broken == broken
 
 
 def test_a_damaged_newest_checkpoint_stops_a_recovery(story: Story) -> None:

@@ -1,0 +1,155 @@
+"""Which files completed checkpoints share, and which of them nobody refers to any more. Pure.
+
+Counts are sets of checkpoint ids, made from completed checkpoints alone: what was acknowledged and never confirmed counts for
+nobody. After a restart the same is rebuilt from the `_metadata` of what is retained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from barriers.messages import SubtaskKey
+from statebackends.errors import InvariantError
+from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, StateHandle
+from statebackends.sharedpaths import shared_name, writer_of
+
+TaskStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+ResolvedStates = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
+
+
+class UnresolvedError(Exception):
+    """A checkpoint refers to a shared file that it has no right to: completing it would leave a hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What goes with a checkpoint that is being deleted."""
+
+    names: tuple[str, ...]
+    """Files to which nothing that stays refers."""
+    after: tuple[int, ...]
+    """Others on their way out that refer to one of them: each must be no checkpoint any more before the first file goes."""
+
+
+@dataclass(slots=True)
+class _SharedFile:
+    handle: FileHandle
+    checkpoints: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
+    """Of those that are being deleted: a crash may leave one of them a checkpoint."""
+
+
+class SharedFiles:
+    """Shared files of one job by name, each with the completed checkpoints that refer to it."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _SharedFile] = {}
+        self._unreadable: set[int] = set()
+        self._deleting: dict[str, int] = {}
+        """Released files, with the checkpoint that they go with."""
+
+    def counts(self) -> dict[str, tuple[int, ...]]:
+        """Name -> ids that refer to it; empty for a file that an unreadable checkpoint may refer to."""
+        return {name: tuple(sorted(file.checkpoints)) for name, file in sorted(self._files.items())}
+
+    def register(self, checkpoint_id: int, handles: Iterable[FileHandle] | None) -> None:
+        """A checkpoint is completed; None: nobody can read to which files it refers. What a file was registered as first stays:
+        names are never used twice, and a checkpoint that says otherwise fails when its files are checked."""
+        if handles is None:
+            self._unreadable.add(checkpoint_id)
+            return
+        for handle in handles:
+            name = shared_name(handle.path)
+            if name is None:
+                raise InvariantError(f"checkpoint {checkpoint_id}: {handle.path} is no shared file")
+            self._files.setdefault(name, _SharedFile(handle)).checkpoints.add(checkpoint_id)
+
+    def release(self, checkpoint_id: int) -> Released:
+        """A checkpoint is being deleted, with the files that nothing else refers to."""
+        self._unreadable.discard(checkpoint_id)
+        gone: list[str] = []
+        after: set[int] = set()
+        for name, file in self._files.items():
+            if checkpoint_id in file.checkpoints:
+                file.checkpoints.discard(checkpoint_id)
+                file.leaving.add(checkpoint_id)
+            if not file.checkpoints and not self._may_be_hidden(name):
+                gone.append(name)
+                after |= file.leaving
+        for name in gone:
+            del self._files[name]
+            self._deleting[name] = checkpoint_id
+        return Released(tuple(sorted(gone)), tuple(sorted(after - {checkpoint_id})))
+
+    def forget(self, checkpoint_id: int) -> None:
+        """A checkpoint is deleted, and what went with it."""
+        for file in self._files.values():
+            file.leaving.discard(checkpoint_id)
+        self._deleting = {name: owner for name, owner in self._deleting.items() if owner != checkpoint_id}
+
+    def is_needed(self, name: str) -> bool:
+        """Whether a completed checkpoint refers to a file, or may; also one that is just being deleted."""
+        return name in self._files or name in self._deleting or self._may_be_hidden(name)
+
+    def resolve(self, checkpoint_id: int, base: int | None, states: TaskStates) -> ResolvedStates:
+        """What tasks acknowledged, with the base's files in place of placeholders. Raises UnresolvedError."""
+        return {
+            task: {uid: self._resolve_state(checkpoint_id, base, uid, state) for uid, state in operators.items()}
+            for task, operators in states.items()
+        }
+
+    @staticmethod
+    def check_self_contained(states: TaskStates) -> None:
+        """Raise UnresolvedError if a savepoint would share a file: it lies in one folder, which its user may move."""
+        for operators in states.values():
+            for uid, state in operators.items():
+                for keyed in state.keyed:
+                    if any(_is_shared(part) for part in keyed.parts):
+                        raise UnresolvedError(f"operator {uid!r} refers to a shared file in a savepoint")
+
+    def _resolve_state(self, checkpoint_id: int, base: int | None, uid: str, state: OperatorSubtaskState) -> OperatorSubtaskState:
+        if not any(_is_shared(part) for keyed in state.keyed for part in keyed.parts):
+            return state
+        return msgspec.structs.replace(
+            state, keyed=tuple(self._resolve_keyed(checkpoint_id, base, uid, keyed) for keyed in state.keyed)
+        )
+
+    def _resolve_keyed(self, checkpoint_id: int, base: int | None, uid: str, keyed: KeyedStateHandle) -> KeyedStateHandle:
+        parts = tuple(self._resolve_part(checkpoint_id, base, uid, part) for part in keyed.parts)
+        return msgspec.structs.replace(keyed, parts=parts)
+
+    def _resolve_part(self, checkpoint_id: int, base: int | None, uid: str, part: StateHandle) -> StateHandle:
+        name = _name_of(part)
+        if isinstance(part, PlaceholderHandle):
+            file = self._files.get(name) if name is not None else None
+            if base is None or file is None or base not in file.checkpoints:
+                raise UnresolvedError(f"operator {uid!r} refers to {part.path}, which its base {base} does not have")
+            if file.handle.length != part.length:
+                raise UnresolvedError(
+                    f"operator {uid!r} refers to {part.path} with {part.length} bytes; it has {file.handle.length}"
+                )
+            return file.handle
+        if name is not None and (writer_of(name) != checkpoint_id or name in self._files):
+            raise UnresolvedError(f"operator {uid!r} names {name} as written for checkpoint {checkpoint_id}")
+        return part
+
+    def _may_be_hidden(self, name: str) -> bool:
+        """An unreadable checkpoint may refer to any file that was there when it was taken."""
+        writer = writer_of(name)
+        return writer is None or any(writer <= unreadable for unreadable in self._unreadable)
+
+
+def shared_handles(states: Iterable[OperatorSubtaskState]) -> tuple[FileHandle, ...]:
+    """Files that a completed checkpoint shares with others, or may yet; each once."""
+    parts = (part for state in states for keyed in state.keyed for part in keyed.parts)
+    return tuple(dict.fromkeys(part for part in parts if isinstance(part, FileHandle) and shared_name(part.path) is not None))
+
+
+def _is_shared(part: StateHandle) -> bool:
+    return isinstance(part, PlaceholderHandle) or _name_of(part) is not None
+
+
+def _name_of(part: StateHandle) -> str | None:
+    return shared_name(part.path) if isinstance(part, FileHandle | PlaceholderHandle) else None
