@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from api.launch import Environment as Environment
     from api.snapshots.fsck import fsck as fsck
+    from api.snapshots.savepoints import Savepoint as Savepoint
     from api.snapshots.snapshot import Snapshot as Snapshot
     from barriers.elements import Batch as Batch
     from barriers.jobgraph import JobConfig as JobConfig
@@ -83,6 +84,7 @@ WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 _EXPORTS = {
     "api.launch": ("Environment",),
     "api.snapshots.fsck": ("fsck",),
+    "api.snapshots.savepoints": ("Savepoint",),
     "api.snapshots.snapshot": ("Snapshot",),
     "api.version": ("VERSION",),
     "barriers.elements": ("Batch",),

@@ -109,8 +109,7 @@ class NumpyColumnarState:
     @property
     def part_fields(self) -> list[pa.Field]:
         """Columns that a snapshot has for the accumulators."""
-        parts = (part for aggregate in self.descriptor.aggregates for part in parts_of(aggregate))
-        return [pa.field(part.name, part.arrow_type, part.nullable) for part in parts]
+        return part_fields_of(self.descriptor)
 
     def _rows(self, namespace: int) -> _Rows:
         rows = self._tables.get(namespace)
@@ -120,6 +119,12 @@ class NumpyColumnarState:
 
     def _new_rows(self) -> _Rows:
         return _Rows(self.descriptor, create_key_index(self.field_types, self._column_of), self._operator)
+
+
+def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
+    """Columns that a snapshot has for the accumulators of a declared state."""
+    parts = (part for aggregate in descriptor.aggregates for part in parts_of(aggregate))
+    return [pa.field(part.name, part.arrow_type, part.nullable) for part in parts]
 
 
 class _Rows:

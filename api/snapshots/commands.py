@@ -1,4 +1,4 @@
-"""`holdfast snapshot inspect | verify | diff | export | copy | edit | fsck`: parse, call, print.
+"""`holdfast snapshot inspect | verify | diff | export | copy | edit | bootstrap | fsck`: parse, call, print.
 
 Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 trouble."""
 
@@ -160,6 +160,32 @@ def edit(
         console.show_json({"location": edited.location, "size": edited.metadata.size})
     else:
         console.show_line(edited.location)
+
+
+@snapshots.command()
+def bootstrap(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
+    function: Annotated[
+        str,
+        typer.Option(
+            "--function", metavar="NAME", help="FILE.py:function or module:function, from an hf.Savepoint to a fuller one."
+        ),
+    ],
+    max_parallelism: Annotated[int, typer.Option("--max-parallelism", min=1, help="That of the job that is to start from it.")],
+    parallelism: Annotated[int, typer.Option("--parallelism", min=1, help="Files of each state.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Write a savepoint of rows that a function of yours gives it, for a job to start with history; print where it is."""
+    from api.snapshots.savepoints import Savepoint, filled_by
+    from operators.pipelines import load_function
+
+    apply, _ = load_function(function, "function")
+    empty = Savepoint.create(max_parallelism=max_parallelism, parallelism=parallelism)
+    written = filled_by(apply, function, empty).write(target)
+    if as_json:
+        console.show_json({"location": written.location, "size": written.metadata.size})
+    else:
+        console.show_line(written.location)
 
 
 def _chosen(operator: str | None, state: tuple[str, str] | None) -> tuple[str | None, str | None]:

@@ -20,9 +20,9 @@ ROWS_MAX = 1 << 15
 
 def change_of(uid: str, state: str, wanted: Any) -> Change:
     """How a state is made anew: by a function of a batch, or as a frame says. Raises InvalidConfigError for anything else."""
-    if callable(wanted) and not _is_frame(wanted):
+    if callable(wanted) and not is_frame(wanted):
         return _applied(uid, state, wanted)
-    if not _is_frame(wanted):
+    if not is_frame(wanted):
         raise InvalidConfigError(
             f"operator {uid!r}, state {state!r}: {type(wanted).__name__} is neither a function nor a table or DataFrame",
             operator=uid,
@@ -48,7 +48,8 @@ def _applied(uid: str, state: str, function: Callable[[pa.RecordBatch], Any]) ->
     return change
 
 
-def _is_frame(wanted: Any) -> bool:
+def is_frame(wanted: Any) -> bool:
+    """Whether `batches_of` takes it."""
     is_arrow = isinstance(wanted, pa.Table | pa.RecordBatch | pa.RecordBatchReader) or hasattr(wanted, "__arrow_c_stream__")
     return is_arrow or _library(wanted) in ("pandas", "pyspark")
 

@@ -40,15 +40,19 @@ def stored_type(text: str) -> TypeSpec:
 
 def stored_codec(state: StoredState) -> StateCodec | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
-    meta = state.meta
-    if meta.kind not in CODED_KINDS:
-        return None
     try:
-        key_text, value_text = split_map_text(meta.value_type) if meta.kind == "map" else (None, meta.value_type)
-        map_key = None if key_text is None else stored_type(key_text)
-        return StateCodec(meta, stored_type(value_text), map_key, None)
+        return codec_of_meta(state.meta)
     except (InvalidConfigError, RecursionError) as error:
         raise state.corrupt(f"type: {error}") from error
+
+
+def codec_of_meta(meta: StateMeta) -> StateCodec | None:
+    """As `stored_codec`, without the user's classes. Raises InvalidConfigError."""
+    if meta.kind not in CODED_KINDS:
+        return None
+    key_text, value_text = split_map_text(meta.value_type) if meta.kind == "map" else (None, meta.value_type)
+    map_key = None if key_text is None else stored_type(key_text)
+    return StateCodec(meta, stored_type(value_text), map_key, None)
 
 
 class Comparer:

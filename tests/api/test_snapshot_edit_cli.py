@@ -1,4 +1,4 @@
-"""`holdfast snapshot edit`: what it prints and refuses."""
+"""`holdfast snapshot edit | bootstrap`: what they print and refuse."""
 
 from __future__ import annotations
 
@@ -29,3 +29,35 @@ def test_edit_prints_where_the_savepoint_is(savepoint: Path, tmp_path: Path) -> 
     (tmp_path / "change.py").write_text("def lowered(batch):\n    return batch.select(['key'])\n")
     assert "operator 'totals', state 'count': no column 'value'" in fails("edit", savepoint, tmp_path / "c", *arguments)
     assert not (tmp_path / "c").exists()
+
+
+def test_bootstrap_prints_where_the_savepoint_is(tmp_path: Path) -> None:
+    (tmp_path / "history.py").write_text(
+        """
+import holdfast as hf
+import pyarrow as pa
+
+def history(savepoint):
+    return savepoint.with_state("totals", hf.ValueStateDescriptor("count", int), pa.table({"key": ["AA"], "value": [5]}))
+
+def nothing(savepoint):
+    pass
+
+def wrong(savepoint):
+    return 1 / 0
+"""
+    )
+    arguments = ("--max-parallelism", 8, "--parallelism", 2, "--function")
+    assert run("bootstrap", tmp_path / "a", *arguments, f"{tmp_path / 'history.py'}:history") == f"{tmp_path / 'a'}\n"
+    made = hf.Snapshot(tmp_path / "a")
+    assert [row["value"] for row in made.rows("totals", "count")] == [5]
+    assert (made.operators["totals"].parallelism, made.operators["totals"].max_parallelism) == (2, 8)
+    for name, said in (
+        ("history", "nothing is overwritten"),
+        ("nothing", "must return the Savepoint"),
+        ("wrong", "ZeroDivisionError"),
+    ):
+        assert said in fails("bootstrap", tmp_path / "a", *arguments, f"{tmp_path / 'history.py'}:{name}")
+    assert "parallelism" in fails(
+        "bootstrap", tmp_path / "b", "--max-parallelism", 1, *arguments[2:], f"{tmp_path / 'history.py'}:history"
+    )

@@ -1,0 +1,142 @@
+"""A canonical savepoint that no job took: states made of rows that come from elsewhere, for a job to start with history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from statebackends.columnar import part_fields_of
+from statebackends.errors import InvalidConfigError
+from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
+from statebackends.keyedrows import KeyedRows
+from statebackends.keyedtables import keyed_table_schema
+from statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
+from statebackends.keys import KeyType
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.snapshot import METADATA_NAME
+from statebackends.snapshots.contents import StoredSnapshot
+from statebackends.snapshots.editing import CANONICAL, Batches
+from statebackends.snapshots.layout import StateLayout
+from statebackends.snapshots.parts import PartReader
+from statebackends.snapshots.sorting import KeyGroupSorter
+from statebackends.snapshots.tablefiles import TableFiles
+from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
+from statebackends.snapshots.values import codec_of_meta
+from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from statebackends.statecodec import state_meta
+from statebackends.storage.operations import Storage
+
+JOB_ID = "0" * 32
+"""Of no job: a name's hash is never this."""
+CHECKPOINT_ID = 1
+"""A job that starts from the savepoint goes on with the next id."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """One keyed state of one operator, and where its rows come from."""
+
+    layout: StateLayout
+    batches: Batches
+
+    @property
+    def uid(self) -> str:
+        return self.layout.operator
+
+    @property
+    def meta(self) -> StateMeta:
+        return self.layout.meta
+
+
+def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyType, max_parallelism: int) -> StateLayout:
+    """The table of a declared state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
+    if isinstance(descriptor, OperatorListStateDescriptor):
+        reason = f"{descriptor.kind} is not keyed state; its entries are the operator's own"
+        raise InvalidConfigError(f"operator {uid!r}, state {descriptor.name!r}: {reason}", operator=uid, state=descriptor.name)
+    meta = state_meta(descriptor, key_type)
+    if isinstance(descriptor, ColumnarStateDescriptor):
+        schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
+        return StateLayout(uid, meta, key_type, max_parallelism, schema, None)
+    codec = codec_of_meta(meta)
+    assert codec is not None
+    return StateLayout(uid, meta, key_type, max_parallelism, KeyedRows(key_type, max_parallelism, uid).schema(codec), codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the savepoint says of the job that it stands for."""
+
+    job_name: str
+    max_parallelism: int
+    parallelism: int
+    created_ms: int
+
+    def check(self) -> None:
+        """Raises InvalidConfigError."""
+        check_parallelism(self.max_parallelism, self.parallelism)
+        if not self.job_name.strip():
+            raise InvalidConfigError("the savepoint's job needs a name", setting="job_name")
+
+
+def write_savepoint(states: Sequence[NewState], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
+    """Write the states into a folder that is new or empty, `_metadata` last.
+
+    Raises InvalidConfigError for a state that is there twice, or an operator of several key types; InvalidKeyError and
+    StateValueError naming operator, state and row. Then the folder is as it was."""
+    shape.check()
+    by_operator: dict[str, list[NewState]] = {}
+    for state in states:
+        by_operator.setdefault(state.uid, []).append(state)
+    for uid, own in by_operator.items():
+        _check_states(uid, own)
+    with claimed_folder(storage, folder, "bootstrap") as target:
+        operators = tuple(_operator(uid, own, shape, target, storage) for uid, own in sorted(by_operator.items()))
+        metadata = SnapshotMetadata(
+            job_id=JOB_ID,
+            job_name=shape.job_name,
+            checkpoint_id=CHECKPOINT_ID,
+            kind="savepoint",
+            attempt=0,
+            epoch=0,
+            trigger_timestamp_ms=shape.created_ms,
+            completion_timestamp_ms=shape.created_ms,
+            operators=operators,
+            properties={"bootstrap": "true"},
+        )
+        target.finish(METADATA_NAME, encode_metadata(metadata))
+    return StoredSnapshot(metadata, storage, folder)
+
+
+def _check_states(uid: str, states: Sequence[NewState]) -> None:
+    names = [state.meta.name for state in states]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidConfigError(f"operator {uid!r}: state {twice!r} is given twice", operator=uid, state=twice)
+    keys = sorted({state.layout.key_type.text for state in states})
+    if len(keys) > 1:
+        raise InvalidConfigError(f"operator {uid!r}: its states have keys of {' and '.join(keys)}", operator=uid)
+
+
+def _operator(uid: str, states: Sequence[NewState], shape: Shape, target: ClaimedFolder, storage: Storage) -> OperatorState:
+    with PartReader(storage, lambda path, *, operator: path) as scratch:
+        files = TableFiles(target, scratch)
+        rows = {state.meta.name: _sorted(state, scratch) for state in states}
+        metas = tuple(sorted((state.meta for state in states), key=lambda meta: meta.name))
+        schemas = {state.meta.name: state.layout.schema for state in states}
+        subtasks = []
+        for subtask in range(shape.parallelism):
+            groups = assign_key_groups(shape.max_parallelism, shape.parallelism, subtask)
+            parts = tuple(
+                files.write(uid, subtask, meta.name, schemas[meta.name], rows[meta.name].tables(groups)) for meta in metas
+            )
+            subtasks.append(OperatorSubtaskState((KeyedStateHandle(groups, CANONICAL, metas, parts),)))
+    return OperatorState(uid, operator_id(uid), uid, shape.parallelism, shape.max_parallelism, tuple(subtasks))
+
+
+def _sorted(state: NewState, scratch: PartReader) -> KeyGroupSorter:
+    rows = KeyGroupSorter(state.layout, scratch.new_path)
+    for batch in state.batches:
+        rows.add(batch)
+    return rows
