@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from api.snapshots.savepoints import Savepoint as Savepoint
     from api.snapshots.snapshot import Snapshot as Snapshot
     from barriers.elements import Batch as Batch
+    from barriers.jobgraph import ClaimMode as ClaimMode
     from barriers.jobgraph import JobConfig as JobConfig
     from barriers.jobgraph import RestartStrategy as RestartStrategy
     from coordinator.preflight import PreflightReport as PreflightReport
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from statebackends.errors import OutputMayRepeatError as OutputMayRepeatError
     from statebackends.errors import PackageShadowedError as PackageShadowedError
     from statebackends.errors import RestoreError as RestoreError
+    from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
     from statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from statebackends.errors import UnclaimedStateError as UnclaimedStateError
@@ -88,7 +90,7 @@ _EXPORTS = {
     "api.snapshots.snapshot": ("Snapshot",),
     "api.version": ("VERSION",),
     "barriers.elements": ("Batch",),
-    "barriers.jobgraph": ("JobConfig", "RestartStrategy"),
+    "barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy"),
     "coordinator.preflight": ("PreflightReport",),
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
@@ -123,6 +125,7 @@ _EXPORTS = {
         "OutputMayRepeatError",
         "PackageShadowedError",
         "RestoreError",
+        "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
         "StorageUnavailableError",
         "UnclaimedStateError",

@@ -19,7 +19,7 @@ from api.client import RestClient
 from api.settings import client_settings, server_settings
 from api.snapshots import commands
 from api.version import VERSION
-from barriers.jobgraph import Submission
+from barriers.jobgraph import ClaimMode, Submission
 from coordinator.records import is_job_id
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
@@ -296,6 +296,7 @@ def preflight(
     allow_output_repeat: Annotated[
         bool, typer.Option("--allow-output-repeat", help="Output that was committed already may be written again.")
     ] = False,
+    claim: Annotated[bool, typer.Option("--claim", help="As with claim_mode=CLAIM: the job would own the snapshot.")] = False,
     as_json: Json = False,
 ) -> None:
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not."""
@@ -310,6 +311,7 @@ def preflight(
         environment.build().graph,
         job_id=job_id,
         restore=named_snapshot(snapshot),
+        claim_mode=ClaimMode.CLAIM if claim else ClaimMode.NO_CLAIM,
         allow_non_restored_state=allow_non_restored_state,
         allow_output_repeat=allow_output_repeat,
     )

@@ -16,10 +16,11 @@ from urllib.parse import unquote, urlsplit
 from api.client import RestClient
 from api.preflight import named_snapshot, preflight_offline, preflight_online
 from api.settings import client_settings, server_settings, state_url
-from barriers.jobgraph import Submission
+from barriers.jobgraph import ClaimMode, Submission
 from coordinator.preflight import PreflightReport
 from operators.base import JobPlan
 from operators.environment import Environment as BaseEnvironment
+from operators.environment import claim_mode_of
 from operators.launcher import JobHandle, LaunchOptions
 from statebackends.errors import InvalidConfigError
 from statebackends.snapshots.places import Location
@@ -43,6 +44,7 @@ class Environment(BaseEnvironment):
         restore: Location,
         *,
         job_id: str | None = None,
+        claim_mode: ClaimMode | str = ClaimMode.NO_CLAIM,
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
     ) -> PreflightReport:
@@ -54,6 +56,7 @@ class Environment(BaseEnvironment):
             self.build().graph,
             job_id=job_id,
             restore=named_snapshot(restore),
+            claim_mode=claim_mode_of(claim_mode),
             allow_non_restored_state=allow_non_restored_state,
             allow_output_repeat=allow_output_repeat,
         )

@@ -21,6 +21,8 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
         when = console.time_text(found.timestamp_ms)
         what = f"{found.kind} {found.checkpoint_id} of {found.job_name} ({found.job_id}), {when}, {console.size_text(found.size)}"
         console.show_line(f"{what}, for job {report.job_name} ({report.job_id})")
+        if found.owner is not None:
+            console.show_line(f"owned by job {found.owner}")
     columns = ("OPERATOR", "IN BOTH?", "SIZE", "PARALLELISM", "STATE", "VERDICT", "STORED", "DECLARED")
     console.show_table(columns, (row for operator in report.operators for row in _rows(operator)), empty="no operators")
     for file in report.files:

@@ -185,6 +185,15 @@ class JobGraph(msgspec.Struct, frozen=True):
         return tuple(edge for edge in self.edges if edge.source == vertex_id)
 
 
+class ClaimMode(StrEnum):
+    """Who owns a snapshot that a job is started from by its path."""
+
+    NO_CLAIM = "NO_CLAIM"
+    """Its user: it is never changed or deleted, and needed until the job's first checkpoint is complete."""
+    CLAIM = "CLAIM"
+    """The job: it deletes the snapshot once newer checkpoints have subsumed it."""
+
+
 class Submission(msgspec.Struct, frozen=True):
     """Body of POST /v1/jobs: what a driver asks of the coordinator."""
 
@@ -196,6 +205,7 @@ class Submission(msgspec.Struct, frozen=True):
     allow_non_restored_state: bool = False
     allow_output_repeat: bool = False
     fresh: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     driver_nonce: str = ""
     """Makes a retried POST idempotent."""
 

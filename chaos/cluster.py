@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from barriers.jobgraph import ClaimMode
 from barriers.messages import ShutdownWorker
 from chaos.control import ControlNetwork
 from chaos.coordinatorhost import CoordinatorHost
@@ -228,7 +229,9 @@ class Cluster:
     def start_driver(self, restore: str | None) -> DriverHost:
         """A driver that submits the job; it is the newest from now on."""
         process = self._process("driver")
-        driver = DriverHost(self.around, process, Order(self.job_plan(self.parallelism), restore), self, self._driver_ended)
+        mode = ClaimMode.CLAIM if restore in self.users.claims else ClaimMode.NO_CLAIM
+        order = Order(self.job_plan(self.parallelism), restore, claim_mode=mode)
+        driver = DriverHost(self.around, process, order, self, self._driver_ended)
         driver.job_id = self.job_id
         self.drivers[process.name] = driver
         self.driver = driver
@@ -261,7 +264,8 @@ class Cluster:
             self.users.job_ended()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
             self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
-        elif outcome.startswith("OutputMayRepeatError"):  # another driver went on meanwhile: to rewind it takes a flag
+        elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")):
+            # Another driver went on meanwhile: to rewind takes a flag, and what was claimed may be gone.
             self.outcome = "" if self.jobs_live else "FINISHED"
             if self.drivers:
                 self.driver = next(iter(self.drivers.values()))

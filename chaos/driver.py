@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
 from barriers.messages import ShutdownWorker
 from chaos.control import Call, JobClient, Reply
 from chaos.coordinatorhost import Look
@@ -46,6 +46,7 @@ class Order:
     plan: JobPlan
     restore: str | None = None
     fresh: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
 
 
 class Slots(Protocol):
@@ -98,6 +99,7 @@ class DriverHost:
             self.order.plan.graph,
             restore=self.order.restore,
             fresh=self.order.fresh,
+            claim_mode=self.order.claim_mode,
             driver_nonce=self.process.name,
             allow_output_repeat=False,
         )

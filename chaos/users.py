@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from chaos.cluster import Cluster
 
 SAVEPOINTS = "/savepoints"
+CLAIM_SHARE = 0.5
+"""Of the restores from a savepoint, those after which the job owns it."""
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
@@ -29,6 +31,9 @@ class Users:
         self._user = Process("user", "user")
         self._client = JobClient(cluster.control)
         self._wishes = 0
+        self._random = cluster.streams.of("claims")
+        self.claims: set[str | None] = set()
+        """Savepoints that the job is to own when it is started from them."""
         self._unsure = False
         """A user asked for a stop and was never told what came of it."""
 
@@ -118,5 +123,7 @@ class Users:
             self._again(tries, lambda: self._restore_from(location, tries - 1))
             return
         cluster.pending -= 1
-        cluster.trace.add("user", "restores", location.rpartition("/")[0])
+        if self._random.random() < CLAIM_SHARE:
+            self.claims.add(location)
+        cluster.trace.add("user", "claims" if location in self.claims else "restores", location.rpartition("/")[0])
         cluster.start_driver(location)

@@ -16,6 +16,7 @@ from barriers.jobgraph import JobGraph
 from barriers.messages import CheckpointKind, FailureReason, SubtaskKey
 from coordinator import events as on
 from coordinator import jobevents as job
+from coordinator.claiming import release_snapshot
 from coordinator.leadership import check_leadership
 from coordinator.pending import assemble_operators
 from coordinator.records import (
@@ -64,6 +65,7 @@ StorageAction: TypeAlias = (
     | on.DropCheckpoint
     | job.PrepareAttempt
     | job.WriteResult
+    | job.Release
 )
 
 AssignedState: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
@@ -109,6 +111,8 @@ class StorageEffects:
                 return self._prepare(action)
             case job.WriteResult():
                 return self._end(action)
+            case job.Release():
+                return self._release(action)
             case _:
                 assert_never(action)
 
@@ -255,6 +259,17 @@ class StorageEffects:
             return on.DropFailed(action.checkpoint_id, str(error))
         return on.CheckpointDropped(action.checkpoint_id)
 
+    def _release(self, action: job.Release) -> Flow[job.Event | None]:
+        """Delete a snapshot that the job claimed, if it is still its own."""
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+            yield from release_snapshot(action.folder, action.claim)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError as error:
+            return job.ReleaseEnded(action, str(error))
+        return job.ReleaseEnded(action)
+
     # -------------------------------------------------------------------------------------------------------- attempts
 
     def _prepare(self, action: job.PrepareAttempt) -> Flow[job.Event | None]:
@@ -282,6 +297,8 @@ class StorageEffects:
             return job.LeadershipEnded(str(error))
         except StorageUnavailableError as error:
             return job.AttemptDelayed(action.attempt, str(error))
+        except CorruptStateError as error:
+            return job.AttemptImpossible(action.attempt, _explained(error, restore))
         except HoldfastError as error:
             return job.AttemptImpossible(action.attempt, error)
         return job.AttemptPrepared(action.attempt, states)
@@ -335,3 +352,14 @@ def _locations(folder: str, paths: Sequence[str]) -> list[str]:
         with contextlib.suppress(CorruptStateError):
             found.append(part_path(folder, path))
     return found
+
+
+def _explained(error: CorruptStateError, restore: RestorePoint | None) -> CorruptStateError:
+    """Of a snapshot that is its user's, or another job's, say what it is still needed for."""
+    if restore is None or not is_absolute_folder(restore.folder) or restore.claim:
+        return error
+    message = (
+        f"{error.message}. The job was started from {restore.folder} and has no completed checkpoint of its own yet: until then "
+        "it needs that snapshot, which it neither changes nor deletes (claim_mode=NO_CLAIM). Put it back, or start from another one"
+    )
+    return type(error)(message, **error.fields)

@@ -24,6 +24,7 @@ from barriers.messages import (
 from coordinator import events as on
 from coordinator.events import CompletedCheckpoint
 from coordinator.records import RestorePoint, ResultRecord
+from coordinator.releasing import Release as Release
 from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError
 from statebackends.handles import OperatorSubtaskState
@@ -80,6 +81,8 @@ class JobSetup:
     """When the submission was made, wall clock."""
     notes: tuple[str, ...] = ()
     """What its restore accepted: see SubmissionAccepted."""
+    subsumed: tuple[RestorePoint, ...] = ()
+    """Snapshots that this job claimed and that nothing needs any more."""
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -222,6 +225,14 @@ StorageOutcome: TypeAlias = (
     | on.DropFailed
 )
 
+@dataclass(frozen=True, slots=True)
+class ReleaseEnded:
+    """The deletion of a claimed snapshot ended; `failure` is empty if it is gone."""
+
+    release: Release
+    failure: str = ""
+
+
 Event: TypeAlias = (
     JobStarted
     | RegistrationReceived
@@ -240,6 +251,7 @@ Event: TypeAlias = (
     | AttemptImpossible
     | ResultWritten
     | ResultFailed
+    | ReleaseEnded
     | on.DeadlineReached
     | StorageOutcome
 )
@@ -318,6 +330,7 @@ Action: TypeAlias = (
     | on.DropCheckpoint
     | PrepareAttempt
     | WriteResult
+    | Release
     | Deliver
     | CloseStream
     | Answer

@@ -26,6 +26,7 @@ from coordinator.incidents import Incident
 from coordinator.jobevents import Action, Event, JobSetup, JobState
 from coordinator.lifecycle import Lifecycle
 from coordinator.machine import CheckpointCoordinator
+from coordinator.releasing import Releases
 from coordinator.slots import Slot, Verdict
 from coordinator.triggers import TriggerRegister
 from coordinator.workforce import JobTurn, Workforce
@@ -54,6 +55,7 @@ class JobMaster:
         self.workforce = Workforce(setup, rng, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn)
         self.triggers = TriggerRegister(setup.triggers)
+        self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._source_slots = max(vertex.parallelism for vertex in setup.graph.vertices if vertex.is_source)
 
     @property
@@ -64,7 +66,7 @@ class JobMaster:
         """When DeadlineReached is due; None once nothing is led from here."""
         if self.state is JobState.SUSPENDED:
             return None
-        times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms()]
+        times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times.append(self.workforce.next_deadline_ms())
         return min((time for time in times if time is not None), default=None)
@@ -78,7 +80,20 @@ class JobMaster:
             return out
         self._dispatch(event)
         self._settle()
+        self._release()
         return out
+
+    def _release(self) -> None:
+        """Let go of claimed snapshots that no restore needs any more."""
+        if self.state is JobState.SUSPENDED:
+            return
+        first, newest = self.setup.first_checkpoint_id, self.coordinator.newest
+        self._turn.out += self.releases.advance(
+            sum(entry.checkpoint_id >= first for entry in self.coordinator.retained),
+            stopped=newest is not None and newest.checkpoint_id >= first and newest.is_savepoint,
+            dropped=self.lifecycle.keeps_nothing,
+            now_ms=self._turn.now_ms,
+        )
 
     def _dispatch(self, event: Event) -> None:
         match event:
@@ -100,6 +115,9 @@ class JobMaster:
                 self._call(event.ticket, self._cancel)
             case job.SuspendRequested():
                 self.lifecycle.suspend(event.ticket, event.reason)
+            case job.ReleaseEnded():
+                if event.failure:
+                    self.releases.failed(event.release, self._turn.now_ms)
             case on.DeadlineReached():
                 self._pass_on(event)
                 for slot in self.workforce.expire():

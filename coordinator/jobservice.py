@@ -223,7 +223,7 @@ class JobService:
 
     def _perform(self, action: job.Action) -> None:
         match action:
-            case on.DiscardState() | on.DropCheckpoint():
+            case on.DiscardState() | on.DropCheckpoint() | job.Release():
                 self._store(action, cleanup=True)
             case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | job.PrepareAttempt() | job.WriteResult():
                 self._store(action, cleanup=False)

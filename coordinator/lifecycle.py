@@ -27,6 +27,7 @@ from coordinator.incidents import Incident, Incidents
 from coordinator.jobevents import JobSetup, JobState
 from coordinator.machine import CheckpointCoordinator
 from coordinator.records import RestorePoint
+from coordinator.retained import keeps_checkpoints
 from coordinator.slots import Slot
 from coordinator.views import RestoredView
 from coordinator.workforce import JobTurn, Workforce
@@ -91,6 +92,11 @@ class Lifecycle:
         if newest is None or newest.checkpoint_id < self._setup.first_checkpoint_id:
             return self._setup.base
         return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """The job is over, and its checkpoints go."""
+        return self._result is not None and not keeps_checkpoints(self._result.value, self._config.retention_on_cancel)
 
     def take_events(self) -> list[on.Event]:
         """Events for the checkpoint coordinator, in order."""

@@ -203,6 +203,8 @@ def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, cla
             return _nobodys(f"checkpoint {number} has no claim: its deletion had begun, or nobody ever took the id")
         case CheckpointFact.UNDECIDED:
             return _owned(f"checkpoint {number}, pending")
+        case CheckpointFact.CLAIMED:
+            return _owned(f"checkpoint {number}, which job {checkpoint.owner} claimed")
     if name in (CLAIM, METADATA):
         return _owned(f"checkpoint {number}")
     match checkpoint.decision:

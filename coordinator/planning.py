@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, Submission
+from barriers.jobgraph import ClaimMode, JobGraph, Submission
 from barriers.messages import CheckpointKind
 from coordinator.events import CompletedCheckpoint
+from coordinator.examining import examine_owner
 from coordinator.jobevents import JobSetup
 from coordinator.judging import find_sinks, judge_snapshot
+from coordinator.ownership import derive_releases, find_leftovers
 from coordinator.preflight import PreflightReport, Refusal, SinkFinding, SnapshotFinding
 from coordinator.publication import (
     CheckpointFact,
@@ -25,21 +27,21 @@ from coordinator.publication import (
     derive_abandoned_stop,
     derive_finishing,
     derive_latest,
-    derive_leftovers,
 )
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
-from coordinator.retained import keeps_checkpoints
 from coordinator.snapshots import damage_error, file_finding, find_problems, load_snapshot
 from coordinator.store import read_optional
 from coordinator.views import TriggerView
 from statebackends.errors import (
     CorruptStateError,
     GraphError,
+    HoldfastError,
     InvalidConfigError,
     JobExistsError,
     NotFoundError,
     OutputMayRepeatError,
     RestoreError,
+    SnapshotClaimedError,
 )
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import Flow
@@ -101,7 +103,14 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
     judge: none to go on from, or none whose `_metadata` can be read."""
     if submission.fresh and submission.restore is not None:
         raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
-    base = yield from _resolve(_without_leftovers(job), submission)
+    if submission.claim_mode is ClaimMode.CLAIM and (submission.restore is None or not is_path(submission.restore)):
+        raise InvalidConfigError(
+            "claim_mode=CLAIM is for restore=PATH: a job owns its own checkpoints anyway", setting="claim_mode"
+        )
+    try:
+        base = yield from _resolve(_without_leftovers(job), submission)
+    except CorruptStateError as error:
+        raise _explain_missing(job, submission, error) from error
     if base is None:
         report = PreflightReport(
             job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=False)
@@ -110,9 +119,10 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
     metadata = yield from load_snapshot(base.folder)
     judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
     problems = yield from find_problems(metadata, base.folder, checksums=base.explicit, external=external)
+    ownership = yield from examine_owner(job, submission, base, metadata)
     repeats = metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed
     sinks = find_sinks(submission.graph, repeats=repeats)
-    refusals, notes = list(judgement.refusals), list(judgement.notes)
+    refusals, notes = [*ownership.refusals, *judgement.refusals], [*judgement.notes, *ownership.notes]
     if problems:
         refusals.insert(0, Refusal.of(damage_error(base.folder, problems)))
     if repeats:
@@ -132,6 +142,7 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
             kind=metadata.kind,
             size=metadata.size,
             timestamp_ms=metadata.trigger_timestamp_ms,
+            owner=ownership.owner,
         ),
         operators=judgement.operators,
         files=tuple(file_finding(problem) for problem in problems),
@@ -144,6 +155,23 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
     return SubmissionPlan(msgspec.structs.replace(submission, graph=judgement.graph), base, first, report)
 
 
+def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> HoldfastError:
+    """Of a snapshot that is not there because this job claimed it, and deleted it when it was subsumed."""
+    folder = (submission.restore or "").rstrip("/").removesuffix("/_metadata")
+    if error.fields.get("reason") != "missing" or folder not in [release.folder for release in derive_releases(job)]:
+        return error
+    return SnapshotClaimedError(
+        f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. Use restore='latest'",
+        path=folder,
+        owner=job.job_id,
+    )
+
+
+def is_path(restore: str) -> bool:
+    """Neither `latest` nor an id."""
+    return restore != "latest" and not restore.isdecimal()
+
+
 def _rewind_error(restored: int, committed: int, sinks: Sequence[SinkFinding]) -> OutputMayRepeatError:
     named = f" of {', '.join(repr(sink.sink_id) for sink in sinks)}" if sinks else ""
     return OutputMayRepeatError(
@@ -153,15 +181,6 @@ def _rewind_error(restored: int, committed: int, sinks: Sequence[SinkFinding]) -
         committed=committed,
         sinks=[sink.sink_id for sink in sinks],
     )
-
-
-def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """What a job's end does not keep and has not deleted yet; nothing while a submission is live, or when its end keeps all."""
-    record, result = job.newest_submission, job.result
-    if record is None or result is None:
-        return ()
-    kept = keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel)
-    return () if kept else derive_leftovers(job)
 
 
 def _without_leftovers(job: RecordedJob) -> RecordedJob:
@@ -220,7 +239,7 @@ def _latest(job: RecordedJob) -> RestorePoint | None:
 
 def _by_id(job: RecordedJob, checkpoint_id: int) -> RestorePoint:
     checkpoint = job.checkpoints.get(checkpoint_id)
-    if checkpoint is None or checkpoint.fact is not CheckpointFact.COMPLETED:
+    if checkpoint is None or checkpoint.fact not in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED):
         kept = [entry.checkpoint_id for entry in job.with_fact(CheckpointFact.COMPLETED)]
         raise NotFoundError(
             f"job {job.job_id} has no completed checkpoint {checkpoint_id}; it has {kept}", job=job.job_id, checkpoint=checkpoint_id
@@ -274,6 +293,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         triggers=derive_triggers(job),
         started_ms=record.created_ms,
         notes=record.notes,
+        subsumed=derive_releases(job),
     )
 
 

@@ -98,6 +98,8 @@ class SnapshotFinding(msgspec.Struct, frozen=True):
     kind: str
     size: int
     timestamp_ms: int
+    owner: str | None = None
+    """Id of the job that claimed it."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ A leader's memory is never asked: recovery derives the same facts from the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -16,13 +16,14 @@ from coordinator.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
+    OwnerRecord,
     RestorePoint,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
 )
 from coordinator.sharedfiles import shared_handles
-from statebackends.errors import CorruptStateError
+from statebackends.errors import CorruptStateError, SnapshotClaimedError
 from statebackends.handles import FileHandle
 from statebackends.metadata import decode_metadata
 from statebackends.sharedpaths import shared_name, writer_of
@@ -35,6 +36,8 @@ class CheckpointFact(StrEnum):
     """Claimed; a pending checkpoint of its leader, or one that its leader left behind."""
     COMPLETED = "completed"
     ABORTED = "aborted"
+    CLAIMED = "claimed"
+    """Completed, and another job's now, which deletes it."""
     ORPHANED = "orphaned"
     """Files without a claim: what a deletion left, or what nobody ever claimed."""
 
@@ -100,9 +103,13 @@ class RecordedCheckpoint:
     checkpoint_id: int
     claim: ClaimRecord | None
     decision: Decision | None
+    owner: str = ""
+    """Id of the other job that claimed it."""
 
     @property
     def fact(self) -> CheckpointFact:
+        if self.owner:
+            return CheckpointFact.CLAIMED
         if self.claim is None:
             return CheckpointFact.ORPHANED
         match self.decision:
@@ -119,11 +126,16 @@ class RecordedCheckpoint:
 
     @property
     def is_recovery_point(self) -> bool:
-        """A job may be recovered from it: completed, and not a plain savepoint."""
-        return self.fact is CheckpointFact.COMPLETED and self.kind is not CheckpointKind.SAVEPOINT
+        """A job may be recovered from it, or could before another one claimed it: completed, and not a plain savepoint."""
+        return self.fact in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED) and self.kind is not CheckpointKind.SAVEPOINT
 
     def restore_point(self) -> RestorePoint:
-        """Raises CorruptStateError when the decision can't be read: nobody may fall back silently."""
+        """Raises CorruptStateError when the decision can't be read, SnapshotClaimedError when another job owns it: nobody may fall
+        back silently."""
+        if self.owner:
+            raise SnapshotClaimedError(
+                f"checkpoint {self.checkpoint_id} was claimed by job {self.owner}, which deletes it", owner=self.owner, path=""
+            )
         assert self.claim is not None
         if isinstance(self.decision, Unreadable):
             path = f"{self.claim.folder}/_metadata"
@@ -153,6 +165,8 @@ class RecordedJob:
     """Highest number that a submission has or that was taken so that none can have it."""
     shared: tuple[str, ...] = ()
     """Names of all files in the folder of shared files."""
+    given: Mapping[int, OwnerRecord] = field(default_factory=dict)
+    """Checkpoints that another job claimed."""
 
     @property
     def exists(self) -> bool:
@@ -265,7 +279,9 @@ def derive_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
     return tuple(
         checkpoint
         for number, checkpoint in sorted(job.checkpoints.items())
-        if number <= last and (checkpoint.fact is not CheckpointFact.COMPLETED or checkpoint.kind not in savepoints)
+        if number <= last
+        and checkpoint.fact is not CheckpointFact.CLAIMED
+        and (checkpoint.fact is not CheckpointFact.COMPLETED or checkpoint.kind not in savepoints)
     )
 
 

@@ -20,6 +20,7 @@ DIRECTORY_FILE = "_holdfast"
 """Holds the state directory's nonce, nothing else: a worker that reads the same text sees the same directory."""
 
 CLAIM = "_claim"
+OWNER = "_owner"
 METADATA = "_metadata"
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -35,6 +36,8 @@ class RestorePoint(msgspec.Struct, frozen=True):
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     explicit: bool = False
     """A user named it by path: its checksums are verified, not only its lengths."""
+    claim: str = ""
+    """Nonce of the record by which this job owns it (CLAIM), and deletes it once it is subsumed. Empty: it stays."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -51,14 +54,33 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     version: int = RECORD_VERSION
 
 
+class OwnerRecord(msgspec.Struct, frozen=True):
+    """The job that owns a snapshot: `_owner` in a savepoint's folder, or part of a VoidRecord for a job's checkpoint."""
+
+    job_id: str
+    """Empty: nobody does, its user is deleting it."""
+    directory: str
+    """Nonce of the state directory that the job is in."""
+    nonce: str
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
 class VoidRecord(msgspec.Struct, frozen=True):
-    """`submissions/<n>.json` of a number that no submission has: whoever led on took it, so that no older leader can."""
+    """`submissions/<n>.json` of a number that no submission has: whoever led on took it, so that no older leader can.
+
+    Or another job took it to claim one of this one's checkpoints: a submission that goes on from there has to come before it, or
+    reads it."""
 
     number: int
     epoch: int
     nonce: str
     void: bool = True
     created_ms: int = 0
+    given: int = 0
+    """Id of the checkpoint that another job owns from here on; 0: none."""
+    owner: OwnerRecord | None = None
+    """Who owns it."""
     version: int = RECORD_VERSION
 
 

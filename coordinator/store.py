@@ -26,6 +26,7 @@ from coordinator.records import (
     AttemptRecord,
     ClaimRecord,
     JobPaths,
+    OwnerRecord,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
@@ -145,9 +146,7 @@ def discard_files(paths: Sequence[str]) -> Flow[int]:
     return deleted
 
 
-def drop_checkpoint(
-    paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()
-) -> Flow[None]:
+def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()) -> Flow[None]:
     """Delete an id for good: its claim first, so that what a crash leaves behind is an orphan and no checkpoint.
 
     `shared`: names of shared files that go with it, since only the ids of `after` refer to them, which are being deleted as well.
@@ -222,11 +221,16 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it."""
     epochs: list[str] = yield ListFolder(paths.leaders)
     submissions: dict[int, SubmissionRecord] = {}
+    given: dict[int, OwnerRecord] = {}
     numbers: list[int] = yield from _numbers(paths.submissions)
     for number in numbers:
         path = paths.submission(number)
         content: bytes = yield ReadFile(path)
-        if not is_void(content):
+        if is_void(content):
+            void = decode_record(VoidRecord, content, path)
+            if void.given and void.owner is not None:
+                given[void.given] = void.owner
+        else:
             submissions[number] = decode_record(SubmissionRecord, content, path)
     attempts: dict[int, AttemptRecord] = {}
     for number in (yield from _numbers(paths.attempts))[-2:]:
@@ -241,7 +245,9 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     for folder in folders:
         checkpoint_id = parse_checkpoint_folder(folder)
         if checkpoint_id is not None:
-            checkpoints[checkpoint_id] = yield from read_checkpoint(paths, checkpoint_id)
+            found = yield from read_checkpoint(paths, checkpoint_id)
+            owner = given[checkpoint_id].job_id if checkpoint_id in given else ""
+            checkpoints[checkpoint_id] = replace(found, owner=owner) if owner else found
     shared: list[str] = []
     if f"{SHARED_FOLDER}/" in folders:
         shared = yield ListFolder(paths.shared)
@@ -254,6 +260,7 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         results=results,
         checkpoints=checkpoints,
         shared=tuple(shared),
+        given=given,
     )
 
 
@@ -325,7 +332,8 @@ def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
     record = job.newest_submission
     if record is not None:
         yield from make_durable(paths.submission(record.number))
-    newest = max((number for number, checkpoint in job.checkpoints.items() if checkpoint.is_recovery_point), default=0)
+    kept = job.with_fact(CheckpointFact.COMPLETED)
+    newest = max((checkpoint.checkpoint_id for checkpoint in kept if checkpoint.is_recovery_point), default=0)
     if newest > 0:
         yield from make_durable(paths.claim(newest))
         yield from make_durable(paths.decision(newest))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from barriers.jobgraph import Submission
+import msgspec
+
+from barriers.jobgraph import ClaimMode, Submission
+from coordinator.claiming import claim_snapshot, holds_claim, release_snapshot
 from coordinator.jobevents import JobSetup
 from coordinator.leadership import become_leader, check_leadership
-from coordinator.planning import check_graph, derive_setup, examine_submission, find_leftovers, plan_submission
+from coordinator.ownership import derive_releases, find_leftovers
+from coordinator.planning import check_graph, derive_setup, examine_submission, plan_submission
 from coordinator.preflight import PreflightReport, Refusal
 from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point, derive_shared_garbage
-from coordinator.records import JobPaths, LeaderRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
+from coordinator.records import JobPaths, LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from coordinator.store import (
     Takeover,
     abort_undecided,
@@ -21,8 +25,16 @@ from coordinator.store import (
     void_submission,
     write_submission,
 )
-from statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, NotFoundError, RestoreError
+from statebackends.errors import (
+    CorruptStateError,
+    FencedError,
+    InvalidConfigError,
+    NotFoundError,
+    RestoreError,
+    StorageUnavailableError,
+)
 from statebackends.sharedpaths import writer_of
+from statebackends.storage import is_absolute_folder
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import Flow
 
@@ -68,11 +80,16 @@ def start_submission(job_id: str, submission: Submission, starter: Starter) -> F
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
     plan = yield from plan_submission(job, submission)
+    base = plan.base
+    if base is not None and submission.claim_mode is ClaimMode.CLAIM and not base.claim and is_absolute_folder(base.folder):
+        yield from check_leadership(paths, epoch)
+        mine = OwnerRecord(job_id, starter.directory_nonce, starter.nonce, starter.now_ms)
+        base = msgspec.structs.replace(base, claim=(yield from claim_snapshot(base, mine)))
     record = SubmissionRecord(
         number=job.last_submission + 1,
         epoch=epoch,
         submission=plan.submission,
-        base=plan.base,
+        base=base,
         first_checkpoint_id=plan.first_checkpoint_id,
         nonce=starter.nonce,
         created_ms=starter.now_ms,
@@ -91,7 +108,7 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     begin meanwhile, and restore what would be deleted."""
     paths = JobPaths(job_id)
     recorded = yield from read_job(paths)
-    if not find_leftovers(recorded) and not _shared_leftovers(recorded):
+    if not find_leftovers(recorded) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
@@ -107,6 +124,7 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     if names:
         yield from check_leadership(paths, epoch)
         yield from discard_shared(paths, names)
+    yield from release_subsumed(paths, epoch, job)
 
 
 def _shared_leftovers(job: RecordedJob) -> tuple[str, ...]:
@@ -115,6 +133,28 @@ def _shared_leftovers(job: RecordedJob) -> tuple[str, ...]:
     Only those of ids that its result knows of: a submission that is just beginning has ids above."""
     last = job.result.last_checkpoint_id if job.result is not None else 0
     return tuple(name for name in derive_shared_garbage(job) if (writer_of(name) or 0) <= last)
+
+
+def _holds_subsumed(job: RecordedJob) -> Flow[bool]:
+    """Whether a claimed snapshot that nothing needs is still there."""
+    for point in derive_releases(job):
+        try:
+            if (yield from holds_claim(point.folder, point.claim)):
+                return True
+        except (StorageUnavailableError, CorruptStateError):
+            continue
+    return False
+
+
+def release_subsumed(paths: JobPaths, epoch: int, job: RecordedJob) -> Flow[None]:
+    """Delete claimed snapshots that nothing needs any more. Where their storage can't be reached they stay: garbage, no reason to
+    fail."""
+    for point in derive_releases(job):
+        yield from check_leadership(paths, epoch)
+        try:
+            yield from release_snapshot(point.folder, point.claim)
+        except (StorageUnavailableError, CorruptStateError):
+            continue
 
 
 def _fence_submissions(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import JobConfig
+from barriers.jobgraph import ClaimMode, JobConfig
 from operators.base import JobPlan, Sink, Source
 from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
@@ -101,6 +101,7 @@ class Environment:
         job_id: str | None = None,
         restore: str | None = None,
         fresh: bool = False,
+        claim_mode: ClaimMode | str = ClaimMode.NO_CLAIM,
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
         progress: bool = True,
@@ -108,6 +109,7 @@ class Environment:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends.
 
         `restore`: `latest`, a checkpoint id, or the path of a snapshot. `fresh`: forget what a job of this name has stored.
+        `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             return self._launch(
@@ -115,6 +117,7 @@ class Environment:
                     job_id=job_id,
                     restore=restore,
                     fresh=fresh,
+                    claim_mode=claim_mode_of(claim_mode),
                     allow_non_restored_state=allow_non_restored_state,
                     allow_output_repeat=allow_output_repeat,
                     coordinator_url=self.coordinator,
@@ -135,6 +138,15 @@ class Environment:
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
             )
         return self.launcher.launch(plan, options)
+
+
+def claim_mode_of(text: str) -> ClaimMode:
+    """Raises InvalidConfigError naming the choices."""
+    try:
+        return ClaimMode(text)
+    except ValueError as error:
+        choices = ", ".join(ClaimMode)
+        raise InvalidConfigError(f"claim_mode is {text!r}, must be one of {choices}", setting="claim_mode") from error
 
 
 def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:

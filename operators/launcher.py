@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
 from operators.base import JobPlan
 
 
@@ -53,6 +53,7 @@ class LaunchOptions:
     job_id: str | None = None
     restore: str | None = None
     fresh: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
     allow_output_repeat: bool = False
     coordinator_url: str | None = None

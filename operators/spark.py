@@ -145,6 +145,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         allow_non_restored_state=options.allow_non_restored_state,
         allow_output_repeat=options.allow_output_repeat,
         fresh=options.fresh,
+        claim_mode=options.claim_mode,
         driver_nonce=uuid4().hex,
     )
 

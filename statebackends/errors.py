@@ -116,6 +116,10 @@ class BackendMismatchError(RestoreError):
     """The snapshot holds a state backend's own files, and the job runs on another one. Fields: operator, stored, requested."""
 
 
+class SnapshotClaimedError(RestoreError):
+    """Another job owns the snapshot, or a newer checkpoint of this one has subsumed it: it is deleted. Fields: path, owner."""
+
+
 class OutputMayRepeatError(RestoreError):
     """Restoring here rewinds below committed output; an explicit flag is needed. Fields: restored, committed."""
 

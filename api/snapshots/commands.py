@@ -1,4 +1,4 @@
-"""`holdfast snapshot inspect | verify | diff | export | copy | edit | bootstrap | fsck`: parse, call, print.
+"""`holdfast snapshot inspect | verify | diff | export | copy | edit | bootstrap | dispose | fsck`: parse, call, print.
 
 Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 trouble."""
 
@@ -186,6 +186,20 @@ def bootstrap(
         console.show_json({"location": written.location, "size": written.metadata.size})
     else:
         console.show_line(written.location)
+
+
+@snapshots.command()
+def dispose(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a savepoint; a path or a URL.")], as_json: Json = False
+) -> None:
+    """Delete a savepoint; one that a job has claimed is refused."""
+    from api.snapshots.disposing import dispose_of
+
+    folder = dispose_of(path)
+    if as_json:
+        console.show_json({"disposed": folder})
+    else:
+        console.show_line(f"disposed of {folder}")
 
 
 def _chosen(operator: str | None, state: tuple[str, str] | None) -> tuple[str | None, str | None]:

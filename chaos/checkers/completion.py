@@ -158,6 +158,9 @@ class CompletionChecker(Checker):
 
     def _removed(self, location: str, fact: Stored) -> None:
         for number in sorted(self._kept.get(location, ())):
+            if self._ledger.is_subsumed(number):
+                self._forget(number)
+                continue
             is_shared = f"/{SHARED_FOLDER}/" in location.removeprefix(self.world.state.root)
             invariant = "I25" if self._ledger.completed[number].kind in _SAVEPOINTS else "I23" if is_shared else "I11"
             self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {number} needs")
@@ -176,7 +179,7 @@ class CompletionChecker(Checker):
     def at_end(self) -> None:
         """What is still claimed is as it was when it completed."""
         for number in sorted(self._ledger.completed):
-            if self._ledger.stands(number):
+            if self._ledger.stands(number) and not self._ledger.is_subsumed(number):
                 self._check_files(self._ledger.completed[number])
 
     # ---------------------------------------------------------------------------------------------------------- notices

@@ -190,6 +190,16 @@ class JobLedger:
         snapshot = self.completed.get(number)
         return snapshot is not None and self.claims.get(number) == snapshot.claim
 
+    def is_subsumed(self, number: int) -> bool:
+        """Whether a submission claimed a savepoint, and has completed a checkpoint of its own since: the job may delete it."""
+        snapshot = self.completed.get(number)
+        if snapshot is None:
+            return False
+        bases = [(record.base, record.first_checkpoint_id) for record in self.submissions.values()]
+        firsts = [first for base, first in bases if base is not None and base.claim and base.folder == snapshot.claim.folder]
+        newest = max((other for other, each in self.completed.items() if each.is_recovery_point), default=0)
+        return any(newest >= first for first in firsts)
+
     @property
     def released(self) -> int:
         """Highest id whose output may be visible, 0 for none."""

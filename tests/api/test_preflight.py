@@ -15,6 +15,7 @@ from api.client import RestClient
 from barriers.jobgraph import JobGraph, Submission
 from coordinator.config import ServiceConfig
 from coordinator.preflight import PreflightReport, Refusal
+from coordinator.records import OwnerRecord, encode_record
 from coordinator.service import CoordinatorService
 from operators.pipelines import build_environment, load_function
 from statebackends.errors import InvalidConfigError, UnclaimedStateError
@@ -212,3 +213,36 @@ def test_an_environment_without_anything_needs_a_path(job: Path) -> None:
     load_function(f"{job}:pipeline", "job")[0](env)
     with pytest.raises(InvalidConfigError, match="which job's"):
         env.preflight("latest")
+
+
+# ----------------------------------------------------------------------------------------------------------------- dispose
+
+
+def dispose(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, ["snapshot", "dispose", *arguments])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_r21_a_savepoint_is_disposed_of_and_a_claimed_one_is_not(tmp_path: Path, job: Path, savepoint: Path) -> None:
+    owner = OwnerRecord("cd" * 16, "directory", "n")
+    (savepoint / "_owner").write_bytes(encode_record(owner))
+    assert f"was claimed by job {owner.job_id}" in dispose(str(savepoint), code=2)
+    assert f"owned by job {owner.job_id}" in run(str(savepoint), f"{job}:pipeline")
+    assert "SnapshotClaimedError" in run(str(savepoint), f"{job}:pipeline", "--claim", code=1)
+    (savepoint / "_owner").unlink()
+    assert "fits" in run(str(savepoint), f"{job}:pipeline", "--claim")
+    assert json.loads(dispose(str(savepoint / "_metadata"), "--json")) == {"disposed": str(savepoint)}
+    assert not savepoint.exists()
+    assert savepoint.parent.exists()
+    assert "holds no snapshot" in dispose(str(savepoint), code=2)
+    assert "holds no snapshot" in dispose("/", code=2)
+
+
+def test_a_claim_mode_that_is_none_is_refused(job: Path) -> None:
+    env = hf.Environment("pipeline")
+    load_function(f"{job}:pipeline", "job")[0](env)
+    with pytest.raises(InvalidConfigError, match="claim_mode is 'LEGACY', must be one of NO_CLAIM, CLAIM"):
+        env.preflight("/s", claim_mode="LEGACY")
+    with pytest.raises(InvalidConfigError, match="must be one of"):
+        env.execute(restore="/s", claim_mode="claim")

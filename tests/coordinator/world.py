@@ -6,7 +6,7 @@ have seen. The world keeps a ledger of what was committed and checks the invaria
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from coordinator import jobevents as job
 from coordinator.effects import Identity, StorageEffects
 from coordinator.jobmaster import JobMaster
 from coordinator.publication import Completed, SavepointRecord, decode_decision
+from coordinator.records import RestorePoint
 from coordinator.submitting import Starter, resume_submission, start_submission
 from statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
@@ -200,9 +201,18 @@ class Worker:
 class World:
     """One job of two slots. Call the steps in any order; `check` holds after each."""
 
-    def __init__(self, seed: int, *, trouble_share: float = 0.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        trouble_share: float = 0.0,
+        storage: DictStorage | None = None,
+        asked: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`storage`: one that holds something already; `asked`: further fields of the submission."""
         self.random = random.Random(seed)
-        self.storage = DictStorage()
+        self.storage = storage or DictStorage()
         self.graph: JobGraph = word_count(checkpoint_interval_ms=10, checkpoint_timeout_ms=200, **settings)
         self.now = 0
         self.leaders: list[Leader] = []
@@ -214,7 +224,9 @@ class World:
         self.claimed: set[int] = set()
         self.tickets = 0
         self.answers: dict[int, Any] = {}
-        flow = start_submission(JOB, submission(self.graph, job_id=JOB), self._starter())
+        self.base: RestorePoint | None = None
+        """What the submission started from, which is another's."""
+        flow = start_submission(JOB, submission(self.graph, job_id=JOB, **(asked or {})), self._starter())
         self._lead(Steps(flow, self.storage).run())
         self.storage.trouble, self.storage.trouble_share = random.Random(seed + 1), trouble_share
 
@@ -224,6 +236,7 @@ class World:
         return Starter(f"{self.random.getrandbits(64):x}", "", "directory", self.now)
 
     def _lead(self, setup: job.JobSetup) -> None:
+        self.base = setup.base
         nonce = f"{self.random.getrandbits(64):x}"
         identity = Identity(JOB, setup.epoch, nonce, setup.submission, setup.graph)
         master = JobMaster(setup, rng=random.Random(self.random.getrandbits(32)))
@@ -383,7 +396,7 @@ class World:
 
     def _commit(self, worker: Worker, number: int) -> None:
         """Side effects up to `number` become visible: the moment that everything else exists for."""
-        known = self.storage.completed(JOB)
+        known = {**self.storage.completed(JOB), **({self.base.checkpoint_id: self.base.folder} if self.base is not None else {})}
         assert number in known or any(other > number for other in known), f"{number} is announced and not stored (I14)"
         for attempt, restored in self.deployed.items():
             assert attempt <= worker.attempt or number <= restored, f"{number} commits what attempt {attempt} replays (I18)"

@@ -35,7 +35,17 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from coordinator.records import AbortRecord, AttemptRecord, ClaimRecord, LeaderRecord, ResultRecord, SavepointRecord, VoidRecord
+from coordinator.records import (
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    LeaderRecord,
+    OwnerRecord,
+    RestorePoint,
+    ResultRecord,
+    SavepointRecord,
+    VoidRecord,
+)
 from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
 from statebackends.handles import (
     FileHandle,
@@ -98,6 +108,9 @@ RECORDS: dict[str, msgspec.Struct] = {
     "keep-alive": NumberedCommand(1, "s", 6, None),
     "leader": LeaderRecord(1, "n", "http://x", 5),
     "void": VoidRecord(2, 3, "n", True, 5),
+    "given": VoidRecord(2, 3, "n", True, 5, 9, OwnerRecord("j", "d", "n", 5)),
+    "owner": OwnerRecord("j", "d", "n", 5),
+    "restore-point": RestorePoint(7, "file:///s", 5, CheckpointKind.SAVEPOINT, True, "n"),
     "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5),
     "claim": ClaimRecord(7, 1, 1, 3, CheckpointKind.SAVEPOINT, "file:///s", "n", False, "t", 5),
     "aborted": AbortRecord(8, FailureReason.EXPIRED, 1, "n", "m", 5),

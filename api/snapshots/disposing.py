@@ -1,0 +1,26 @@
+"""`holdfast snapshot dispose`: delete a savepoint that nobody claims, and nothing else."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from coordinator.claiming import dispose_snapshot
+from coordinator.routing import RoutedStorage
+from statebackends.errors import NotFoundError
+from statebackends.snapshots.places import Location, absolute_location
+from statebackends.storage.locations import open_storage
+from statebackends.storage.operations import run_flow
+
+
+def dispose_of(location: Location) -> str:
+    """Delete the savepoint at a path or URL; where it was.
+
+    Raises SnapshotClaimedError where a job owns it, NotFoundError where there is none, StorageUnavailableError."""
+    folder = absolute_location(location).rstrip("/").removesuffix("/_metadata")
+    parent = folder.rpartition("/")[0]
+    if not parent:
+        raise NotFoundError(f"{folder or '/'} holds no snapshot", path=folder)
+    storage = RoutedStorage(open_storage(parent))
+    run_flow(dispose_snapshot(folder, secrets.token_hex(16), time.time_ns() // 1_000_000), storage)
+    return folder

@@ -1,0 +1,100 @@
+"""Flows of a preflight that ask whose a snapshot is: read only."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from barriers.jobgraph import ClaimMode, Submission
+from coordinator.claiming import check_owner, find_owner, job_folder
+from coordinator.ownership import derive_releases
+from coordinator.preflight import Refusal
+from coordinator.publication import RecordedJob
+from coordinator.records import DIRECTORY_FILE, OwnerRecord, RestorePoint
+from coordinator.snapshots import rebase
+from coordinator.store import read_optional
+from statebackends.errors import CorruptStateError, InvalidConfigError, SnapshotClaimedError
+from statebackends.metadata import SnapshotMetadata
+from statebackends.snapshot import file_handles
+from statebackends.storage import is_absolute_folder
+from statebackends.storage.operations import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Of a snapshot, as far as it concerns one job."""
+
+    owner: str | None = None
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def examine_owner(job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata) -> Flow[Ownership]:
+    """Who owns the snapshot, and whether that lets this job start from it, and claim it if it asks for that."""
+    if not is_absolute_folder(base.folder):
+        return Ownership()
+    if base.claim:  # claimed by an older submission, and still needed
+        return Ownership(job.job_id)
+    claims = submission.claim_mode is ClaimMode.CLAIM
+    try:
+        owner = yield from find_owner(base.folder)
+    except CorruptStateError as error:
+        if claims:
+            return Ownership(refusals=(Refusal.of(error),))
+        return Ownership(notes=(f"who owns the snapshot can't be read: {error.message}",))
+    directory = yield from _directory_nonce()
+    if owner is not None:
+        mine = OwnerRecord(job.job_id, directory or owner.directory, "")
+        return _judge_owner(owner, mine, base.folder, derive_releases(job), claims=claims)
+    if claims:
+        yield from _check_foreign(base.folder, job.job_id, directory)
+    if claims and metadata.kind == "checkpoint" and any(_leaves_folder(metadata)):
+        message = (
+            f"snapshot {base.folder} shares files with other checkpoints of its job, and can't be claimed: take a savepoint, "
+            "copy it (holdfast snapshot copy), or use claim_mode=NO_CLAIM"
+        )
+        return Ownership(None, (Refusal.of(SnapshotClaimedError(message, path=base.folder, owner=metadata.job_id)),))
+    return Ownership()
+
+
+def _judge_owner(
+    owner: OwnerRecord, mine: OwnerRecord, folder: str, releases: Sequence[RestorePoint], *, claims: bool
+) -> Ownership:
+    if any(owner.nonce == release.claim for release in releases):
+        message = f"snapshot {folder} was claimed by this job, whose newer checkpoints have subsumed it: it is being deleted"
+        return Ownership(owner.job_id, (Refusal.of(SnapshotClaimedError(message, path=folder, owner=owner.job_id)),))
+    try:
+        check_owner(owner, mine, folder)
+    except SnapshotClaimedError as error:
+        if claims:
+            return Ownership(owner.job_id, (Refusal.of(error),))
+        who = f"job {owner.job_id} owns the snapshot" if owner.job_id else "the snapshot is being deleted by its user"
+        return Ownership(owner.job_id, notes=(f"{who}: it may be gone before it is restored",))
+    return Ownership(owner.job_id)
+
+
+def _directory_nonce() -> Flow[str]:
+    """Of the state directory that the paths are relative to; empty if it is none."""
+    content = yield from read_optional(DIRECTORY_FILE)
+    return "" if content is None else content.decode().strip()
+
+
+def _check_foreign(folder: str, job_id: str, directory: str) -> Flow[None]:
+    """Raise InvalidConfigError for a checkpoint in this very job's directory: it is its own, by whatever name."""
+    place = job_folder(folder)
+    if place is None or place.job_id != job_id or not directory:
+        return
+    if (yield from rebase(_directory_nonce(), place.root)) == directory:
+        raise InvalidConfigError(
+            f"{folder} is a checkpoint of this job, which owns it: restore={str(place.checkpoint_id)!r}, without claim_mode=CLAIM",
+            setting="claim_mode",
+        )
+
+
+def _leaves_folder(metadata: SnapshotMetadata) -> Iterator[bool]:
+    """Of each file, whether it lies beside the snapshot's folder."""
+    for operator in metadata.operators:
+        for state in operator.subtasks:
+            for handle in file_handles(state):
+                yield posixpath.normpath(handle.path).startswith("../")
