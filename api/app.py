@@ -18,7 +18,7 @@ from api.auth import BearerAuth
 from api.bodies import REFERENCE
 from api.errors import encode_error, error_body
 from api.metrics import CoordinatorCollector, HttpMetrics, MeasureRequests
-from api.routes import flink, health, jobs, workers
+from api.routes import flink, health, jobs, snapshots, workers
 from api.settings import ServerSettings
 from api.version import VERSION
 from barriers.headers import UNREACHABLE_HEADER
@@ -63,6 +63,7 @@ def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
     app.state.http_metrics = HttpMetrics(app.state.registry)
     app.include_router(health.router)
     app.include_router(jobs.router)
+    app.include_router(snapshots.router)
     app.include_router(workers.router)
     app.include_router(flink.router, prefix="/v1")
     app.include_router(flink.router, include_in_schema=False)

@@ -38,6 +38,12 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
 
 
+class VerifySnapshot(RequestBody):
+    """Which snapshot is to be verified."""
+
+    path: Annotated[str, Field(min_length=1)]
+
+
 class Errors(Record):
     """Body of every answer that is an error."""
 

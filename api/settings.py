@@ -49,6 +49,8 @@ class ServerSettings:
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    snapshot_dirs: tuple[str, ...] = ()
+    """Further directories and URLs whose snapshots are shown by REST; those of the state directory always are."""
     body_bytes_max: int = BODY_BYTES_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
@@ -153,10 +155,21 @@ def server_settings(
         token_file=secret_file,
         takeover=takeover,
         state_url=remote,
+        snapshot_dirs=_snapshot_dirs(environment),
         **numbers,
     )
     settings.check()
     return settings
+
+
+def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Raises InvalidConfigError for one that is neither an absolute path nor on S3."""
+    found = tuple(text.strip() for text in (_text(environment, "SNAPSHOT_DIRS") or "").split(",") if text.strip())
+    for directory in found:
+        if state_url(directory) is None and not directory.startswith("/"):
+            name = _PREFIX + "SNAPSHOT_DIRS"
+            raise InvalidConfigError(f"{name} names {directory!r}, must be absolute paths or s3:// URLs", setting=name)
+    return found
 
 
 def _server_token(

@@ -18,16 +18,7 @@ from statebackends.snapshots.verifying import VerifyReport
 def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) -> None:
     """A line a problem, then what was checked."""
     if as_json:
-        console.show_json(
-            {
-                "location": snapshot.location,
-                "sound": report.is_sound,
-                "files": report.files,
-                "size": report.size,
-                "problems": [_problem(problem) for problem in report.problems],
-                "unchecked": list(report.unchecked),
-            }
-        )
+        console.show_json(describe_verified(snapshot, report))
         return
     for problem in report.problems:
         console.show_line(str(problem))
@@ -35,6 +26,18 @@ def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) ->
     console.show_line(f"{checked}: " + (f"{len(report.problems)} problems" if report.problems else "sound"))
     if report.unchecked:
         console.show_line(f"not checked: {len(report.unchecked)} files outside its folder, the first: {report.unchecked[0]}")
+
+
+def describe_verified(snapshot: Snapshot, report: VerifyReport) -> dict[str, Any]:
+    """JSON-ready."""
+    return {
+        "location": snapshot.location,
+        "sound": report.is_sound,
+        "files": report.files,
+        "size": report.size,
+        "problems": [_problem(problem) for problem in report.problems],
+        "unchecked": list(report.unchecked),
+    }
 
 
 def show_damaged_metadata(path: str, error: CorruptStateError, *, as_json: bool) -> None:

@@ -1,0 +1,57 @@
+"""Snapshots that the service can see: what is in them, and whether they are whole."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from api import schemas
+from api.bodies import body_of, describe_model
+from api.routes.common import ERRORS
+from api.snapshots.served import PATH_CHARACTERS_MAX, SnapshotDirectories
+from statebackends.errors import StorageUnavailableError
+
+router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"], responses=ERRORS)
+
+VERIFICATIONS_MAX = 2
+"""At a time: each reads every byte of a snapshot."""
+PROBLEMS_MAX = 1_000
+"""In one answer; their number is told."""
+
+_verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
+
+
+def _directories(request: Request) -> SnapshotDirectories:
+    settings = request.app.state.settings
+    return SnapshotDirectories((settings.location, *settings.snapshot_dirs))
+
+
+Directories = Annotated[SnapshotDirectories, Depends(_directories)]
+
+
+@router.get("")
+def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX)]) -> dict[str, Any]:
+    """Operators, states and sizes. `path`: a folder or its `_metadata`; a relative one is below the state directory."""
+    from api import inspection
+
+    return inspection.summarise(directories.open(path))
+
+
+@router.post("/verify", openapi_extra=describe_model(schemas.VerifySnapshot))
+def verify(
+    directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
+) -> dict[str, Any]:
+    """Length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
+    from api.snapshots.rendering import describe_verified
+
+    snapshot = directories.open(body.path)
+    if not _verifying.acquire(blocking=False):
+        raise StorageUnavailableError(f"{VERIFICATIONS_MAX} snapshots are being verified: try again later", path=body.path)
+    try:
+        report = snapshot.verify()
+    finally:
+        _verifying.release()
+    document = describe_verified(snapshot, report)
+    return {**document, "problems": document["problems"][:PROBLEMS_MAX], "problem_count": len(report.problems)}

@@ -1,0 +1,154 @@
+"""`/v1/snapshots`: what is shown, and that no path leads out of the directories whose snapshots are shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from api.routes import snapshots
+from api.settings import server_settings
+from api.snapshots.served import SnapshotDirectories
+from barriers.headers import ERROR_HEADER
+from barriers.messages import CheckpointKind
+from coordinator.records import SavepointRecord, encode_record
+from statebackends.errors import InvalidConfigError
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import PutIfAbsent
+from tests.api.fakes import FakeCoordinator, Served, serving
+from tests.statebackends.snapshot_harness import SOME, UID, write
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Served]:
+    with serving(FakeCoordinator(), tmp_path / "state", snapshot_dirs=(str(tmp_path / "kept"),)) as running:
+        yield running
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    stored = write(tmp_path, "job/chk-7", SOME, kind="filesystem", storage=LocalStorage(tmp_path / "state"))
+    return Path(stored.location)
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path) -> Path:
+    return Path(write(tmp_path, "savepoint-7", SOME, canonical=True, storage=LocalStorage(tmp_path / "kept")).location)
+
+
+def inspect(shown: Served, path: Path | str, status: int = 200) -> Any:
+    return shown.json("GET", f"/v1/snapshots?path={quote(str(path))}", status=status)
+
+
+def verify(shown: Served, path: Path | str, status: int = 200) -> Any:
+    return shown.json("POST", "/v1/snapshots/verify", {"path": str(path)}, status=status)
+
+
+def test_a_snapshot_is_described_and_verified(shown: Served, checkpoint: Path, savepoint: Path) -> None:
+    for path in (checkpoint, "job/chk-7", checkpoint / "_metadata", savepoint, f"file://{savepoint}"):
+        summary = inspect(shown, path)
+        assert [operator["uid"] for operator in summary["operators"]] == [UID]
+        report = verify(shown, path)
+        assert (report["sound"], report["problems"], report["problem_count"]) == (True, [], 0)
+    assert inspect(shown, checkpoint)["location"] == str(checkpoint)
+    assert verify(shown, savepoint)["files"] == len(list(savepoint.iterdir()))
+
+
+def test_damage_is_an_answer_and_a_damaged_metadata_an_error(
+    shown: Served, savepoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in savepoint.glob("*.parquet"):
+        path.unlink()
+    report = verify(shown, savepoint)
+    assert not report["sound"]
+    assert {problem["kind"] for problem in report["problems"]} == {"missing"}
+    monkeypatch.setattr(snapshots, "PROBLEMS_MAX", 2)
+    few = verify(shown, savepoint)
+    assert (len(few["problems"]), few["problem_count"]) == (2, len(report["problems"]))
+    (savepoint / "_metadata").write_bytes(b"{")
+    response = shown.request("POST", "/v1/snapshots/verify", {"path": str(savepoint)})
+    assert (response.status, response.headers[ERROR_HEADER]) == (400, "CorruptStateError")
+    assert "holds no snapshot" in inspect(shown, savepoint.parent / "none", status=404)["errors"][0]
+
+
+def outside(tmp_path: Path) -> dict[str, str]:
+    """Ways to a sound snapshot that lies beside the directories."""
+    secret = write(tmp_path, "savepoint-9", SOME, canonical=True, storage=LocalStorage(tmp_path / "other"))
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "state" / "one").symlink_to(secret.location)
+    LocalStorage(tmp_path / "statement").execute(PutIfAbsent("x", b"x"))
+    return {
+        "absolute": secret.location,
+        "url": f"file://{secret.location}",
+        "climbing": f"{tmp_path}/state/../other/savepoint-9",
+        "climbing from a relative path": "../other/savepoint-9",
+        "climbing in a url": f"file://{tmp_path}/state/../other/savepoint-9",
+        "climbing, escaped": f"file://{tmp_path}/state/%2e%2e/other/savepoint-9",
+        "doubled slashes": f"/{secret.location}",
+        "through a link": "link/savepoint-9",
+        "through a link to it": "one",
+        "a directory that begins alike": f"{tmp_path}/statement",
+        "the directory itself": str(tmp_path / "state"),
+        "home": "~/savepoint",
+        "another scheme": "http://localhost/x",
+        "another bucket": "s3://bucket/savepoint-9",
+        "nothing": " " * 5_000,
+    }
+
+
+def test_no_path_leads_out(shown: Served, tmp_path: Path) -> None:
+    for what, path in outside(tmp_path).items():
+        for status in (inspect(shown, path, status=400), verify(shown, path, status=400)):
+            assert status["errors"], what
+            assert UID not in str(status), what
+
+
+def test_a_pointer_to_elsewhere_is_not_followed_for_others(shown: Served, tmp_path: Path, savepoint: Path) -> None:
+    secret = write(tmp_path, "savepoint-9", SOME, canonical=True, storage=LocalStorage(tmp_path / "other"))
+    state = LocalStorage(tmp_path / "state")
+    for number, location in ((8, str(savepoint)), (9, secret.location)):
+        record = SavepointRecord(number, location, CheckpointKind.SAVEPOINT, 0, 1, "n")
+        state.execute(PutIfAbsent(f"job/chk-{number}/_metadata", encode_record(record)))
+    assert inspect(shown, "job/chk-8")["location"] == str(savepoint)
+    assert "lies in none of the directories" in inspect(shown, "job/chk-9", status=400)["errors"][0]
+
+
+def test_s3_prefixes_are_compared_by_whole_names() -> None:
+    directories = SnapshotDirectories(("s3://bucket/state", "/data/kept"))
+    assert directories.confine("s3://bucket/state/job/chk-1") == "s3://bucket/state/job/chk-1"
+    assert directories.confine("job/chk-1") == "s3://bucket/state/job/chk-1"
+    assert directories.confine("/data/kept/a/") == "/data/kept/a"
+    for path in ("s3://bucket/statement/a", "s3://bucket/state/../a", "s3://bucket/state", "s3://other/state/a", "../a", "/data/a"):
+        with pytest.raises(InvalidConfigError):
+            directories.confine(path)
+
+
+def test_verifications_are_bounded(shown: Served, savepoint: Path) -> None:
+    semaphore: threading.BoundedSemaphore = snapshots._verifying
+    for _ in range(snapshots.VERIFICATIONS_MAX):
+        assert semaphore.acquire(blocking=False)
+    try:
+        assert "try again later" in verify(shown, savepoint, status=503)["errors"][0]
+    finally:
+        for _ in range(snapshots.VERIFICATIONS_MAX):
+            semaphore.release()
+    assert verify(shown, savepoint)["sound"]
+
+
+def test_bodies_and_tokens(shown: Served) -> None:
+    assert "path" in shown.json("POST", "/v1/snapshots/verify", {}, status=400)["errors"][0]
+    assert "path" in shown.json("GET", "/v1/snapshots", status=400)["errors"][0]
+    assert shown.request("GET", "/v1/snapshots?path=a", token="another-token-of-length").status == 401
+    assert "/v1/snapshots/verify" in shown.json("GET", "/openapi.json")["paths"]
+
+
+def test_further_directories_are_a_setting(tmp_path: Path) -> None:
+    environment = {"HOLDFAST_STATE_DIR": str(tmp_path), "HOLDFAST_SNAPSHOT_DIRS": "/data/kept, s3://bucket/kept"}
+    assert server_settings(environment).snapshot_dirs == ("/data/kept", "s3://bucket/kept")
+    with pytest.raises(InvalidConfigError, match="HOLDFAST_SNAPSHOT_DIRS names 'kept'"):
+        server_settings({**environment, "HOLDFAST_SNAPSHOT_DIRS": "kept"})
