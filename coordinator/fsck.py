@@ -34,6 +34,7 @@ from coordinator.records import METADATA, JobPaths, is_job_id
 from coordinator.store import read_job
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata, verify_file, verify_snapshot
 from statebackends.storage.operations import (
     DeleteFile,
@@ -326,7 +327,7 @@ def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: 
         parents = {file.path.rpartition("/")[0] for file in orphans}
         for folder in sorted({*parents, *folders}, reverse=True):
             yield from check_leadership(paths, epoch)
-            if folder not in (f"{evidence.job_id}/shared",) and not (yield ListFolder(folder)):
+            if folder != f"{evidence.job_id}/{SHARED_FOLDER}" and not (yield ListFolder(folder)):
                 yield DeleteFolder(folder)
     except FencedError as error:
         return f"somebody began to lead it: {error.message}"

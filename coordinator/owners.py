@@ -17,10 +17,10 @@ from coordinator.records import CLAIM, METADATA, JobPaths, parse_checkpoint_fold
 from statebackends.errors import CorruptStateError
 from statebackends.handles import external_places
 from statebackends.metadata import SnapshotMetadata
+from statebackends.sharedpaths import SHARED_FOLDER, writer_of
 from statebackends.snapshot import file_handles, part_path
 from statebackends.storage.operations import FileFacts
 
-SHARED = "shared"
 SOURCES = "sources"
 SINKS = "sinks"
 INPUT_MANIFEST = "manifest.json"
@@ -179,7 +179,7 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
         return OwnerKind.CHECKPOINTS, _of_checkpoint(evidence, number, rest, path, claims)
     if _RECORD.fullmatch(name):
         return OwnerKind.RECORDS, _owned("the job")
-    if top == SHARED and rest:
+    if top == SHARED_FOLDER and rest:
         return OwnerKind.SHARED, _of_shared(evidence, rest, path, claims)
     if top == SOURCES and rest.count("/") >= 2:
         return OwnerKind.SOURCES, _of_input(evidence, rest, path, claims)
@@ -235,8 +235,8 @@ def _of_shared(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _
     undecided = evidence.job.with_fact(CheckpointFact.UNDECIDED)
     if undecided:
         return _owned(f"checkpoint {undecided[0].checkpoint_id}, pending, may name it")
-    written_for = re.match(r"\d+", name)
-    if written_for is None or int(written_for[0]) > evidence.job.last_checkpoint_id:
+    written_for = writer_of(name)
+    if written_for is None or written_for > evidence.job.last_checkpoint_id:
         return _owned("a checkpoint that is not known yet")
     return _nobodys("no retained checkpoint names it")
 
