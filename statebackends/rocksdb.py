@@ -1,7 +1,7 @@
 """The `rocksdb` backend: state larger than memory, in a RocksDB database behind a front tier in memory.
 
 Checkpoints are native files, savepoints tables. Columnar state and timers live in memory here too, and are a second,
-canonical handle beside the native one. Reading another range of key groups is a clone and range deletions, or a scan."""
+canonical handle beside the native one. Reading another range of key groups is a clone, range deletions and sorted tables."""
 
 from __future__ import annotations
 

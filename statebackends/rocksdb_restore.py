@@ -1,6 +1,7 @@
-"""Restoring native RocksDB files: clone the handle that fits best, cut it to our key groups, scan the others.
+"""Restoring native RocksDB files: clone the handle that fits best, cut it to our key groups by range deletions, and take what
+we need of the others in as sorted tables.
 
-Runs on the loop thread before anything is processed. Files are checked against length and checksum as they are copied."""
+Runs on a pool thread, before the subtask processes anything. Files are checked against length and checksum as they come."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from statebackends.handles import (
     StateMeta,
 )
 from statebackends.keyedrows import KeyedRows
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, RowKey, row_key
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, RowKey, row_key
 from statebackends.serializers import migrate, split_map_text
 from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import part_path, unresolved
@@ -54,7 +55,7 @@ class NativeRestore:
         """Local name -> shared file of what was cloned: these files are in the database as they are in the snapshot."""
 
     def run(self, handles: Sequence[KeyedStateHandle], database: str, scratch: str) -> RocksStore:
-        """The open database in the folder `database`; `scratch` is a folder for what is scanned, and is deleted."""
+        """The open database in the folder `database`; `scratch` is a folder for what is taken in, and is deleted."""
         base = max(handles, key=lambda handle: len(handle.key_groups.intersection(self._key_groups)))
         self._download(base, database)
         for name, part in zip(base.names, base.parts, strict=True):
@@ -66,7 +67,7 @@ class NativeRestore:
             for handle in handles:
                 if handle is not base:
                     self._download(handle, scratch)
-                    self._scan(handle, scratch, store)
+                    self._take_in(handle, scratch, store)
                     shutil.rmtree(scratch)
         except BaseException:
             store.close()
@@ -86,21 +87,39 @@ class NativeRestore:
             if codec is None:
                 store.delete_state(meta.name, self._key_groups)
             elif codec.meta.value_type != meta.value_type:
-                store.write(self._rows_of(store, store.state_ids[meta.name], meta, codec))
+                store.write(self._rows_of(store, self._key_groups, store.state_ids[meta.name], meta, codec))
 
-    def _scan(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
+    def _take_in(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
+        """Rows of another old subtask: their key groups are its own, so no row of ours lies among them."""
         old = self._open_store(scratch, read_only=True)
         try:
-            for meta in handle.states:
-                codec = self._codecs.get(meta.name)
-                if codec is not None and meta.name in old.state_ids:
-                    store.write(self._rows_of(old, store.state_id(meta.name), meta, codec))
+            wanted = [
+                (meta, codec)
+                for meta in handle.states
+                if (codec := self._codecs.get(meta.name)) is not None and meta.name in old.state_ids
+            ]
+            store.ingest(self._sorted_rows(old, store, wanted, handle.key_groups.intersection(self._key_groups)), scratch)
         finally:
             old.close()
 
-    def _rows_of(self, source: RocksStore, state_id: int, meta: StateMeta, codec: StateCodec) -> Iterator[Row]:
-        """Rows of one state of `source` in our key groups, under another state id and the declared type."""
-        rows = source.state_rows(source.state_ids[meta.name], self._key_groups)
+    def _sorted_rows(
+        self, old: RocksStore, store: RocksStore, wanted: list[tuple[StateMeta, StateCodec]], groups: KeyGroupRange
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows as `store` has them, ascending. State ids are each database's own: rows are rewritten only if they differ."""
+        ids = {meta.name: store.state_id(meta.name) for meta, _ in wanted}
+        if ids == old.state_ids and all(meta.value_type == codec.meta.value_type for meta, codec in wanted):
+            yield from old.group_rows(groups)
+            return
+        wanted = sorted(wanted, key=lambda pair: ids[pair[0].name])
+        for group in range(groups.start, groups.stop):
+            for meta, codec in wanted:
+                yield from self._rows_of(old, KeyGroupRange(group, group + 1), ids[meta.name], meta, codec)
+
+    def _rows_of(
+        self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, codec: StateCodec
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of one state of `source`, ascending, under another state id and with the declared type."""
+        rows = source.state_rows(source.state_ids[meta.name], groups)
         while piece := list(islice(rows, WRITE_ROWS)):
             values = self._values(meta, codec, [value for _, value in piece])
             yield from ((_row_key(row, state_id), value) for (row, _), value in zip(piece, values, strict=True))

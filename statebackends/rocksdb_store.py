@@ -2,14 +2,16 @@
 
 A row key is key group, state id, lengths, then key, namespace and map key, so that key groups are ranges and the entries
 of one map are neighbours. It knows nothing of generations, types or snapshots' files. Calls that hold the interpreter
-lock (WriteBatch, create_checkpoint) are kept to pieces of a few milliseconds."""
+lock (WriteBatch, create_checkpoint, ingest_external_file) are kept to pieces of a few milliseconds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from rocksdict import (
@@ -18,8 +20,11 @@ from rocksdict import (
     Cache,
     Checkpoint,
     DBCompressionType,
+    IngestExternalFileOptions,
     Options,
     Rdict,
+    ReadOptions,
+    SstFileWriter,
     WriteBatch,
     WriteOptions,
 )
@@ -37,6 +42,9 @@ WRITE_ROWS = 1_000
 
 TABLE_SUFFIX = ".sst"
 """Of files that never change, and whose names a database uses once; all others are written anew for every copy."""
+
+INGEST_TABLE_BYTES = 32 << 20
+"""Of one ingested table, before compression: linking it in holds the interpreter lock, mostly for two syncs of the disk."""
 
 _UNUSED_FILES = frozenset({"LOCK", "LOG", "IDENTITY"})
 
@@ -87,6 +95,7 @@ class RocksStore:
             raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
         except Exception as error:  # rocksdict raises plain Exception
             raise CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb") from error
+        self._table_options = _options(write_buffer_bytes, block_cache_bytes)
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
         self._closed = self._refusing = False
@@ -120,6 +129,26 @@ class RocksStore:
         if count:
             self._commit(batch)
 
+    def ingest(self, rows: Iterator[tuple[bytes, bytes]], scratch: str) -> None:
+        """Add rows, strictly ascending, as finished tables: no memtable, and nothing to compact.
+
+        The database must hold no row within their range. `scratch` is a folder of the database's file system; what is written
+        there becomes the database's. Raises StorageUnavailableError."""
+        pieces = iter(lambda: list(islice(rows, WRITE_ROWS)), [])
+        for number, first in enumerate(pieces):
+            path = os.path.join(scratch, f"ingest-{number}{TABLE_SUFFIX}")
+            with _storing(path):
+                writer = SstFileWriter(self._table_options)
+                writer.open(path)
+            size = _put(writer, path, first)
+            while size < INGEST_TABLE_BYTES and (piece := next(pieces, None)):
+                size += _put(writer, path, piece)
+            options = IngestExternalFileOptions()
+            options.set_move_files(True)
+            with _storing(path):
+                writer.finish()
+                self._db.ingest_external_file([path], options)
+
     def refuse_writes(self) -> None:
         """Any thread: the database is about to be closed, so a long write ends with StorageUnavailableError soon."""
         self._refusing = True
@@ -134,13 +163,24 @@ class RocksStore:
 
     def rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of the rows that start with `prefix`, ascending, as they are when the iteration starts."""
-        return _rows_from(self._db.iter(), prefix)
+        return _rows_from(self._db.iter(), prefix, self.folder)
+
+    def group_rows(self, groups: KeyGroupRange) -> Iterator[tuple[bytes, bytes]]:
+        """(row key, value) of all rows of some key groups, ascending."""
+        bound = ReadOptions()
+        bound.set_iterate_upper_bound(groups.stop.to_bytes(2, "big"))
+        iterator = self._db.iter(bound)
+        iterator.seek(groups.start.to_bytes(2, "big"))
+        while iterator.valid():
+            yield iterator.key(), iterator.value()
+            iterator.next()
+        _check_ended(iterator, self.folder)
 
     def state_rows(self, state_id: int, groups: KeyGroupRange) -> Iterator[tuple[RowKey, bytes]]:
         """Rows of one state in some key groups, key group by key group, as they are when the iteration starts."""
         iterator = self._db.iter()  # not a Snapshot: rocksdict's iterates over newer rows too (0.3.29)
         for key_group in range(groups.start, groups.stop):
-            for key, value in _rows_from(iterator, _GROUP_AND_STATE.pack(key_group, state_id)):
+            for key, value in _rows_from(iterator, _GROUP_AND_STATE.pack(key_group, state_id), self.folder):
                 yield parse_row_key(key), value
 
     def keep_only(self, groups: KeyGroupRange) -> None:
@@ -178,7 +218,7 @@ class RocksStore:
             self._db.close()
 
 
-def _rows_from(iterator: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _rows_from(iterator: Any, prefix: bytes, folder: str) -> Iterator[tuple[bytes, bytes]]:
     iterator.seek(prefix)
     while iterator.valid():
         key = iterator.key()
@@ -186,6 +226,35 @@ def _rows_from(iterator: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
             return
         yield key, iterator.value()
         iterator.next()
+    _check_ended(iterator, folder)
+
+
+def _check_ended(iterator: Any, folder: str) -> None:
+    """An iterator over a damaged table ends as one behind the last row does; only its status tells."""
+    try:
+        iterator.status()
+    except Exception as error:
+        raise CorruptStateError(f"{folder} can't be read by RocksDB: {error}", path=folder, reason="rocksdb") from error
+
+
+def _put(writer: Any, path: str, rows: list[tuple[bytes, bytes]]) -> int:
+    """Add rows to a table; their bytes."""
+    size = 0
+    put = writer.__setitem__
+    with _storing(path):
+        for key, value in rows:
+            put(key, value)
+            size += len(key) + len(value)
+    return size
+
+
+@contextlib.contextmanager
+def _storing(path: str) -> Iterator[None]:
+    """rocksdict raises plain Exception for what the disk refuses."""
+    try:
+        yield
+    except Exception as error:
+        raise StorageUnavailableError(f"{path}: {error}", path=path) from error
 
 
 def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Any:
