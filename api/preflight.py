@@ -9,6 +9,7 @@ from api.settings import client_settings
 from barriers.jobgraph import Submission
 from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
+from coordinator.resolving import is_path
 from coordinator.routing import RoutedStorage
 from coordinator.submitting import identify_job, preflight
 from statebackends.errors import InvalidConfigError
@@ -16,12 +17,10 @@ from statebackends.snapshots.places import Location, absolute_location
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import StatFile, Storage, run_flow
 
-LATEST = "latest"
-
 
 def is_in_directory(restore: str) -> bool:
     """`latest` or a checkpoint id: which one that is only the job's own directory tells."""
-    return restore == LATEST or restore.isdecimal()
+    return not is_path(restore)
 
 
 def named_snapshot(location: Location) -> str:

@@ -31,6 +31,8 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
     if report.unchecked:
         count = len(report.unchecked)
         console.show_line(f"not checked: {count} files outside its folder, the first: {report.unchecked[0]} (give --state-dir)")
+    for skipped in report.skipped:
+        console.show_line(f"skipped: checkpoint {skipped.checkpoint_id}: {skipped.reason}")
     for sink in report.sinks:
         if sink.may_repeat:
             console.show_line(f"may repeat: output of sink {sink.sink_id!r} (operator {sink.operator!r})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -102,14 +102,14 @@ def plan_restore(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_resto
     return judgement
 
 
-def find_sinks(graph: JobGraph, *, repeats: bool) -> tuple[SinkFinding, ...]:
-    """The sinks of a job; `repeats`: something newer than the snapshot has completed."""
+def find_sinks(graph: JobGraph, *, repeats: Collection[str]) -> tuple[SinkFinding, ...]:
+    """The sinks of a job; `repeats`: ids of those whose output may be written again."""
     found: dict[str, str] = {}
     for vertex in graph.vertices:
         for operator in vertex.operators:
             if operator.sink_id:
                 found.setdefault(operator.sink_id, operator.uid)
-    return tuple(SinkFinding(sink_id, uid, repeats) for sink_id, uid in sorted(found.items()))
+    return tuple(SinkFinding(sink_id, uid, sink_id in repeats) for sink_id, uid in sorted(found.items()))
 
 
 def has_state(operator: OperatorState) -> bool:

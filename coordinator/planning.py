@@ -4,54 +4,39 @@ Nothing is written before the plan stands: a submission that can't run leaves th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from barriers.jobgraph import ClaimMode, JobGraph, Submission
-from barriers.messages import CheckpointKind
 from coordinator.events import CompletedCheckpoint
 from coordinator.examining import examine_owner
 from coordinator.jobevents import JobSetup
 from coordinator.judging import find_sinks, judge_snapshot
-from coordinator.ownership import derive_releases, find_leftovers
-from coordinator.preflight import PreflightReport, Refusal, SinkFinding, SnapshotFinding
+from coordinator.ownership import derive_releases
+from coordinator.preflight import PreflightReport, Refusal, SnapshotFinding
 from coordinator.publication import (
     CheckpointFact,
     Completed,
     RecordedCheckpoint,
     RecordedJob,
     Unreadable,
-    decode_decision,
     derive_abandoned_stop,
     derive_finishing,
-    derive_latest,
 )
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
+from coordinator.resolving import FALLBACK_HINT, is_path, resolve_snapshot
+from coordinator.rewinding import find_rewind
 from coordinator.snapshots import damage_error, file_finding, find_problems, load_snapshot
-from coordinator.store import read_optional
 from coordinator.views import TriggerView
 from statebackends.errors import (
     CorruptStateError,
     GraphError,
     HoldfastError,
     InvalidConfigError,
-    JobExistsError,
-    NotFoundError,
-    OutputMayRepeatError,
-    RestoreError,
     SnapshotClaimedError,
 )
-from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import Flow
-
-_KINDS = {
-    "checkpoint": CheckpointKind.CHECKPOINT,
-    "savepoint": CheckpointKind.SAVEPOINT,
-    "stop_savepoint": CheckpointKind.STOP_SAVEPOINT,
-}
-"""Kinds as a snapshot's metadata names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +93,26 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
             "claim_mode=CLAIM is for restore=PATH: a job owns its own checkpoints anyway", setting="claim_mode"
         )
     try:
-        base = yield from _resolve(_without_leftovers(job), submission)
+        resolved = yield from resolve_snapshot(job, submission)
     except CorruptStateError as error:
         raise _explain_missing(job, submission, error) from error
+    base = resolved.base
     if base is None:
-        report = PreflightReport(
-            job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=False)
-        )
+        report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
         return SubmissionPlan(submission, None, job.last_checkpoint_id + 1, report)
     metadata = yield from load_snapshot(base.folder)
     judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
     problems = yield from find_problems(metadata, base.folder, checksums=base.explicit, external=external)
     ownership = yield from examine_owner(job, submission, base, metadata)
-    repeats = metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed
-    sinks = find_sinks(submission.graph, repeats=repeats)
+    rewind = yield from find_rewind(job, resolved, metadata, submission.graph)
+    sinks = find_sinks(submission.graph, repeats=rewind.sinks if rewind is not None else ())
     refusals, notes = [*ownership.refusals, *judgement.refusals], [*judgement.notes, *ownership.notes]
     if problems:
-        refusals.insert(0, Refusal.of(damage_error(base.folder, problems)))
-    if repeats:
-        rewound = _rewind_error(base.checkpoint_id, job.newest_completed, sinks)
-        if submission.allow_output_repeat:
-            notes.append(rewound.message)
-        else:
-            refusals.insert(0, Refusal.of(rewound))
+        refusals.insert(0, Refusal.of(damage_error(base.folder, problems, hint="" if base.explicit else FALLBACK_HINT)))
+    if rewind is not None and submission.allow_output_repeat:
+        notes.append(rewind.error().message)
+    elif rewind is not None:
+        refusals.insert(0, Refusal.of(rewind.error()))
     report = PreflightReport(
         job_id=job.job_id,
         job_name=submission.graph.name,
@@ -147,6 +129,7 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
         operators=judgement.operators,
         files=tuple(file_finding(problem) for problem in problems),
         unchecked=() if external else metadata.external,
+        skipped=resolved.skipped,
         sinks=sinks,
         refusals=tuple(refusals),
         notes=tuple(notes),
@@ -164,109 +147,6 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
         f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. Use restore='latest'",
         path=folder,
         owner=job.job_id,
-    )
-
-
-def is_path(restore: str) -> bool:
-    """Neither `latest` nor an id."""
-    return restore != "latest" and not restore.isdecimal()
-
-
-def _rewind_error(restored: int, committed: int, sinks: Sequence[SinkFinding]) -> OutputMayRepeatError:
-    named = f" of {', '.join(repr(sink.sink_id) for sink in sinks)}" if sinks else ""
-    return OutputMayRepeatError(
-        f"checkpoint {restored} is older than {committed}, whose output is committed: what{named} came after it would be written "
-        "again. Restore the newest one, or accept that: allow_output_repeat=True",
-        restored=restored,
-        committed=committed,
-        sinks=[sink.sink_id for sink in sinks],
-    )
-
-
-def _without_leftovers(job: RecordedJob) -> RecordedJob:
-    """The job as it will be once its end has deleted what it does not keep: none of that can be gone on from, deleted or not."""
-    leaving = {checkpoint.checkpoint_id for checkpoint in find_leftovers(job)}
-    kept = {number: checkpoint for number, checkpoint in job.checkpoints.items() if number not in leaving}
-    return replace(job, checkpoints=kept)
-
-
-def _resolve(job: RecordedJob, submission: Submission) -> Flow[RestorePoint | None]:
-    restore = submission.restore
-    if restore is None:
-        if job.result is not None and not submission.fresh:
-            raise _ended_error(job, submission.graph.name, job.result.state)
-        return _latest(job) if job.is_live and not submission.fresh else None
-    if restore == "latest":
-        latest = _latest(job)
-        if latest is None:
-            ended = "" if job.result is None else f": it is {job.result.state}, and its checkpoints went with it"
-            raise RestoreError(
-                f"job {submission.graph.name!r} has no completed checkpoint to restore{ended}. "
-                "Give the path of a savepoint, or fresh=True to start anew",
-                job_id=job.job_id,
-            )
-        return latest
-    if restore.isdecimal():
-        return _by_id(job, int(restore))
-    return (yield from _by_path(restore))
-
-
-def _ended_error(job: RecordedJob, name: str, state: str) -> JobExistsError:
-    """Says only what can be done: a job that finished kept no checkpoint to go on from."""
-    kept = job.with_fact(CheckpointFact.COMPLETED)
-    choices = "restore='latest' to go on from its last checkpoint, " if kept else "restore='PATH' to go on from a savepoint, "
-    return JobExistsError(
-        f"job {name!r} has ended ({state}). Give {choices}or fresh=True to start anew", job_id=job.job_id, state=state
-    )
-
-
-def _latest(job: RecordedJob) -> RestorePoint | None:
-    """The newest recovery point; when it is unreadable the older ones are named, and nobody falls back silently."""
-    try:
-        return derive_latest(job)
-    except CorruptStateError as error:
-        readable = [
-            entry.checkpoint_id
-            for entry in job.with_fact(CheckpointFact.COMPLETED)
-            if entry.is_recovery_point and isinstance(entry.decision, Completed | SavepointRecord)
-        ]
-        if not readable:
-            raise
-        fallback = max(readable)
-        message = f"{error.message}; checkpoint {fallback} is readable: restore={fallback} with allow_output_repeat goes back to it"
-        raise CorruptStateError(message, **{**error.fields, "fallback": fallback}) from error
-
-
-def _by_id(job: RecordedJob, checkpoint_id: int) -> RestorePoint:
-    checkpoint = job.checkpoints.get(checkpoint_id)
-    if checkpoint is None or checkpoint.fact not in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED):
-        kept = [entry.checkpoint_id for entry in job.with_fact(CheckpointFact.COMPLETED)]
-        raise NotFoundError(
-            f"job {job.job_id} has no completed checkpoint {checkpoint_id}; it has {kept}", job=job.job_id, checkpoint=checkpoint_id
-        )
-    return checkpoint.restore_point()
-
-
-def _by_path(location: str) -> Flow[RestorePoint]:
-    """A savepoint's or checkpoint's folder, or its `_metadata`; a pointer to a savepoint is followed."""
-    folder = location.rstrip("/").removesuffix("/_metadata")
-    if not is_absolute_folder(folder):
-        raise InvalidConfigError(
-            f"restore={location!r} is neither 'latest', nor a checkpoint id, nor an absolute path or URL", setting="restore"
-        )
-    content = yield from read_optional(f"{folder}/_metadata")
-    decision = decode_decision(content, f"{folder}/_metadata") if content is not None else None
-    if isinstance(decision, SavepointRecord):
-        folder = decision.folder
-    elif isinstance(decision, AbortRecord):
-        raise RestoreError(f"{folder} is an aborted checkpoint: {decision.reason.value} {decision.message}", path=folder)
-    metadata = yield from load_snapshot(folder)
-    return RestorePoint(
-        checkpoint_id=metadata.checkpoint_id,
-        folder=folder,
-        timestamp_ms=metadata.trigger_timestamp_ms,
-        kind=_KINDS[metadata.kind],
-        explicit=True,
     )
 
 

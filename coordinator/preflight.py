@@ -78,6 +78,14 @@ class FileFinding(msgspec.Struct, frozen=True):
     subtask: int | None
 
 
+class SkippedFinding(msgspec.Struct, frozen=True):
+    """A newer checkpoint that a restore of the newest readable one passes over."""
+
+    checkpoint_id: int
+    location: str
+    reason: str
+
+
 class SinkFinding(msgspec.Struct, frozen=True):
     """A sink of the job."""
 
@@ -131,6 +139,8 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
     """Every damaged or missing file, not the first alone."""
     unchecked: tuple[str, ...] = ()
     """Files outside the snapshot that could not be looked for, since their state directory is not known."""
+    skipped: tuple[SkippedFinding, ...] = ()
+    """Newer checkpoints that can't be read, newest first."""
     sinks: tuple[SinkFinding, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """Why the job is refused; empty: it can start."""

@@ -4,7 +4,7 @@ A leader's memory is never asked: recovery derives the same facts from the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -119,6 +119,11 @@ class RecordedCheckpoint:
                 return CheckpointFact.ABORTED
             case _:
                 return CheckpointFact.COMPLETED
+
+    @property
+    def folder(self) -> str:
+        """Where the snapshot's files are."""
+        return self.claim.folder if self.claim is not None else ""
 
     @property
     def kind(self) -> CheckpointKind:
@@ -238,6 +243,30 @@ def derive_latest(job: RecordedJob) -> RestorePoint | None:
     point = derive_recovery_point(job, submission)
     has_dropped = result is not None and result.newest_completed >= submission.first_checkpoint_id
     return None if has_dropped and point == submission.base else point
+
+
+def derive_descent(job: RecordedJob) -> Iterator[RecordedCheckpoint | RestorePoint]:
+    """What the newest submission descends from, newest first: its own recovery points, those of the submission whose checkpoint it
+    was started from, and so on; last a snapshot that was given by its path. Nothing that the job completed in another life."""
+    submission = job.newest_submission
+    below: int | None = None
+    while submission is not None:
+        for number in sorted(job.checkpoints, reverse=True):
+            entry = job.checkpoints[number]
+            in_reach = number >= submission.first_checkpoint_id and (below is None or number <= below)
+            if in_reach and entry.is_recovery_point:
+                yield entry
+        base = submission.base
+        if base is None:
+            return
+        if base.explicit:
+            yield base
+            return
+        below = base.checkpoint_id
+        earlier = [
+            each for each in job.submissions.values() if each.number < submission.number and each.first_checkpoint_id <= below
+        ]
+        submission = max(earlier, key=lambda each: each.number, default=None)
 
 
 def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:

@@ -130,13 +130,13 @@ def _path_problems(metadata: SnapshotMetadata, folder: str) -> Iterator[Snapshot
                     yield SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail)
 
 
-def damage_error(folder: str, problems: Sequence[SnapshotProblem]) -> CorruptStateError:
+def damage_error(folder: str, problems: Sequence[SnapshotProblem], hint: str = "") -> CorruptStateError:
     """All of them in one error; the first one's file and operator are its fields."""
     texts = [str(problem) for problem in problems]
     more = f"; and {len(texts) - PROBLEMS_SHOWN_MAX} more" if len(texts) > PROBLEMS_SHOWN_MAX else ""
     first = problems[0]
     return CorruptStateError(
-        f"snapshot {folder} can't be restored: {'; '.join(texts[:PROBLEMS_SHOWN_MAX])}{more}",
+        f"snapshot {folder} can't be restored: {'; '.join(texts[:PROBLEMS_SHOWN_MAX])}{more}" + (f". {hint}" if hint else ""),
         path=first.path,
         operator=first.operator or None,
         reason=first.kind.value,
