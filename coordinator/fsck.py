@@ -25,12 +25,13 @@ from coordinator.owners import (
     add_costs,
     assign_directory,
     assign_owners,
+    completed_checkpoints,
     counted_id,
     derive_claims,
     refusal,
 )
 from coordinator.publication import CheckpointFact, Completed, RecordedJob
-from coordinator.records import METADATA, JobPaths, is_job_id
+from coordinator.records import METADATA, OWNER, JobPaths, is_job_id
 from coordinator.store import read_job
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
@@ -62,7 +63,7 @@ class Directory:
     files: tuple[FileFacts, ...]
     """Of no job."""
     targets: frozenset[str]
-    """Folders below the state directory that claims name."""
+    """Folders below the state directory that savepoints are to be written to, or are being deleted from."""
 
     def claims(self) -> Claims:
         return derive_claims(self.jobs.values(), self.savepoints)
@@ -166,11 +167,14 @@ def look(location: str, job_id: str | None = None) -> Flow[Directory]:
             if size is not None:
                 files.append(FileFacts(name, size, 0))
     savepoints: dict[str, SnapshotMetadata | None] = {}
+    targets = set(_targets(jobs.values(), location))
     for fact in files:
         folder, _, name = fact.path.rpartition("/")
         if name == METADATA and folder:
             savepoints[folder] = yield from _read_savepoint(folder)
-    return Directory(jobs, savepoints, tuple(files), frozenset(_targets(jobs.values(), location)))
+        elif name == OWNER and folder:  # without `_metadata`: its owner is deleting it
+            targets.add(folder)
+    return Directory(jobs, savepoints, tuple(files), frozenset(targets))
 
 
 def _read_savepoint(folder: str) -> Flow[SnapshotMetadata | None]:
@@ -220,7 +224,7 @@ def _read_registers(paths: JobPaths) -> Flow[Registers]:
     snapshots: dict[int, SnapshotMetadata] = {}
     for _ in range(SETTLED_TRIES_MAX):
         snapshots = {}
-        for checkpoint in before.with_fact(CheckpointFact.COMPLETED):
+        for checkpoint in completed_checkpoints(before):
             if isinstance(checkpoint.decision, Completed):
                 path = paths.decision(checkpoint.checkpoint_id)
                 try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.publication import CheckpointFact, Completed, RecordedJob, Unreadable
+from coordinator.publication import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, Unreadable
 from coordinator.records import CLAIM, METADATA, JobPaths, parse_checkpoint_folder
 from statebackends.errors import CorruptStateError
 from statebackends.handles import external_places
@@ -96,8 +96,12 @@ class JobEvidence:
         """Something completed says nobody knows what."""
         if self.job is None:
             return True
-        completed = self.job.with_fact(CheckpointFact.COMPLETED)
-        return any(isinstance(checkpoint.decision, Unreadable) for checkpoint in completed)
+        return any(isinstance(checkpoint.decision, Unreadable) for checkpoint in completed_checkpoints(self.job))
+
+
+def completed_checkpoints(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """What is complete, whoever owns it by now: all that it names is needed."""
+    return (*job.with_fact(CheckpointFact.COMPLETED), *job.with_fact(CheckpointFact.CLAIMED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.fsck import FsckReport, FsckRequest, check_directory
 from coordinator.owners import OwnerKind, claimed_paths
-from coordinator.records import JobPaths
+from coordinator.records import JobPaths, OwnerRecord, VoidRecord, encode_record
 from statebackends.metadata import decode_metadata
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
@@ -220,3 +220,21 @@ def test_costs_add_up_to_everything_that_is_there() -> None:
     assert (sinks.files, sinks.small_files, sinks.size) == (2, 1, 200_001)
     assert [file.path for file in report.unknown] == ["notes.txt"]
     assert {cost.job_id for cost in report.costs} == {JOB, ""}
+
+
+@pytest.mark.parametrize("seed", [10, 11, 12])
+def test_a_checkpoint_that_another_job_claimed_keeps_all_that_it_names(seed: int) -> None:
+    """I25: whose job no longer has it is as much in the way of a deletion as whose job has."""
+    world = crowded(seed)
+    world.leaders[-1].flows.clear()
+    number = max(world.storage.completed(JOB))
+    mine = needed(world.storage)
+    assert any("/shared/" in path for path in mine)
+    owner = OwnerRecord("cd" * 16, "directory", "n")
+    last = max(int(path.rpartition("/")[2].removesuffix(".json")) for path in world.storage.files if "/submissions/" in path)
+    record = VoidRecord(last + 1, 9, "n", given=number, owner=owner)
+    world.storage.files[JobPaths(JOB).submission(last + 1)] = encode_record(record)
+    report = check(world.storage, request())
+    assert mine <= world.storage.files.keys()
+    assert report.problems == ()
+    assert any(f"/chk-{number}/late-of-nobody" in path for path in world.storage.files), "not ours to tidy up"
