@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from statebackends.state import MapStateDescriptor as MapStateDescriptor
     from statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
     from statebackends.state import ValueStateDescriptor as ValueStateDescriptor
+    from statebackends.ttl import Ttl as Ttl
 
 DISTRIBUTION = "holdfast"
 
@@ -143,6 +144,7 @@ _EXPORTS = {
         "ReducingStateDescriptor",
         "ValueStateDescriptor",
     ),
+    "statebackends.ttl": ("Ttl",),
 }
 
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

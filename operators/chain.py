@@ -96,6 +96,7 @@ class OperatorChain:
         self.sealed = False
         """True between the barrier and the end of the synchronous snapshot: nothing may be emitted (K06)."""
         self._opened: list[ChainNode] = []
+        self._timed: tuple[RuntimeContext, ...] = ()
         self._alarms = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
 
     def node(self, uid: str) -> ChainNode:
@@ -113,6 +114,9 @@ class OperatorChain:
 
     def open(self) -> None:
         """State of every operator first, head to tail; then open, tail to head, so that nobody emits into a closed one."""
+        contexts = [node.context for node in self.nodes]
+        self._timed = tuple(c for c in contexts if c.keyed_backend is not None and c.keyed_backend.uses_processing_time)
+        self.tell_time()
         for node in self.nodes:
             node.operator.initialize_state()
         for node in reversed(self.nodes):
@@ -133,6 +137,11 @@ class OperatorChain:
         return errors
 
     # ---------------------------------------------------------------------------------------------------------- data
+
+    def tell_time(self) -> None:
+        """To states with a TTL, before each unit of work."""
+        for context in self._timed:
+            context.keyed_state.set_processing_time(context.now_ms())
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.head.context.counters.records_in += batch.num_rows
@@ -223,6 +232,7 @@ class OperatorChain:
         errors: list[BaseException] = []
         for node in self.nodes:
             backend, node.context.keyed_backend = node.context.keyed_backend, None
+            self._timed = ()
             try:
                 if backend is not None:
                     backend.dispose()

@@ -104,6 +104,7 @@ class StateLoader:
             subtask=self._subtask,
             local_dir=os.path.join(self._local_directory, name),
             allow_unclaimed_state=True,  # the coordinator has judged the snapshot; what it lets through is to be dropped
+            now_ms=node.context.now_ms(),
             settings=StateBackendSettings(
                 memory_snapshot_bytes_max=config.memory_snapshot_bytes_max, rocksdb_incremental=config.is_incremental
             ),

@@ -21,7 +21,7 @@ from operators.functions.timestamps import TimestampsOperator, check_time_column
 from operators.graph import StreamEdge, StreamNode
 from operators.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
 from operators.selectors import Key, key_selector
-from operators.time import duration_ms
+from statebackends.durations import duration_ms
 from statebackends.errors import GraphError, InvalidConfigError
 
 if TYPE_CHECKING:

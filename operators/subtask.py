@@ -280,6 +280,7 @@ class Subtask:
             for output in self._outputs:
                 if not output.is_available:
                     return moved, True
+            self.chain.tell_time()
             if not self._intake.advance(now_ms):
                 return moved, False
             moved = True
@@ -300,6 +301,7 @@ class Subtask:
         while (mail := self.mailbox.take()) is not None:
             served = True
             try:
+                self.chain.tell_time()
                 self._handle(mail)
             except Exception as error:
                 self._fail(error)

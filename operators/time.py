@@ -1,4 +1,4 @@
-"""Event time: durations as users write them, and the bounded-out-of-orderness watermark. CORE: no clock.
+"""Event time: windows, and the bounded-out-of-orderness watermark. CORE: no clock.
 
 A watermark W says that no record with event time <= W follows. A record that is exactly `bound` behind the latest one is
 in time, so the watermark is the largest event time seen - bound - 1, as in Flink since 1.11."""
@@ -9,22 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from statebackends.durations import duration_ms
 from statebackends.errors import InvalidConfigError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-
-
-def duration_ms(duration: timedelta | int, what: str) -> int:
-    """Whole ms of a timedelta, or of an int that counts ms. Raises InvalidConfigError for anything else, or a fraction of one."""
-    if isinstance(duration, timedelta):
-        whole, rest = divmod(duration, _MILLISECOND)
-        if rest:
-            raise InvalidConfigError(f"{what} must be whole milliseconds, not {duration}", setting=what)
-        return whole
-    if isinstance(duration, bool) or not isinstance(duration, int):
-        raise InvalidConfigError(f"{what} must be a timedelta, or ms as an int, not {duration!r}", setting=what)
-    return duration
 
 
 def datetime_ms(moment: datetime) -> int:

@@ -92,6 +92,14 @@ class KeyedStateBackend(Protocol):
     def current_key(self) -> tuple[bytes, int]:
         """(encoded key, key group) as last set. Raises InvariantError when none was."""
 
+    @property
+    def uses_processing_time(self) -> bool:
+        """Whether some state has a TTL."""
+
+    def set_processing_time(self, now_ms: int) -> None:
+        """The wall clock as every TTL sees it until the next call: said once for each slice of work, so that all of it is at
+        one time."""
+
     def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
         """The state object (ValueState, ListState, MapState, ReducingState, AggregatingState) for a declared descriptor.
 

@@ -34,14 +34,18 @@ def create_keyed_backend(
     local_dir: str,
     settings: StateBackendSettings | None = None,
     allow_unclaimed_state: bool = False,
+    now_ms: int | None = None,
 ) -> KeyedBackendBase:
     """A `backend.KeyedStateBackend` without rows; call `restore` at most once, before anything else.
 
     `local_dir` must be this deployment's own (its name contains attempt and nonce); rocksdb creates it, and deletes it when
-    disposed of. With `allow_unclaimed_state`, state of undeclared names is dropped at restore instead of refused.
+    disposed of. With `allow_unclaimed_state`, state of undeclared names is dropped at restore instead of refused. `now_ms`: wall
+    clock, needed if a state has a TTL; the runtime moves it on with `set_processing_time`.
     Raises InvalidConfigError."""
     settings = settings or StateBackendSettings()
-    config = KeyedBackendConfig(tuple(descriptors), key_type, key_groups, max_parallelism, operator, subtask, allow_unclaimed_state)
+    config = KeyedBackendConfig(
+        tuple(descriptors), key_type, key_groups, max_parallelism, operator, subtask, allow_unclaimed_state, now_ms
+    )
     match kind:
         case "memory":
             return MemoryKeyedBackend(config, snapshot_bytes_max=settings.memory_snapshot_bytes_max)

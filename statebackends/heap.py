@@ -32,6 +32,7 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
         self._forget_namespaces()
+        self._mark_barrier()
         return self._pending(self._row_sources() + self._memory_sources())
 
     def _pending(self, sources: list[TableSource]) -> TablesSnapshot:
@@ -41,7 +42,10 @@ class HeapKeyedBackend(KeyedBackendBase):
         by_name: dict[str, list[tuple[bytes, Generations]]] = {name: [] for name in self._codecs}
         for (name, namespace), generations in self._generations.items():
             by_name[name].append((namespace, generations))
-        return [GenerationsSource(self._rows, self._codecs[name], tables) for name, tables in by_name.items()]
+        return [
+            GenerationsSource(self._rows, self._codecs[name], tables, self._barrier_horizon_ms(name))
+            for name, tables in by_name.items()
+        ]
 
     def _is_idle(self, generations: Generations) -> bool:
         return not generations.live and not generations.layered
@@ -64,6 +68,9 @@ class HeapKeyedBackend(KeyedBackendBase):
     def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
         for namespace, keys, _, values in self._rows.chunks(codec, table):
             live = self._generations_of(codec, namespace).live
+            expiry = self._table_expiries.get((codec.name, namespace))
+            if expiry is not None:
+                expiry.load(keys, values)
             if codec.kind in ("list", "map"):
                 _merge(live, keys, values)
             else:

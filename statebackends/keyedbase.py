@@ -19,9 +19,11 @@ from statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
     InvalidConfigError,
+    InvariantError,
     UnclaimedStateError,
     UndeclaredStateError,
 )
+from statebackends.expiry import Expiry, NotedExpiry, TableExpiry, TtlClock, stamped_rows, unexpired_rows
 from statebackends.generations import Generations
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
 from statebackends.keyedrows import KeyedRows
@@ -30,7 +32,7 @@ from statebackends.keyedtables import decode_keyed_table
 from statebackends.keys import KeyType
 from statebackends.snapshot import read_part
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
-from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, state_metas
+from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, state_metas
 from statebackends.storage.operations import Storage, run_flow
 from statebackends.tablesources import (
     ColumnarSource,
@@ -41,6 +43,7 @@ from statebackends.tablesources import (
     timer_meta,
     timer_rows,
 )
+from statebackends.ttlstates import create_ttl_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class KeyedBackendConfig:
     subtask: int
     allow_unclaimed_state: bool = False
     """Drop stored state that isn't declared, instead of refusing it."""
+    now_ms: int | None = None
+    """Processing time to begin with, ms since the epoch; None is for operators without TTL only."""
 
 
 class KeyedBackendBase(ABC):
@@ -78,6 +83,8 @@ class KeyedBackendBase(ABC):
         self._metas = {meta.name: meta for meta in state_metas(keyed, key_type)}
         self._descriptors = {descriptor.name: descriptor for descriptor in keyed}
         self._codecs: dict[str, StateCodec] = {}
+        self._clock = TtlClock(config.now_ms or 0)
+        self._expiries: dict[str, Expiry] = {}
         self._columnar: dict[str, NumpyColumnarState] = {}
         for descriptor in keyed:
             if isinstance(descriptor, ColumnarStateDescriptor):
@@ -85,10 +92,15 @@ class KeyedBackendBase(ABC):
                     descriptor, key_type.arrow_types, self._column_of, self._operator
                 )
             else:
-                self._codecs[descriptor.name] = StateCodec.of(descriptor, key_type)
+                codec = self._codecs[descriptor.name] = StateCodec.of(descriptor, key_type)
+                if descriptor.ttl is not None:
+                    self._expiries[descriptor.name] = Expiry(codec, descriptor.ttl, self._clock)
+        if self._expiries and config.now_ms is None:
+            raise InvariantError(f"operator {self._operator!r}: state with a TTL needs the time")
         self._states: dict[tuple[str, bytes], Any] = {}
         self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
         self._generations: dict[tuple[str, bytes], Generations] = {}
+        self._table_expiries: dict[tuple[str, bytes], TableExpiry] = {}
         self._timers: dict[str, TimerRowProvider] = {}
         self._restored_timers: dict[str, pa.Table] = {}
 
@@ -123,9 +135,21 @@ class KeyedBackendBase(ABC):
             declared = self._descriptors[descriptor.name]
             if declared.kind != descriptor.kind:
                 self._undeclared(descriptor.name)
-            state = create_state(declared, self._context, self._generations_of(codec, namespace), codec.copy)
+            generations = self._generations_of(codec, namespace)
+            expiry = self._table_expiries.get((codec.name, namespace))
+            if expiry is None:
+                state = create_state(declared, self._context, generations, codec.copy)
+            else:
+                state = create_ttl_state(declared, self._context, generations, codec.copy, expiry)
             states[descriptor.name, namespace] = state
         return state
+
+    @property
+    def uses_processing_time(self) -> bool:
+        return bool(self._expiries)
+
+    def set_processing_time(self, now_ms: int) -> None:
+        self._clock.now_ms = now_ms
 
     def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> NumpyColumnarState:
         state = self._columnar.get(descriptor.name)
@@ -188,7 +212,23 @@ class KeyedBackendBase(ABC):
         generations = self._generations.get((codec.name, namespace))
         if generations is None:
             generations = self._generations[codec.name, namespace] = self._new_generations(codec, namespace)
+            expiry = self._expiries.get(codec.name)
+            if expiry is not None:
+                self._table_expiries[codec.name, namespace] = self._new_table_expiry(expiry, generations)
         return generations
+
+    def _new_table_expiry(self, expiry: Expiry, generations: Generations) -> TableExpiry:
+        return NotedExpiry(expiry, generations) if expiry.ttl.cleanup_entries else TableExpiry(expiry)
+
+    def _mark_barrier(self) -> None:
+        """What a snapshot leaves out as expired is decided on the loop thread."""
+        for expiry in self._expiries.values():
+            expiry.mark()
+
+    def _barrier_horizon_ms(self, name: str) -> int | None:
+        """What is stamped at or before it is in no snapshot; None for state without a TTL."""
+        expiry = self._expiries.get(name)
+        return None if expiry is None else expiry.barrier_horizon_ms
 
     def _forget_namespaces(self) -> list[Generations]:
         """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
@@ -197,6 +237,8 @@ class KeyedBackendBase(ABC):
             for place, generations in self._generations.items()
             if place[1] and self._is_idle(generations) and place not in self._namespaced_states
         ]
+        for place in idle:
+            self._table_expiries.pop(place, None)
         return [self._generations.pop(place) for place in idle]
 
     def _codec(self, name: str) -> StateCodec:
@@ -311,4 +353,11 @@ class KeyedBackendBase(ABC):
             state = self._columnar[meta.name]
             state.load(*columnar_rows(self._rows, state, table))
         else:
-            self._load_rows(self._codecs[meta.name], table)
+            self._load_rows(self._codecs[meta.name], self._timed(meta, table))
+
+    def _timed(self, meta: StateMeta, table: pa.Table) -> pa.Table:
+        """Stamps as declared, whatever was stored. Without a TTL any more they are ignored."""
+        expiry = self._expiries.get(meta.name)
+        if expiry is None:
+            return table
+        return unexpired_rows(table, expiry.horizon_ms) if has_stamps(meta) else stamped_rows(table, self._clock.now_ms)

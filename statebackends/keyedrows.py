@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statebackends.errors import StateValueError
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns, keyed_table_schema
+from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns, keyed_table_schema
 from statebackends.keys import KeyType
 from statebackends.statecodec import StateCodec
 
@@ -56,7 +56,7 @@ class KeyedRows:
 
     def schema(self, codec: StateCodec) -> pa.Schema:
         map_key = None if codec.map_key is None else codec.map_key.arrow_type
-        return keyed_table_schema(self.key_type, codec.meta, codec.value.arrow_type, map_key=map_key)
+        return keyed_table_schema(self.key_type, codec.meta, codec.value_fields, map_key=map_key)
 
     def _batch(
         self, schema: pa.Schema, codec: StateCodec, groups: Groups, keys: list[bytes], namespaces: pa.Array, values: list[Any]
@@ -68,13 +68,13 @@ class KeyedRows:
             columns = [column.take(owners) for column in columns]
         if codec.map_key is not None:
             columns.append(codec.map_key.to_arrow(list(chain.from_iterable(values))))
-            columns.append(codec.value.to_arrow([value for entries in values for value in entries.values()]))
+            columns += codec.to_arrays([value for entries in values for value in entries.values()])
         elif codec.kind == "list":
             starts = np.cumsum(counts) - counts
             columns.append(pa.array((np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32)))
-            columns.append(codec.value.to_arrow(list(chain.from_iterable(values))))
+            columns += codec.to_arrays(list(chain.from_iterable(values)))
         else:
-            columns.append(codec.value.to_arrow(values))
+            columns += codec.to_arrays(values)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def chunks(self, codec: StateCodec, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
@@ -87,7 +87,7 @@ class KeyedRows:
             arrays = [batch.column(name) for name in key_columns(self.key_type)]
             column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
             keys, groups = column.encoded(), batch.column(KEY_GROUP).to_numpy()
-            values = codec.value.from_arrow(batch.column(VALUE))
+            values = codec.from_columns(batch)
             map_keys = None if codec.map_key is None else codec.map_key.from_arrow(batch.column(MAP_KEY))
             for namespace, rows in _by_namespace(batch.column(NAMESPACE)):
                 if rows is None:

@@ -1,8 +1,8 @@
 """Keyed state as tables: the open, canonical form of a savepoint, readable without Holdfast and by every backend.
 
 Columns: key_group, key (or key_0, key_1 ... for a tuple), namespace, map_key (map state), position (list state), then the
-value column or the user's columns. Rows are sorted by key group, so that a rescale is a slice. Files are Arrow IPC or
-Parquet; their schema carries the StateMeta for tools."""
+value column or the user's columns, ttl_stamp_ms (state with TTL). Rows are sorted by key group, so that a rescale is a
+slice. Files are Arrow IPC or Parquet; their schema carries the StateMeta for tools."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from statebackends.keys import KeyType
 TableFormat = Literal["arrow", "parquet"]
 
 KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
+TTL_STAMP = "ttl_stamp_ms"
+"""State with TTL: when the value was last written (or read), ms since the epoch; see ttl.py."""
 STATE_METADATA = b"holdfast.state"
 """Key in the schema's metadata: the StateMeta as JSON."""
 

@@ -14,11 +14,13 @@ import pyarrow as pa
 
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import InvariantError, StateValueError
+from statebackends.expiry import Expiry, TableExpiry, unexpired_chunks
 from statebackends.generations import TOMBSTONE, Generations
 from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle, StateHandle
 from statebackends.increments import StoredFiles
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from statebackends.rocksdb_expiry import ExpirySweep
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
 from statebackends.rocksdb_restore import NativeRestore
 from statebackends.rocksdb_store import TABLE_SUFFIX, RocksStore, Row, row_key
@@ -116,8 +118,8 @@ class RocksKeyedBackend(KeyedBackendBase):
         copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
         generation = tier.seal(copy)
         stored = self._stored if self._settings.rocksdb_incremental else None
-        codecs = list(self._codecs.values())
-        return RocksSnapshot(self._rows, codecs, self._key_groups, tier, generation, self._memory_sources(), stored)
+        states = [(codec, self._barrier_horizon_ms(codec.name)) for codec in self._codecs.values()]
+        return RocksSnapshot(self._rows, states, self._key_groups, tier, generation, self._memory_sources(), stored)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         self._stored.forget(checkpoint_id)
@@ -150,13 +152,21 @@ class RocksKeyedBackend(KeyedBackendBase):
     def _front_tier(self, store: RocksStore) -> FrontTier:
         settings = self._settings
         limits = TierLimits(settings.rocksdb_front_tier_bytes_max, settings.rocksdb_cache_bytes_max)
-        return FrontTier(store, self._rows.groups_of, limits)
+        tier = FrontTier(store, self._rows.groups_of, limits)
+        tier.expiries = list(self._expiries.values())
+        swept = [expiry for expiry in self._expiries.values() if expiry.ttl.cleanup_entries]
+        if swept and len(self._key_groups):
+            tier.sweep = ExpirySweep(store, swept, self._key_groups)
+        return tier
 
     def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
         kind = RocksMapGenerations if codec.kind == "map" else RocksGenerations
-        generations = kind(self._context, self._tier.store, codec, namespace)
+        generations = kind(self._context, self._tier.store, codec, namespace, self._expiries.get(codec.name))
         self._tier.tables.append(generations)
         return generations
+
+    def _new_table_expiry(self, expiry: Expiry, generations: Generations) -> TableExpiry:
+        return TableExpiry(expiry)  # keys of state larger than memory are not noted: see rocksdb_expiry.py
 
     def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
         store = self._tier.store
@@ -169,7 +179,7 @@ class RocksKeyedBackend(KeyedBackendBase):
             return
         if self._opened is not None:
             raise InvariantError(f"operator {self._operator!r}: native files are restored before anything else")
-        restore = NativeRestore(self._rows, self._codecs, self._key_groups, storage, folder, self._open_store)
+        restore = NativeRestore(self._rows, self._codecs, self._key_groups, storage, folder, self._open_store, self._clock.now_ms)
         self._opened = self._front_tier(restore.run(handles, self._database_folder, os.path.join(self._local_dir, "restore")))
         if checkpoint_id is not None:
             self._stored.remember(checkpoint_id, restore.shared)
@@ -181,7 +191,7 @@ class RocksSnapshot:
     def __init__(
         self,
         rows: KeyedRows,
-        codecs: list[StateCodec],
+        states: list[tuple[StateCodec, int | None]],
         key_groups: KeyGroupRange,
         tier: FrontTier,
         generation: SealedGeneration,
@@ -190,7 +200,7 @@ class RocksSnapshot:
     ) -> None:
         """`stored`: of earlier checkpoints; None: everything is written anew, into the snapshot's own folder."""
         self._rows = rows
-        self._codecs = codecs
+        self._states = states
         self._key_groups = key_groups
         self._tier = tier
         self._generation = generation
@@ -208,6 +218,7 @@ class RocksSnapshot:
                 handles = yield from self._files(target)
         finally:
             shutil.rmtree(self._copy, ignore_errors=True)
+        self._tier.clean_up()
         return handles
 
     def release(self) -> None:
@@ -245,7 +256,7 @@ class RocksSnapshot:
             parts.append(part)
         if stored is not None:
             stored.remember(target.checkpoint_id, shared)
-        metas = tuple(codec.meta for codec in self._codecs)
+        metas = tuple(codec.meta for codec, _ in self._states)
         native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, tuple(parts), tuple(self._generation.names))
         if not self._memory_sources:
             return (native,)
@@ -267,7 +278,10 @@ class RocksSnapshot:
     def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         copy = RocksStore(self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True)
         try:
-            stored: list[TableSource] = [_StoredRows(self._rows, codec, copy, self._key_groups) for codec in self._codecs]
+            stored: list[TableSource] = [
+                _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms)
+                for codec, horizon_ms in self._states
+            ]
             handle: KeyedStateHandle = yield from write_tables(stored + self._memory_sources, self._key_groups, target)
         finally:
             copy.close()
@@ -285,7 +299,11 @@ def _placeholder(handle: FileHandle, local_path: str) -> PlaceholderHandle:
 class _StoredRows:
     """One state's rows in a hard-linked copy."""
 
-    def __init__(self, rows: KeyedRows, codec: StateCodec, copy: RocksStore, key_groups: KeyGroupRange) -> None:
+    def __init__(
+        self, rows: KeyedRows, codec: StateCodec, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
+    ) -> None:
+        """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
+        self._horizon_ms = horizon_ms
         self.meta = codec.meta
         self._rows = rows
         self._codec = codec
@@ -293,7 +311,10 @@ class _StoredRows:
         self._key_groups = key_groups
 
     def table(self) -> pa.Table:
-        return self._rows.table(self._codec, self._chunks())
+        chunks = self._chunks()
+        if self._horizon_ms is not None:
+            chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+        return self._rows.table(self._codec, chunks)
 
     def release(self) -> None:
         """The copy is deleted with the flow."""

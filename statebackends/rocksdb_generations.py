@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from statebackends.expiry import Expiry, unexpired
 from statebackends.generations import MISSING, TOMBSTONE, Generations, Layer, MapGenerations, MapLayer
 from statebackends.keyedstates import KeyContext
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, row_key
@@ -65,10 +66,13 @@ class ReadCache:
 class RocksGenerations(Generations):
     """Generations of one (state, namespace) with a database below."""
 
-    __slots__ = ("_context", "_store", "cache", "codec", "namespace", "state_id")
+    __slots__ = ("_context", "_encode", "_store", "cache", "codec", "namespace", "state_id")
 
-    def __init__(self, context: KeyContext, store: RocksStore, codec: StateCodec, namespace: bytes) -> None:
+    def __init__(
+        self, context: KeyContext, store: RocksStore, codec: StateCodec, namespace: bytes, expiry: Expiry | None = None
+    ) -> None:
         super().__init__()
+        self._encode: Callable[[Any], bytes | None] = codec.encode if expiry is None else _unexpired_encoder(codec, expiry)
         self._context = context
         self._store = store
         self.codec = codec
@@ -109,7 +113,7 @@ class RocksGenerations(Generations):
 
     def rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
         """Rows to write for a sealed layer."""
-        encode, state_id, namespace = self.codec.encode, self.state_id, self.namespace
+        encode, state_id, namespace = self._encode, self.state_id, self.namespace
         for keys, values, groups in _chunks(layer, groups_of):
             for key, value, group in zip(keys, values, groups, strict=True):
                 encoded = None if value is TOMBSTONE else encode(value)
@@ -164,11 +168,22 @@ class RocksMapGenerations(RocksGenerations, MapGenerations):
                 if entries.cleared:
                     yield from [(stored, None) for stored, _ in self._store.rows(prefix)]
                 for entry, value in entries.items():
-                    encoded = None if value is TOMBSTONE else self.codec.encode(value)
+                    encoded = None if value is TOMBSTONE else self._encode(value)
                     yield prefix + self.codec.encode_entry(entry), encoded
 
     def _prefix(self, key: bytes) -> bytes:
         return row_key(self._context.key_group, self.state_id, key, self.namespace)
+
+
+def _unexpired_encoder(codec: StateCodec, expiry: Expiry) -> Callable[[Any], bytes | None]:
+    """What had expired when a generation was sealed last is deleted where it would be written."""
+    kind = "value" if codec.kind == "map" else codec.kind  # a row is one entry
+
+    def encode(value: Any) -> bytes | None:
+        kept = unexpired(kind, value, expiry.barrier_horizon_ms)
+        return None if kept is None else codec.encode(kept)
+
+    return encode
 
 
 def weight(layer: Layer) -> int:
@@ -184,6 +199,8 @@ def _value_bytes(value: Any) -> int:
         return len(value)
     if isinstance(value, MapLayer):
         return len(value) * _ENTRY_BYTES
+    if isinstance(value, tuple) and len(value) == 2:  # a value with its TTL stamp, or as good an estimate for any pair
+        return _ENTRY_BYTES // 2 + _value_bytes(value[1])
     if isinstance(value, list | tuple | set | dict):
         return len(value) * _ENTRY_BYTES // 2
     return 0

@@ -10,8 +10,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-import msgspec
-
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import (
     FileHandle,
@@ -24,13 +22,10 @@ from statebackends.handles import (
 )
 from statebackends.keyedrows import KeyedRows
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, RowKey, row_key
-from statebackends.serializers import migrate, split_map_text
 from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import part_path, unresolved
-from statebackends.statecodec import StateCodec
+from statebackends.statecodec import StateCodec, migrate_rows
 from statebackends.storage.operations import DownloadFile, Storage
-
-_LIST = msgspec.msgpack.Decoder(list[bytes])
 
 
 class NativeRestore:
@@ -44,13 +39,16 @@ class NativeRestore:
         storage: Storage,
         folder: str,
         open_store: Callable[..., RocksStore],
+        now_ms: int,
     ) -> None:
+        """`now_ms`: stamp of rows stored before their state had a TTL."""
         self._operator = rows.operator
         self._codecs = codecs
         self._key_groups = key_groups
         self._storage = storage
         self._folder = folder
         self._open_store = open_store
+        self._now_ms = now_ms
         self.shared: dict[str, FileHandle] = {}
         """Local name -> shared file of what was cloned: these files are in the database as they are in the snapshot."""
 
@@ -127,10 +125,7 @@ class NativeRestore:
     def _values(self, meta: StateMeta, codec: StateCodec, values: list[bytes]) -> list[bytes]:
         if meta.value_type == codec.meta.value_type:
             return values
-        if codec.kind != "list":
-            stored = split_map_text(meta.value_type)[1] if codec.kind == "map" else meta.value_type
-            return migrate(stored, codec.value, values)
-        return [msgspec.msgpack.encode(migrate(meta.value_type, codec.value, _LIST.decode(value))) for value in values]
+        return migrate_rows(meta, codec, values, self._now_ms)
 
     def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
         try:

@@ -183,6 +183,16 @@ class RocksStore:
             for key, value in _rows_from(iterator, _GROUP_AND_STATE.pack(key_group, state_id), self.folder):
                 yield parse_row_key(key), value
 
+    def rows_after(self, key_group: int, state_id: int, after: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """(row key, value) of one state in one key group, behind the row key `after`; as they are when the iteration starts."""
+        prefix = _GROUP_AND_STATE.pack(key_group, state_id)
+        return _rows_from(self._db.iter(), prefix, self.folder, None if after is None else after + b"\0")
+
+    @property
+    def is_refusing(self) -> bool:
+        """`refuse_writes` was called."""
+        return self._refusing
+
     def keep_only(self, groups: KeyGroupRange) -> None:
         """Delete the rows of all other key groups."""
         last = _STATES_KEY[:2]
@@ -218,8 +228,8 @@ class RocksStore:
             self._db.close()
 
 
-def _rows_from(iterator: Any, prefix: bytes, folder: str) -> Iterator[tuple[bytes, bytes]]:
-    iterator.seek(prefix)
+def _rows_from(iterator: Any, prefix: bytes, folder: str, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    iterator.seek(prefix if start is None else start)
     while iterator.valid():
         key = iterator.key()
         if not key.startswith(prefix):

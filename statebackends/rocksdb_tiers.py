@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from statebackends.errors import StateValueError, StorageUnavailableError
+from statebackends.expiry import Expiry
 from statebackends.generations import Layer
+from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
 from statebackends.rocksdb_generations import GroupsOf, RocksGenerations, weight
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row
 
@@ -82,7 +84,14 @@ class FrontTier:
         """Times that an eviction was due and had to wait for a snapshot."""
         self.evictions = 0
         """Generations sealed because memory was short."""
+        self.rows_sealed = 0
+        """Of all generations; keys, for map state."""
         self.store = store
+        self.expiries: list[Expiry] = []
+        """Of states with a TTL: what has expired when a generation is sealed is not written."""
+        self.sweep: ExpirySweep | None = None
+        """Cleans up what has expired since it was written."""
+        self._rows_swept = 0
         self._groups_of = groups_of
         self._limits = limits
         self._sealed: deque[SealedGeneration] = deque()  # oldest first
@@ -91,7 +100,10 @@ class FrontTier:
     def seal(self, copy_folder: str | None = None) -> SealedGeneration:
         """Freeze what is live: O(states and namespaces). `copy_folder`: as in SealedGeneration."""
         self.retire()
+        for expiry in self.expiries:
+            expiry.mark()
         layers = [(table, table.seal()) for table in self.tables if table.live]
+        self.rows_sealed += sum(len(layer) for _, layer in layers)
         generation = SealedGeneration(layers, self._groups_of, copy_folder)
         self._sealed.append(generation)
         return generation
@@ -124,6 +136,20 @@ class FrontTier:
                     older.advance(self.store, wholly=True)
             if not generation.done:
                 raise StorageUnavailableError(f"{self.store.folder}: the database was closed", path=self.store.folder)
+
+    def clean_up(self) -> None:
+        """Pool thread, when a snapshot is written: look for expired rows, as many as were sealed since and a few more.
+
+        In stretches, so that nobody waits long for the lock. Raises StorageUnavailableError when writing fails."""
+        if self.sweep is None:
+            return
+        sealed = self.rows_sealed
+        left, self._rows_swept = SWEEP_ROWS_MIN + sealed - self._rows_swept, sealed
+        while left > 0:
+            with self._lock:
+                if self.store.is_refusing:
+                    return
+                left -= self.sweep.stretch(min(left, STRETCH_ROWS))
 
     def tick(self) -> None:
         """Keep within the limits; called every few hundred key switches, does a few milliseconds of work at most."""

@@ -150,14 +150,16 @@ def compatibility(stored_text: str, declared: TypeSpec) -> Compatibility:
 
 def migrate(stored_text: str, declared: TypeSpec, encoded: Sequence[bytes]) -> list[bytes]:
     """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION. Raises CorruptStateError."""
+    if stored_text == declared.text:
+        return list(encoded)
     stored = TypeSpec.parse(stored_text)
     column = stored.to_arrow([stored.decode(row) for row in encoded])
     return [declared.encode(value) for value in declared.from_arrow(column)]
 
 
-def map_text(key: TypeSpec, value: TypeSpec) -> str:
+def map_text(key_text: str, value_text: str) -> str:
     """Value type text of a map state, whose entries are stored one by one."""
-    return f"map<{key.text},{value.text}>"
+    return f"map<{key_text},{value_text}>"
 
 
 def split_map_text(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statebackends.errors import InvalidConfigError
+from statebackends.ttl import Ttl
 
 V = TypeVar("V")
 K = TypeVar("K")
@@ -29,25 +30,29 @@ class ValueStateDescriptor:
 
     name: str
     type: Any
+    ttl: Ttl | None = None
+    """When the value expires; None: never. So in every descriptor."""
     kind = "value"
 
 
 @dataclass(frozen=True, slots=True)
 class ListStateDescriptor:
-    """A list per key; `type` is the element type."""
+    """A list per key; `type` is the element type. With a TTL every element expires on its own."""
 
     name: str
     type: Any
+    ttl: Ttl | None = None
     kind = "list"
 
 
 @dataclass(frozen=True, slots=True)
 class MapStateDescriptor:
-    """A map per key."""
+    """A map per key. With a TTL every entry expires on its own."""
 
     name: str
     key_type: Any
     type: Any
+    ttl: Ttl | None = None
     kind = "map"
 
 
@@ -58,6 +63,7 @@ class ReducingStateDescriptor:
     name: str
     type: Any
     reduce: Callable[[Any, Any], Any]
+    ttl: Ttl | None = None
     kind = "reducing"
 
 
@@ -77,6 +83,7 @@ class AggregatingStateDescriptor:
     name: str
     type: Any
     aggregate: AggregateFunction[Any, Any, Any]
+    ttl: Ttl | None = None
     kind = "aggregating"
 
 
@@ -94,7 +101,9 @@ class ColumnAggregate:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarStateDescriptor:
-    """Accumulators in numpy columns per (key, namespace); the namespace is an int64 (a window's start in ms, or 0)."""
+    """Accumulators in numpy columns per (key, namespace); the namespace is an int64 (a window's start in ms, or 0).
+
+    There is no TTL: rows leave with their window."""
 
     name: str
     aggregates: tuple[ColumnAggregate, ...]

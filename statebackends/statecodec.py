@@ -4,31 +4,38 @@ It decides whether stored state fits a declaration; the rules for types are in e
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from statebackends.accumulators import check_descriptor, value_type_text
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
 from statebackends.handles import StateMeta
+from statebackends.keyedtables import TTL_STAMP, VALUE
 from statebackends.keys import KeyType
-from statebackends.serializers import Compatibility, TypeSpec, compatibility, map_text, split_map_text
+from statebackends.serializers import Compatibility, TypeSpec, compatibility, map_text, migrate, split_map_text
 from statebackends.state import (
-    OPERATOR_KINDS,
     ColumnarStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
     StateDescriptor,
 )
+from statebackends.ttl import Ttl, split_ttl_text, ttl_text
 from statebackends.valuecopy import Copier, copier_of
 
 TIMERS_KIND = "timers"
 TIMERS_VALUE_TYPE = "int"
 """Timer rows hold a time, int64 ms."""
+CODED_KINDS = ("value", "list", "map", "reducing", "aggregating")
+"""Kinds whose values have one declared type, and may have a TTL; the others have columns of their own."""
 
 _ROW_LIST = msgspec.msgpack.Decoder(list[bytes])
+_STAMP = struct.Struct(">q")
+"""Before the encoding of a value that carries a stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +56,16 @@ class StateCodec:
             raise InvalidConfigError(f"{descriptor.kind} state has no rows per key", state=descriptor.name)
         value = TypeSpec.of(descriptor.type)
         map_key = TypeSpec.of(descriptor.key_type) if isinstance(descriptor, MapStateDescriptor) else None
-        text = value.text if map_key is None else map_text(map_key, value)
+        if not isinstance(descriptor.ttl, Ttl | None):
+            raise InvalidConfigError(f"state {descriptor.name!r}: ttl is {descriptor.ttl!r}, not a Ttl", state=descriptor.name)
+        text = value.text if descriptor.ttl is None else ttl_text(value.text)
+        if map_key is not None:
+            text = map_text(map_key.text, text)
         meta = StateMeta(descriptor.name, descriptor.kind, text, key_type.text)
-        return StateCodec(meta, value, map_key, copier_of(value))
+        copy = copier_of(value)
+        if descriptor.ttl is None:
+            return StateCodec(meta, value, map_key, copy)
+        return StampedCodec(meta, value, map_key, None if copy is None else lambda stamped: (stamped[0], copy(stamped[1])))
 
     @property
     def name(self) -> str:
@@ -60,6 +74,23 @@ class StateCodec:
     @property
     def kind(self) -> str:
         return self.meta.kind
+
+    @property
+    def value_fields(self) -> list[pa.Field]:
+        """Columns of one value, list element or map value in a table."""
+        return [pa.field(VALUE, self.value.arrow_type)]
+
+    def to_arrays(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Those columns. Raises StateValueError."""
+        return [self.value.to_arrow(values)]
+
+    def from_columns(self, batch: pa.RecordBatch) -> list[Any]:
+        """The inverse; the columns may be of an older, compatible type. Raises CorruptStateError."""
+        return self.value.from_arrow(batch.column(VALUE))
+
+    def decode_value(self, encoded: bytes) -> Any:
+        """Of one value, list element or map value. Raises CorruptStateError."""
+        return self.value.decode(encoded)
 
     def encode(self, value: Any) -> bytes:
         """Bytes of what one key has (of one entry, for map state)."""
@@ -71,10 +102,7 @@ class StateCodec:
         """The inverse. Raises CorruptStateError."""
         if self.kind != "list":
             return self.value.decode(encoded)
-        try:
-            return [self.value.decode(element) for element in _ROW_LIST.decode(encoded)]
-        except msgspec.MsgspecError as error:
-            raise CorruptStateError(f"state {self.name!r}: not a list: {error}", reason="value encoding") from error
+        return [self.value.decode(element) for element in _elements(self, encoded)]
 
     def encode_entry(self, map_key: Any) -> bytes:
         """Bytes of a map's key."""
@@ -87,6 +115,97 @@ class StateCodec:
         if self.map_key is None:
             raise InvariantError(f"state {self.name!r} is no map state")
         return self.map_key.decode(encoded)
+
+
+class StampedCodec(StateCodec):
+    """Codec of a state with TTL: what is kept and encoded is not the value but (stamp in ms, value)."""
+
+    __slots__ = ()
+
+    @property
+    def value_fields(self) -> list[pa.Field]:
+        return [pa.field(VALUE, self.value.arrow_type), pa.field(TTL_STAMP, pa.int64(), nullable=False)]
+
+    def to_arrays(self, values: Sequence[Any]) -> list[pa.Array]:
+        return [self.value.to_arrow([value for _, value in values]), pa.array([stamp_ms for stamp_ms, _ in values], pa.int64())]
+
+    def from_columns(self, batch: pa.RecordBatch) -> list[Any]:
+        stamps = batch.column(TTL_STAMP)
+        if stamps.null_count or not pa.types.is_integer(stamps.type):
+            raise CorruptStateError(f"column {TTL_STAMP!r} holds nulls or is not an integer", reason="column type")
+        return list(zip(stamps.cast(pa.int64()).to_pylist(), super().from_columns(batch), strict=True))
+
+    def decode_value(self, encoded: bytes) -> Any:
+        return self.stamp_of(encoded), self.value.decode(encoded[_STAMP.size :])
+
+    def encode(self, value: Any) -> bytes:
+        if self.kind == "list":
+            return msgspec.msgpack.encode([self._encode_value(element) for element in value])
+        return self._encode_value(value)
+
+    def _encode_value(self, stamped: tuple[int, Any]) -> bytes:
+        return _STAMP.pack(stamped[0]) + self.value.encode(stamped[1])
+
+    def decode(self, encoded: bytes) -> Any:
+        if self.kind == "list":
+            return [self.decode_value(element) for element in _elements(self, encoded)]
+        return self.decode_value(encoded)
+
+    def newest_stamp(self, encoded: bytes) -> int:
+        """Of what one key has, or one entry of a map. Raises CorruptStateError."""
+        if self.kind == "list":
+            return max(map(self.stamp_of, _elements(self, encoded)), default=-(2**63))
+        return self.stamp_of(encoded)
+
+    def stamp_of(self, encoded: bytes) -> int:
+        if len(encoded) < _STAMP.size:
+            raise CorruptStateError(f"state {self.name!r}: {encoded!r} has no stamp", reason="value encoding")
+        stamp_ms: int = _STAMP.unpack_from(encoded)[0]
+        return stamp_ms
+
+
+def _elements(codec: StateCodec, encoded: bytes) -> list[bytes]:
+    try:
+        return _ROW_LIST.decode(encoded)
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(f"state {codec.name!r}: not a list: {error}", reason="value encoding") from error
+
+
+def migrate_rows(stored: StateMeta, codec: StateCodec, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
+    """Rewrite what keys have (entries, for map state), stored under a type that fits. Raises CorruptStateError.
+
+    Values that carry no stamp yet get `now_ms`: to the new declaration they were written at the restore."""
+    if stored.value_type == codec.meta.value_type:
+        return list(encoded)
+    _, value_text, had_stamps = value_texts(stored)
+    has_stamps = isinstance(codec, StampedCodec)
+    rows = [_elements(codec, row) for row in encoded] if codec.kind == "list" else [[row] for row in encoded]
+    values = [value for row in rows for value in row]
+    stamps = [_STAMP.pack(now_ms)] * len(values)
+    if had_stamps:
+        for value in values:
+            if len(value) < _STAMP.size:
+                raise CorruptStateError(f"state {codec.name!r}: {value!r} has no stamp", reason="value encoding")
+        stamps = [value[: _STAMP.size] for value in values]
+        values = [value[_STAMP.size :] for value in values]
+    values = migrate(value_text, codec.value, values)
+    if has_stamps:
+        values = [stamp + value for stamp, value in zip(stamps, values, strict=True)]
+    if codec.kind != "list":
+        return values
+    left = iter(values)
+    return [msgspec.msgpack.encode([next(left) for _ in row]) for row in rows]
+
+
+def value_texts(meta: StateMeta) -> tuple[str, str, bool]:
+    """(type of a map's keys or "", type of the values, whether they carry stamps)."""
+    key, text = split_map_text(meta.value_type) if meta.kind == "map" else ("", meta.value_type)
+    return key, *split_ttl_text(text)
+
+
+def has_stamps(meta: StateMeta) -> bool:
+    """Whether the values of a stored state carry TTL stamps."""
+    return meta.kind in CODED_KINDS and value_texts(meta)[2]
 
 
 def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMeta:
@@ -115,13 +234,8 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
     verdict = Compatibility.INCOMPATIBLE
     if stored == declared:
         return Compatibility.COMPATIBLE_AS_IS
-    if (stored.kind, stored.key_type) == (declared.kind, declared.key_type):
-        if declared.kind == "map":
-            (stored_key, stored_value), (key, value) = split_map_text(stored.value_type), split_map_text(declared.value_type)
-            if stored_key == key:
-                verdict = compatibility(stored_value, TypeSpec.parse(value))
-        elif declared.kind not in {"columnar", TIMERS_KIND} | OPERATOR_KINDS:
-            verdict = compatibility(stored.value_type, TypeSpec.parse(declared.value_type))
+    if (stored.kind, stored.key_type) == (declared.kind, declared.key_type) and declared.kind in CODED_KINDS:
+        verdict = _verdict(stored, declared)
     if verdict is Compatibility.INCOMPATIBLE:
         raise IncompatibleStateError(
             f"operator {operator!r}: state {stored.name!r} was stored as {meta_text(stored)} "
@@ -131,6 +245,19 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
             stored=meta_text(stored),
             declared=meta_text(declared),
         )
+    return verdict
+
+
+def _verdict(stored: StateMeta, declared: StateMeta) -> Compatibility:
+    try:
+        (old_key, old, had_stamps), (key, value, stamps) = value_texts(stored), value_texts(declared)
+    except InvalidConfigError:
+        return Compatibility.INCOMPATIBLE
+    if old_key != key:
+        return Compatibility.INCOMPATIBLE
+    verdict = compatibility(old, TypeSpec.parse(value))
+    if verdict is Compatibility.COMPATIBLE_AS_IS and had_stamps != stamps:
+        return Compatibility.COMPATIBLE_AFTER_MIGRATION
     return verdict
 
 

@@ -5,7 +5,7 @@ backends; which sources there are is theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +15,10 @@ import pyarrow as pa
 from statebackends.backend import SnapshotTarget, TimerRow, TimerRowProvider
 from statebackends.columnar import NumpyColumnarState
 from statebackends.errors import CorruptStateError
+from statebackends.expiry import unexpired_chunks
 from statebackends.generations import Generations, visible_chunks
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
-from statebackends.keyedrows import ROWS_PER_BATCH, KeyedRows
+from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.keyedtables import (
     KEY_GROUP,
     NAMESPACE,
@@ -52,7 +53,11 @@ class TableSource(Protocol):
 class GenerationsSource:
     """A value, list, map, reducing or aggregating state in memory: all its namespaces."""
 
-    def __init__(self, rows: KeyedRows, codec: StateCodec, tables: Sequence[tuple[bytes, Generations]]) -> None:
+    def __init__(
+        self, rows: KeyedRows, codec: StateCodec, tables: Sequence[tuple[bytes, Generations]], horizon_ms: int | None = None
+    ) -> None:
+        """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
+        self._horizon_ms = horizon_ms
         self.meta = codec.meta
         self._rows = rows
         self._codec = codec
@@ -60,11 +65,13 @@ class GenerationsSource:
 
     def table(self) -> pa.Table:
         maps = self._codec.kind == "map"
-        chunks = (
+        chunks: Iterable[Chunk] = (
             (namespace, keys, values)
             for namespace, _, layers in self._frozen
             for keys, values in visible_chunks(layers, ROWS_PER_BATCH, maps=maps)
         )
+        if self._horizon_ms is not None:
+            chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
         return self._rows.table(self._codec, chunks)
 
     def release(self) -> None:

@@ -64,14 +64,14 @@ def _batch(state: StoredState, codec: StateCodec, schema: pa.Schema, rows: list[
             elements = _elements(value)
             owners += [row] * len(elements)
             positions += range(len(elements))
-            decoded += map(codec.value.decode, elements)
+            decoded += map(codec.decode_value, elements)
         columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
         columns.append(pa.array(positions, pa.int32()))
     else:
-        decoded += map(codec.value.decode, values)
+        decoded += map(codec.decode_value, values)
     if codec.map_key is not None:
         columns.append(codec.map_key.to_arrow([codec.map_key.decode(key.map_key) for key in keys]))
-    columns.append(codec.value.to_arrow(decoded))
+    columns += codec.to_arrays(decoded)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

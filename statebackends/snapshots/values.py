@@ -12,14 +12,12 @@ import msgspec
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from statebackends.handles import StateMeta
 from statebackends.recordshapes import RecordShape
-from statebackends.serializers import TypeSpec, split_map_text
+from statebackends.serializers import TypeSpec
 from statebackends.snapshots.contents import StoredState
-from statebackends.statecodec import StateCodec
+from statebackends.statecodec import CODED_KINDS, StampedCodec, StateCodec, has_stamps, value_texts
 from statebackends.valueshapes import DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
 
 PICKLED = "pickled"
-CODED_KINDS = ("value", "list", "map", "reducing", "aggregating")
-"""Kinds whose values have one declared type; the others have columns of their own."""
 
 Normaliser = Callable[[Any], Any]
 
@@ -50,9 +48,9 @@ def codec_of_meta(meta: StateMeta) -> StateCodec | None:
     """As `stored_codec`, without the user's classes. Raises InvalidConfigError."""
     if meta.kind not in CODED_KINDS:
         return None
-    key_text, value_text = split_map_text(meta.value_type) if meta.kind == "map" else (None, meta.value_type)
-    map_key = None if key_text is None else stored_type(key_text)
-    return StateCodec(meta, stored_type(value_text), map_key, None)
+    key_text, value_text, stamped = value_texts(meta)
+    map_key = stored_type(key_text) if meta.kind == "map" else None
+    return (StampedCodec if stamped else StateCodec)(meta, stored_type(value_text), map_key, None)
 
 
 class Comparer:
@@ -62,13 +60,17 @@ class Comparer:
 
     def __init__(self, meta: StateMeta) -> None:
         self._normalise: Normaliser = _same
+        self._stamped = False
         if meta.kind in CODED_KINDS:
-            text = split_map_text(meta.value_type)[1] if meta.kind == "map" else meta.value_type
-            self._normalise = _normaliser(stored_type(text).shape)
+            self._normalise = _normaliser(stored_type(value_texts(meta)[1]).shape)
+            self._stamped = has_stamps(meta)
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
-        """One encoding a row of these columns. Raises CorruptStateError."""
+        """One encoding a row of these columns; a value with a TTL compares with its stamp. Raises CorruptStateError."""
         try:
+            if self._stamped:
+                values, stamps = columns
+                return [_encode([self._normalise(value), stamp]) for value, stamp in zip(values, stamps, strict=True)]
             if len(columns) != 1:
                 return [_encode(row) for row in zip(*columns, strict=True)]
             if self._normalise is _same:

@@ -149,6 +149,10 @@ class Keyed:
         self.frozen = 0
         self.inline_thresholds: list[int] = []
         self.disposed = 0
+        self.uses_processing_time = False
+
+    def set_processing_time(self, now_ms: int) -> None:
+        self.log.append(f"time {now_ms}")
 
     def snapshot(self, checkpoint_id: int) -> PendingKeyed:
         self.log.append(f"keyed {checkpoint_id}")

@@ -68,6 +68,25 @@ def ids(bench: Bench, kind: type) -> list[int]:
     return [item.checkpoint_id for item in bench.answers() if isinstance(item, kind)]
 
 
+def test_states_with_a_ttl_are_told_the_time_before_each_unit_of_work() -> None:
+    log: list[str] = []
+    bench = Bench([Recording("a", log), Recording("b", log)], channels=1, log=log, rows_max=2)
+    bench.keyed[1].uses_processing_time = True
+    bench.clock.now_ms = 5
+    bench.subtask.start()
+    assert log == ["time 5", "a initialize", "b initialize", "b open", "a open"]
+    log.clear()
+    bench.rows(0, 1, 2, 3)
+    bench.clock.now_ms = 7
+    bench.run()
+    assert log[:6] == ["time 7", "a process 1", "b process 1", "time 7", "a process 2 3", "b process 2 3"]
+    log.clear()
+    bench.clock.now_ms = 9
+    bench.mailbox.put(NotifyCheckpointComplete(1, 1, 0))
+    bench.subtask.step(9)
+    assert log[:2] == ["time 9", "a complete 1"]
+
+
 # ------------------------------------------------------------------------------------------------------------- K table
 
 

@@ -85,6 +85,8 @@ class Cluster:
         )
         self._numbers = itertools.count(1)
         self._backends: list[KeyedBackendBase] = []
+        self.now_ms = 1_700_000_000_000
+        """Processing time of new backends."""
 
     def backend(
         self,
@@ -108,6 +110,7 @@ class Cluster:
             local_dir=str(self.root / f"local-{number}"),
             settings=self.settings,
             allow_unclaimed_state=allow_unclaimed_state,
+            now_ms=self.now_ms,
         )
         self._backends.append(backend)
         return backend

@@ -468,8 +468,8 @@ def test_unreadable_stored_text_is_incompatible() -> None:
 
 def test_map_state_text() -> None:
     key, value = TypeSpec.of(tuple[int, str]), TypeSpec.of(dict[str, list[int]])
-    assert map_text(key, value) == "map<tuple<int,str>,dict<str,list<int>>>"
-    assert split_map_text(map_text(key, value)) == (key.text, value.text)
+    assert map_text(key.text, value.text) == "map<tuple<int,str>,dict<str,list<int>>>"
+    assert split_map_text(map_text(key.text, value.text)) == (key.text, value.text)
     for bad in ("int", "map<int>", "list<int,int>"):
         with pytest.raises(InvalidConfigError):
             split_map_text(bad)

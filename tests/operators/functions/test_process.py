@@ -16,6 +16,7 @@ from operators.schema import UNDECLARED, RowType, declared_type
 from operators.selectors import key_selector
 from statebackends.errors import InvalidKeyError, InvariantError, UndeclaredStateError, UserFunctionError
 from statebackends.state import ListStateDescriptor, ValueStateDescriptor
+from statebackends.ttl import Ttl
 from tests.operators.harness import OperatorHarness
 
 ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
@@ -259,3 +260,35 @@ def test_every_timer_fires_once_over_crashes(steps: list[Any]) -> None:
     current.watermark(MAX_WATERMARK)
     expected = Counter(record for step in steps if isinstance(step, list) for record in step)
     assert Counter(committed + current.output.rows()) == expected
+
+
+class Expiring(ProcessFunction):
+    """Counts what came within a second of the record before."""
+
+    count = ValueStateDescriptor("count", int, Ttl(1000))
+    states = (count,)
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        count = ctx.state(self.count)
+        count.update(count.value(0) + 1)
+        out((ctx.key, count.value()))
+
+    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
+        out((ctx.key, ctx.state(self.count).value()))
+
+
+def test_state_with_a_ttl_expires_by_the_clock_of_the_operator_also_after_a_restore() -> None:
+    """R23, at an operator."""
+    row = [{"k": "a", "v": 1}]
+    with harness(Expiring(), now_ms=5_000) as job:
+        job.process(row * 2, schema=ROWS.schema)
+        job.clock.now_ms = 5_999
+        job.process(row, schema=ROWS.schema)
+        job.clock.now_ms = 6_999
+        job.process(row, schema=ROWS.schema)
+        assert job.output.rows() == [("a", 1), ("a", 2), ("a", 3), ("a", 1)]
+        snapshot = job.snapshot()
+    for now_ms, count in ((7_998, 2), (7_999, 1)):
+        with OperatorHarness.restored(operator(Expiring()), [snapshot], key_type="utf8", now_ms=now_ms) as job:
+            job.process(row, schema=ROWS.schema)
+            assert job.output.rows() == [("a", count)]
