@@ -80,7 +80,8 @@ def check_descriptor(descriptor: ColumnarStateDescriptor, key_names: Sequence[st
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InvalidConfigError(
-            f"columnar state {descriptor.name!r} has more than one column named {', '.join(repeated)}",
+            f"columnar state {descriptor.name!r} has more than one column named {', '.join(repeated)} "
+            f"(its tables have {', '.join(('key_group', 'namespace', *key_names))} of their own)",
             state=descriptor.name,
             columns=repeated,
         )

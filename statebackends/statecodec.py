@@ -15,7 +15,7 @@ import pyarrow as pa
 from statebackends.accumulators import check_descriptor, value_type_text
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
 from statebackends.handles import StateMeta
-from statebackends.keyedtables import TTL_STAMP, VALUE
+from statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
 from statebackends.serializers import Compatibility, TypeSpec, compatibility, map_text, migrate, split_map_text
 from statebackends.state import (
@@ -215,7 +215,7 @@ def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMe
     if key_type is None:
         raise InvalidConfigError(f"keyed state {descriptor.name!r} is declared on an operator without a key", state=descriptor.name)
     if isinstance(descriptor, ColumnarStateDescriptor):
-        check_descriptor(descriptor)
+        check_descriptor(descriptor, key_columns(key_type))
         return StateMeta(descriptor.name, descriptor.kind, value_type_text(descriptor), key_type.text)
     return StateCodec.of(descriptor, key_type).meta
 

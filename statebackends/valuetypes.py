@@ -162,8 +162,10 @@ class _Builder:
     def _typed_dict(self, declared: Any) -> RecordShape:
         hints, fields = _hints(declared), []
         for name, hint in hints.items():
-            required = name in declared.__required_keys__
-            inner = get_args(hint)[0] if get_origin(hint) in (NotRequired, typing.Required) else hint
+            mark = get_origin(hint)
+            inner = get_args(hint)[0] if mark in (NotRequired, typing.Required) else hint
+            # Python does not see the marks of a class whose annotations are texts (`from __future__ import annotations`)
+            required = mark is typing.Required or (mark is not NotRequired and name in declared.__required_keys__)
             field = self._field(name, name, inner, None if required else (lambda: MISSING))
             if not required and isinstance(field.shape, OptionalShape) and not self._lenient:
                 raise InvalidConfigError(f"{declared.__name__}[{name!r}] may be absent or None: a column has one null")

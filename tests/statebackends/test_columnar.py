@@ -19,6 +19,7 @@ from statebackends.errors import InvalidConfigError, InvariantError, StateOverfl
 from statebackends.frozen import CHUNK_ROWS
 from statebackends.keys import KeyType
 from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
+from statebackends.statecodec import state_meta
 
 KEY = KeyType.of(int)
 
@@ -332,6 +333,17 @@ def test_a_reader_on_another_thread_never_sees_a_later_write() -> None:
 def test_invalid_aggregates_are_refused(aggregates: tuple[ColumnAggregate, ...]) -> None:
     with pytest.raises(InvalidConfigError):
         check_descriptor(ColumnarStateDescriptor("s", aggregates))
+
+
+@pytest.mark.parametrize(
+    ("taken", "key_type", "free_with"),
+    [("key", "utf8", "tuple<utf8>"), ("key_1", "tuple<utf8,int64>", "tuple<utf8>")],
+)
+def test_an_aggregate_named_as_a_key_column_of_its_table_is_refused(taken: str, key_type: str, free_with: str) -> None:
+    descriptor = ColumnarStateDescriptor("s", (ColumnAggregate("count", None, taken),))
+    with pytest.raises(InvalidConfigError, match=f"column named {taken} .its tables have key_group, namespace, key"):
+        state_meta(descriptor, KeyType.parse(key_type))
+    assert state_meta(descriptor, KeyType.parse(free_with)).value_type == f"columnar<{taken}=count>"
 
 
 def test_the_type_text_names_functions_outputs_and_types() -> None:
