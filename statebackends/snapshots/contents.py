@@ -10,14 +10,19 @@ from dataclasses import dataclass
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from statebackends.handles import KeyedStateHandle, OperatorListHandle, OperatorState, StateMeta
+from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata
 from statebackends.snapshot import METADATA_NAME, ProblemKind, part_path
 from statebackends.snapshots.parts import PartReader
+from statebackends.state import OPERATOR_KINDS
+from statebackends.statecodec import TIMERS_KIND
 from statebackends.storage.operations import Storage
 
 NATIVE = "rocksdb"
 TABLE_FORMATS = ("arrow", "parquet")
+KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
+"""All that there are in version 1: another kind is of a newer version, and would be misread as one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +200,8 @@ def check_contents(snapshot: StoredSnapshot) -> None:
 def check_described(metadata: SnapshotMetadata, path: str) -> None:
     """As `check_contents`, of the records in the `_metadata` at `path` alone. Raises CorruptStateError."""
     for operator in metadata.operators:
+        if not 1 <= operator.parallelism <= operator.max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise _refused(path, operator, f"parallelism {operator.parallelism} of {operator.max_parallelism}")
         for subtask, state in enumerate(operator.subtasks):
             for handle in state.keyed:
                 wrong = _wrong_with(handle, operator.max_parallelism)
@@ -224,6 +231,9 @@ def _check_state(path: str, stored: StoredState) -> None:
     name = stored.meta.name
     if stored.keyed and stored.lists:
         raise _refused(path, stored.operator, f"state {name!r} is keyed state and operator state at once")
+    kinds = KEYED_KINDS if stored.keyed else OPERATOR_KINDS
+    if stored.meta.kind not in kinds:
+        raise _refused(path, stored.operator, f"state {name!r} is of the unknown kind {stored.meta.kind!r}")
     metas = {piece.handle.states[piece.index] for piece in stored.keyed} | {piece.handle.state for piece in stored.lists}
     if len(metas) > 1:
         raise _refused(path, stored.operator, f"subtasks differ in what state {name!r} is")

@@ -1,0 +1,97 @@
+"""Rows of canonical tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pyarrow as pa
+
+from .errors import require
+from .keys import key_fields, key_group, key_hash, key_json
+from .valuetypes import from_arrow, parse_type
+
+ROW_KINDS = ("value", "list", "map", "reducing", "aggregating")
+
+
+def rows_of_table(table: pa.Table, meta: dict[str, Any], max_parallelism: int) -> list[Any]:
+    """Rows of a state; list elements and map entries are put together."""
+    fields = key_fields(meta["key_type"])
+    names = [f"key_{index}" for index in range(len(fields))] if meta["key_type"].startswith("tuple<") else ["key"]
+    for name, nullable in columns_of(meta, names).items():
+        require(name in table.column_names, f"no column {name!r}")
+        require(nullable or not table.column(name).null_count, f"null in column {name!r}")
+    rows: list[dict[str, Any]] = []
+    for row in table.to_pylist():
+        members = [row.pop(name) for name in names]
+        group = key_group([key_hash(field, member) for field, member in zip(fields, members, strict=True)], names, max_parallelism)
+        require(row.pop("key_group") == group, f"key group of {members}")
+        shown = [key_json(member) for member in members]
+        rows.append({"key": shown[0] if names == ["key"] else {"tuple": shown}, **row})
+    return combine(rows, meta)
+
+
+def columns_of(meta: dict[str, Any], keys: list[str]) -> dict[str, bool]:
+    """Columns that a table must have, and which of them may hold nulls."""
+    columns = dict.fromkeys(["key_group", *keys, "namespace"], False)
+    match meta["kind"]:
+        case "columnar":
+            for name, function in aggregates(meta["value_type"]):
+                parts = [f"{name}.sum", f"{name}.count"] if function == "mean" else [name]
+                columns |= dict.fromkeys(parts, function in ("sum", "min", "max"))
+            return columns
+        case "timers":
+            return columns | {"time": False}
+    kind = parse_type(meta["value_type"])
+    if meta["kind"] == "list":
+        columns["position"] = False
+    elif meta["kind"] == "map":
+        columns["map_key"] = kind[1][0] == "optional"
+        kind = kind[2]
+    return columns | {"value": kind[0] == "optional"}
+
+
+def aggregates(value_type: str) -> list[tuple[str, str]]:
+    """(name, function) of a columnar type whose names are plain."""
+    return re.findall(r"([^,<]+)=(count|sum|min|max|mean)(?:\(\w+\))?[,>]", value_type)
+
+
+def combine(rows: list[dict[str, Any]], meta: dict[str, Any]) -> list[Any]:
+    match meta["kind"]:
+        case "columnar":
+            return [columnar_row(row, meta["value_type"]) for row in rows]
+        case "timers":
+            return [{"key": row["key"], "namespace": row["namespace"].hex(), "time": row["time"]} for row in rows]
+    require(meta["kind"] in ROW_KINDS, f"kind {meta['kind']!r}")
+    map_type, value_type = None, parse_type(meta["value_type"])
+    if meta["kind"] == "map":
+        (_, map_type, value_type) = value_type
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row.get("position", 0)):
+        value = from_arrow(value_type, row["value"])
+        place = json.dumps([row["key"], row["namespace"].hex()], sort_keys=True)
+        shown = found.setdefault(place, {"key": row["key"], "namespace": row["namespace"].hex(), "value": []})
+        if map_type is not None:
+            shown["value"].append([from_arrow(map_type, row["map_key"]), value])
+        elif meta["kind"] == "list":
+            require(row["position"] == len(shown["value"]), "positions")
+            shown["value"].append(value)
+        else:
+            require(shown["value"] == [], "a key twice")
+            shown["value"] = value
+    for shown in found.values() if map_type is not None else ():
+        shown["value"].sort(key=json.dumps)
+    return list(found.values())
+
+
+def columnar_row(row: dict[str, Any], value_type: str) -> dict[str, Any]:
+    parts = {name: key_json(value) for name, value in row.items() if name not in ("key", "namespace")}
+    result: dict[str, Any] = {}
+    for name, function in aggregates(value_type):
+        if function != "mean":
+            result[name] = parts[name]
+        else:
+            total, count = row[f"{name}.sum"], row[f"{name}.count"]
+            result[name] = key_json(total / count) if count else None
+    return {"key": row["key"], "window": row["namespace"], "parts": parts, "result": result}

@@ -1,0 +1,164 @@
+"""Contents of golden snapshots as plain JSON, made from the inputs alone and by nothing of what reads or writes snapshots.
+
+Null, true, 5, "text" as they are; {"float": "0.5"}, {"bytes": "00ff"}, {"date": "2026-01-02"}, {"us": 5} (time since the
+epoch), {"decimal": "1.50"}, {"text": "PT5S"}, {"pickle": "80..."}; lists as lists; {"set": [...]},
+{"dict": [[key, value], ...]}, {"tuple": [...]}, {"struct": {...}}."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+import types
+import typing
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NotRequired, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+
+from statebackends.serializers import Pickled
+from tests.golden.contents_v1 import COLUMNAR_TYPE, EPOCH, MAX_PARALLELISM, Contents, Held, Key, entries_of
+
+Json = Any
+
+
+def plain(value: Any, declared: Any = None) -> Json:
+    """Plain JSON of a value of a declared type; of a key, whose type needs no declaration."""
+    origin, arguments = get_origin(declared), get_args(declared)
+    if declared is Pickled:
+        return {"pickle": pickle.dumps(value, protocol=5).hex()}
+    if origin is NotRequired:
+        return plain(value, arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        members = [argument for argument in arguments if argument is not type(None)]
+        return plain(value, members[0] if len(members) == 1 else None)
+    names = _field_names(declared)
+    if names is not None and value is not None:
+        read = value.get if isinstance(value, dict) else lambda name: getattr(value, name)
+        present = [name for name in names if not isinstance(value, dict) or name in value]
+        return {"struct": {names[name][0]: plain(read(name), names[name][1]) for name in present}}
+    match value:
+        case set() | frozenset():
+            return {"set": sorted((plain(member, arguments[0]) for member in value), key=json.dumps)}
+        case dict():
+            return {"dict": [[plain(key, arguments[0]), plain(member, arguments[1])] for key, member in value.items()]}
+        case tuple() if Ellipsis not in arguments:
+            return {"tuple": [plain(member, kind) for member, kind in zip(value, arguments or [None] * len(value), strict=True)]}
+        case list() | tuple():
+            return [plain(member, arguments[0]) for member in value]
+    return _scalar(value)
+
+
+def _field_names(declared: Any) -> dict[str, tuple[str, Any]] | None:
+    """Attribute -> (name of the field, its type); None if it is no record."""
+    if not isinstance(declared, type):
+        return None
+    hints = typing.get_type_hints(declared) if declared.__module__ == Contents.__module__ else {}
+    if issubclass(declared, msgspec.Struct):
+        return {each.name: (each.encode_name, hints[each.name]) for each in msgspec.structs.fields(declared)}
+    if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) or hasattr(declared, "_fields"):
+        return {name: (name, hint) for name, hint in hints.items()}
+    return None
+
+
+def _scalar(value: Any) -> Json:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return {"float": repr(value)}
+        case bytes():
+            return {"bytes": value.hex()}
+        case datetime():
+            return {"us": (value - EPOCH) // timedelta(microseconds=1)}
+        case date():
+            return {"date": value.isoformat()}
+        case Decimal():
+            return {"decimal": str(value)}
+        case timedelta():
+            sign, rest = ("-", -value) if value < timedelta(0) else ("", value)
+            days, seconds = divmod(rest // timedelta(microseconds=1), 86_400_000_000)
+            text = f"{seconds / 1e6:.6f}".rstrip("0").rstrip(".")
+            return {"text": f"{sign}P{f'{days}D' if days else ''}T{text}S"}
+        case time():
+            return {"text": value.isoformat()}
+        case UUID():
+            return {"text": str(value)}
+    raise TypeError(type(value).__name__)
+
+
+def rows_of(held: Held) -> list[Json]:
+    """Rows as they are to be found."""
+    found = []
+    for key, namespace, value in held.rows:
+        declared = held.descriptor.type
+        shown: Json
+        match held.descriptor.kind:
+            case "list":
+                shown = [plain(element, declared) for element in value]
+            case "map":
+                shown = sorted(
+                    ([plain(entry, held.descriptor.key_type), plain(v, declared)] for entry, v in value.items()), key=json.dumps
+                )
+            case "reducing":
+                shown = sum(value)
+            case "aggregating":
+                shown = {"tuple": [sum(value), len(value)]}
+            case _:
+                shown = plain(value, declared)
+        found.append({"key": plain(key), "namespace": namespace.hex(), "value": shown})
+    return in_order(found)
+
+
+def windows_of(contents: Contents) -> list[Json]:
+    """Rows of the columnar state: parts of accumulators, and results; folded here one by one."""
+    seen: dict[tuple[Key, int], list[tuple[int | None, float | None]]] = {}
+    for window, rows in contents.updates:
+        for key, seats, delay in rows:
+            seen.setdefault((key, window), []).append((seats, delay))
+    found = []
+    for (key, window), values in seen.items():
+        seats = [value for value, _ in values if value is not None]
+        delays = [value for _, value in values if value is not None]
+        numbers = [value for value in delays if not math.isnan(value)]
+        shared = {
+            "flights": len(values),
+            "counted": len(seats),
+            "seats": sum(seats) if seats else None,
+            "fewest": min(seats, default=None),
+            "delay": math.fsum(delays) if delays else None,
+            "least": min(numbers, default=math.nan) if delays else None,
+            "most": (math.nan if len(numbers) < len(delays) else max(delays)) if delays else None,
+        }
+        parts = {"load.sum": sum(seats), "load.count": len(seats), "average.sum": math.fsum(delays), "average.count": len(delays)}
+        means = {
+            "load": sum(seats) / len(seats) if seats else None,
+            "average": math.fsum(delays) / len(delays) if delays else None,
+        }
+        shown = [{name: plain(value) for name, value in {**shared, **more}.items()} for more in (parts, means)]
+        found.append({"key": plain(key), "window": window, "parts": shown[0], "result": shown[1]})
+    return in_order(found)
+
+
+def expected(contents: Contents, parallelism: int) -> Json:
+    """All that is to be found of an operator."""
+    states: dict[str, Json] = {}
+    for held in contents.held:
+        kind = held.descriptor.kind
+        states[held.descriptor.name] = {"kind": kind, "value_type": held.value_type, "rows": rows_of(held)}
+    if contents.columnar is not None:
+        states[contents.columnar.name] = {"kind": "columnar", "value_type": COLUMNAR_TYPE, "rows": windows_of(contents)}
+    for name, timers in contents.timers.items():
+        rows = [{"key": plain(key), "namespace": namespace.hex(), "time": moment} for key, namespace, moment in timers]
+        states[name] = {"kind": "timers", "value_type": "int", "rows": in_order(rows)}
+    for descriptor, entries in contents.lists.items():
+        subtasks = [[entry.hex() for entry in entries_of(descriptor, entries, index, parallelism)] for index in range(parallelism)]
+        states[descriptor.name] = {"kind": descriptor.kind, "value_type": "bytes", "subtasks": subtasks}
+    return {"parallelism": parallelism, "max_parallelism": MAX_PARALLELISM, "key_type": contents.key_type, "states": states}
+
+
+def in_order(rows: list[Json]) -> list[Json]:
+    return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))

@@ -1,0 +1,125 @@
+"""A golden snapshot restored as the coordinator and the workers do it, and what operators then see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coordinator.judging import judge_snapshot
+from coordinator.restore import assign_state, find_list_states
+from coordinator.snapshots import load_snapshot, read_lists
+from statebackends.backend import RestoredOperatorState, TimerRow
+from statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
+from statebackends.generations import GenerationRows, Generations
+from statebackends.handles import OperatorSubtaskState
+from statebackends.keyedbase import KeyedBackendBase
+from statebackends.keygroups import assign_key_groups
+from statebackends.metadata import SnapshotMetadata
+from statebackends.operator_state import read_entries
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import run_flow
+from tests.golden.contents_v1 import MAX_PARALLELISM, Contents
+from tests.golden.make_snapshots import graph
+from tests.golden.plainjson import plain
+
+
+class Restored:
+    """A golden snapshot in the backends of a job, as the coordinator deals it out."""
+
+    def __init__(self, folder: Path, backend: BackendKind, parallelism: dict[str, int], local: Path) -> None:
+        self.storage = LocalStorage(folder.parent.parent)
+        self.folder = f"{folder.parent.name}/{folder.name}"
+        self._backend, self._local = backend, local
+        self.metadata: SnapshotMetadata = run_flow(load_snapshot(self.folder), self.storage)
+        self.graph = graph(parallelism, backend)
+        judgement = judge_snapshot(self.metadata, self.graph)
+        for refusal in judgement.refusals:
+            raise refusal.error()
+        lists = {
+            (stored.uid, name): run_flow(read_lists(stored, name, self.folder), self.storage)
+            for stored, name in find_list_states(self.metadata, self.graph)
+        }
+        assigned = assign_state(self.metadata, self.graph, lists)
+        self.states: dict[str, list[OperatorSubtaskState]] = {}
+        for vertex in self.graph.vertices:
+            uid = vertex.operators[0].uid
+            mine = sorted((key.subtask, state) for key, state in assigned.items() if key.vertex == vertex.vertex_id)
+            self.states[uid] = [state.get(uid, OperatorSubtaskState()) for _, state in mine]
+
+    def keyed(self, contents: Contents) -> Iterator[KeyedBackendBase]:
+        states = self.states[contents.uid]
+        for subtask, state in enumerate(states):
+            backend = create_keyed_backend(
+                self._backend,
+                descriptors=contents.descriptors,
+                key_type=contents.key,
+                key_groups=assign_key_groups(MAX_PARALLELISM, len(states), subtask),
+                max_parallelism=MAX_PARALLELISM,
+                operator=contents.uid,
+                subtask=subtask,
+                local_dir=str(self._local / f"{len(contents.uid)}-{subtask}"),
+            )
+            try:
+                backend.restore(state.keyed, self.storage, self.folder)
+                yield backend
+            finally:
+                backend.dispose()
+
+    def entries(self, contents: Contents) -> dict[str, list[list[str]]]:
+        found: dict[str, list[list[str]]] = {}
+        for state in self.states[contents.uid]:
+            backend = create_operator_backend(contents.descriptors, operator=contents.uid)
+            lists: dict[str, list[bytes]] = {}
+            for handle in state.operator:
+                lists.setdefault(handle.state.name, []).extend(
+                    run_flow(read_entries(handle, self.folder, operator=contents.uid), self.storage)
+                )
+            backend.restore(RestoredOperatorState(lists))
+            for descriptor in contents.lists:
+                found.setdefault(descriptor.name, []).append([e.hex() for e in backend.list_state(descriptor.name).entries])
+        return found
+
+
+def keyed_contents(backend: KeyedBackendBase, contents: Contents) -> dict[str, list[Any]]:
+    """What the state objects of one subtask give back, by state."""
+    found: dict[str, list[Any]] = {}
+
+    def key_of(encoded: bytes) -> Any:
+        return plain(backend.key_type.decode(encoded))
+
+    for held in contents.held:
+        rows = found.setdefault(held.descriptor.name, [])
+        for namespace in sorted({namespace for _, namespace, _ in held.rows}):
+            for encoded in list(backend.keys(held.descriptor.name, namespace)):
+                key = backend.key_type.decode(encoded)
+                backend.set_current_key(encoded, backend.key_type.key_group(key, MAX_PARALLELISM))
+                value = shown(backend.get_state(held.descriptor, namespace), held.descriptor)
+                rows.append({"key": key_of(encoded), "namespace": namespace.hex(), "value": value})
+    if contents.columnar is not None:
+        state = backend.columnar_state(contents.columnar, ["airline"])
+        rows = found.setdefault(contents.columnar.name, [])
+        for window in state.namespaces():
+            for row in state.read(window).to_pylist():
+                key = plain(row.pop("airline"))
+                rows.append({"key": key, "window": window, "result": {name: plain(value) for name, value in row.items()}})
+    for name in contents.timers:
+        timers: list[TimerRow] = []
+        backend.register_timers(name, GenerationRows(Generations(), timers.extend))
+        assert all(group in backend.key_groups for _, _, _, group in timers)
+        found[name] = [{"key": key_of(key), "namespace": namespace.hex(), "time": time} for time, key, namespace, _ in timers]
+    return found
+
+
+def shown(state: Any, descriptor: Any) -> Any:
+    """A state object's contents as plain JSON."""
+    match descriptor.kind:
+        case "value":
+            return plain(state.value(), descriptor.type)
+        case "list":
+            return [plain(element, descriptor.type) for element in state.get()]
+        case "map":
+            entries = [[plain(entry, descriptor.key_type), plain(value, descriptor.type)] for entry, value in state.items()]
+            return sorted(entries, key=json.dumps)
+    return plain(state.get(), descriptor.type)
