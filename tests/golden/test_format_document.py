@@ -156,7 +156,7 @@ def test_every_type_of_value_is_described() -> None:
     described = {text for row in table_after("| text | column | msgpack |") for text in code(row[0])}
     assert {text.partition("<")[0] for text in described} == {
         *SCALAR_TEXTS, "time", "timedelta", "uuid", "pickled", "union", "optional", "list", "set", "frozenset", "tuple", "dict",
-        "struct", "namedtuple", "map",
+        "struct", "namedtuple", "map", "ttl",
     }  # fmt: skip
     for text in SCALAR_TEXTS:
         assert TypeSpec.parse(text).text == text
