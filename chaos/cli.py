@@ -128,7 +128,7 @@ def make_campaign(
         kinds=kinds,
         plan=plan,
         sabotage=sabotage,
-        backend=catalogue.choose_backend(backend),
+        backend=catalogue.choose_backend(backend) or (None if chosen is None else chosen.backend),
         options=() if faults is None else ("--faults", faults),
     )
 

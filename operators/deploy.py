@@ -5,7 +5,7 @@ It decides nothing about when anything runs (worker.py) and builds each subtask 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import cloudpickle
@@ -32,6 +32,7 @@ from operators.stateloading import StateLoader
 from operators.subtask import Report, Subtask, SubtaskPorts
 from statebackends.errors import GraphError
 from statebackends.keygroups import subtasks_of_key_groups
+from statebackends.settings import StateBackendSettings
 from statebackends.storage.operations import Storage
 
 
@@ -102,6 +103,8 @@ class WorkerPorts:
     new_nonce: Callable[[], str]
     local_directory: str
     """Of this process alone; working state that does not fit in memory goes below it."""
+    backend_settings: StateBackendSettings = field(default_factory=StateBackendSettings)
+    """Of the process; what a job says for itself takes the place of the same here."""
 
 
 class SubtaskBuilder:
@@ -157,7 +160,13 @@ class SubtaskBuilder:
             report=ports.report,
         )
         loader = StateLoader(
-            chain, vertex, wanted, deployment, storage=ports.storage, local_directory=ports.local_directory
+            chain,
+            vertex,
+            wanted,
+            deployment,
+            storage=ports.storage,
+            local_directory=ports.local_directory,
+            settings=ports.backend_settings,
         )
         subtask_ports = SubtaskPorts(chain, mailbox, pool, ports.clock, snapshots, ports.report, gate_inputs, loader.load)
         subtask = Subtask(

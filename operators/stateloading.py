@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
@@ -49,6 +49,7 @@ class StateLoader:
         *,
         storage: Storage,
         local_directory: str,
+        settings: StateBackendSettings,
     ) -> None:
         self._chain = chain
         self._vertex = vertex
@@ -62,6 +63,11 @@ class StateLoader:
         self._config: JobConfig = deployment.graph.config
         self._storage = storage
         self._local_directory = local_directory
+        self._settings = replace(
+            settings,
+            memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
+            rocksdb_incremental=self._config.is_incremental,
+        )
 
     def load(self) -> Callable[[], None]:
         """Pool thread: open and restore; the callable gives everything to the contexts. Raises CorruptStateError and others."""
@@ -105,9 +111,7 @@ class StateLoader:
             local_dir=os.path.join(self._local_directory, name),
             allow_unclaimed_state=True,  # the coordinator has judged the snapshot; what it lets through is to be dropped
             now_ms=node.context.now_ms(),
-            settings=StateBackendSettings(
-                memory_snapshot_bytes_max=config.memory_snapshot_bytes_max, rocksdb_incremental=config.is_incremental
-            ),
+            settings=self._settings,
         )
 
 

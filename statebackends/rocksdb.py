@@ -23,7 +23,7 @@ from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.rocksdb_expiry import ExpirySweep
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
 from statebackends.rocksdb_restore import NativeRestore
-from statebackends.rocksdb_store import TABLE_SUFFIX, RocksStore, Row, row_key
+from statebackends.rocksdb_store import TABLE_SUFFIX, Compaction, RocksStore, Row, row_key
 from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
 from statebackends.settings import StateBackendSettings
 from statebackends.sharedpaths import shared_path
@@ -146,6 +146,11 @@ class RocksKeyedBackend(KeyedBackendBase):
             folder,
             write_buffer_bytes=self._settings.rocksdb_write_buffer_bytes,
             block_cache_bytes=self._settings.rocksdb_block_cache_bytes,
+            compaction=Compaction(
+                self._settings.rocksdb_sorted_runs_max,
+                self._settings.rocksdb_space_amplification_percent,
+                self._settings.rocksdb_background_compaction,
+            ),
             read_only=read_only,
         )
 

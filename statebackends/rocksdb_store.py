@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,12 +20,14 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    DBCompactionStyle,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
     ReadOptions,
     SstFileWriter,
+    UniversalCompactOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -50,6 +53,20 @@ _UNUSED_FILES = frozenset({"LOCK", "LOG", "IDENTITY"})
 
 Row = tuple[bytes, bytes | None]
 """(row key, encoded value), or None to delete."""
+
+
+_RUNS_TO_SLOW_DOWN = 16
+"""Runs beyond those that are merged, at which RocksDB holds writes back; twice as many stop them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """When tables are merged. What is merged is stored again by the next increment, so it is by size, never by level: with leveled
+    compaction each hundredth of scattered changes rewrites all (measured: 21 % of the bytes an increment, against 2-4 %)."""
+
+    runs_max: int = 8
+    space_amplification_percent: int = 200
+    in_background: bool = True
 
 
 class RowKey(NamedTuple):
@@ -83,19 +100,29 @@ def parse_row_key(encoded: bytes) -> RowKey:
 class RocksStore:
     """An open database in a folder of its own. Thread-safe as RocksDB is; who may write when is the caller's business."""
 
-    def __init__(self, folder: str, *, write_buffer_bytes: int, block_cache_bytes: int, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        write_buffer_bytes: int,
+        block_cache_bytes: int,
+        compaction: Compaction | None = None,
+        read_only: bool = False,
+    ) -> None:
         """Opens the folder, or creates it. Raises StorageUnavailableError, or CorruptStateError if it isn't ours."""
         self.folder = folder
+        self._compaction = compaction or Compaction()
         access = AccessType.read_only() if read_only else AccessType.read_write()
         try:
             os.makedirs(folder, exist_ok=True)
-            self._db = Rdict(folder, _options(write_buffer_bytes, block_cache_bytes), access_type=access)
+            options = _options(write_buffer_bytes, block_cache_bytes, self._compaction)
+            self._db = Rdict(folder, options, access_type=access)
             self.state_ids: dict[str, int] = json.loads(self._db.get(_STATES_KEY) or b"{}")
         except OSError as error:
             raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
         except Exception as error:  # rocksdict raises plain Exception
             raise CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb") from error
-        self._table_options = _options(write_buffer_bytes, block_cache_bytes)
+        self._table_options = _options(write_buffer_bytes, block_cache_bytes, self._compaction)
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
         self._closed = self._refusing = False
@@ -211,10 +238,15 @@ class RocksStore:
         """Flush, then hard-link the whole database into a new folder; returns its file names, sorted."""
         try:
             self._db.flush()
+            if not self._compaction.in_background and self._is_crowded():
+                self._db.compact_range(None, None)
             Checkpoint(self._db).create_checkpoint(folder)
         except Exception as error:
             raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
         return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
+
+    def _is_crowded(self) -> bool:
+        return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0) >= self._compaction.runs_max
 
     def size(self) -> int:
         """Bytes of files and memtables, estimated."""
@@ -267,7 +299,7 @@ def _storing(path: str) -> Iterator[None]:
         raise StorageUnavailableError(f"{path}: {error}", path=path) from error
 
 
-def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Any:
+def _options(write_buffer_bytes: int, block_cache_bytes: int, compaction: Compaction) -> Any:
     tables = BlockBasedOptions()
     tables.set_block_cache(Cache(block_cache_bytes))
     tables.set_bloom_filter(10.0, False)
@@ -279,6 +311,14 @@ def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Any:
     options.set_write_buffer_size(write_buffer_bytes)
     options.set_max_write_buffer_number(2)
     options.set_max_background_jobs(2)
+    universal = UniversalCompactOptions()
+    universal.max_size_amplification_percent = compaction.space_amplification_percent
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_universal_compaction_options(universal)
+    options.set_level_zero_file_num_compaction_trigger(compaction.runs_max)
+    options.set_level_zero_slowdown_writes_trigger(compaction.runs_max + _RUNS_TO_SLOW_DOWN)
+    options.set_level_zero_stop_writes_trigger(compaction.runs_max + 2 * _RUNS_TO_SLOW_DOWN)
+    options.set_disable_auto_compactions(not compaction.in_background)
     options.set_keep_log_file_num(1)
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)

@@ -14,6 +14,8 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "rocksdb_cache_bytes_max": (0, 64 * _GIB),
     "rocksdb_write_buffer_bytes": (_MIB, 4 * _GIB),
     "rocksdb_block_cache_bytes": (_MIB, 64 * _GIB),
+    "rocksdb_sorted_runs_max": (2, 1_000),
+    "rocksdb_space_amplification_percent": (1, 10_000),
 }
 
 
@@ -27,10 +29,16 @@ class StateBackendSettings:
     """`rocksdb`, per subtask and operator: live state in memory above this is written to RocksDB between barriers."""
     rocksdb_cache_bytes_max: int = 32 * _MIB
     """`rocksdb`, per subtask and operator: values read or written lately, as Python objects."""
-    rocksdb_write_buffer_bytes: int = 32 * _MIB
-    """`rocksdb`: one memtable; there are at most two."""
+    rocksdb_write_buffer_bytes: int = 64 * _MIB
+    """`rocksdb`: one memtable; there are at most two. A checkpoint empties them: only more than this between two fills one."""
     rocksdb_block_cache_bytes: int = 32 * _MIB
     """`rocksdb`: uncompressed blocks, indexes and filters."""
+    rocksdb_sorted_runs_max: int = 8
+    """`rocksdb`: sorted runs (a checkpoint adds one) at which neighbours are merged. More: smaller checkpoints, slower reads."""
+    rocksdb_space_amplification_percent: int = 200
+    """`rocksdb`: what newer runs may add to the size of the oldest before all are merged into one. More: this is rarer."""
+    rocksdb_background_compaction: bool = True
+    """`rocksdb`: merge while the job runs. False: by whoever makes a checkpoint's copy, all runs at once; for repeatable runs."""
     rocksdb_incremental: bool = True
     """`rocksdb`: a checkpoint stores only the files that its base does not have."""
 
@@ -44,5 +52,5 @@ class StateBackendSettings:
             lowest, highest = _BOUNDS[setting.name]
             if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
                 raise InvalidConfigError(
-                    f"{setting.name} must be a number of bytes, {lowest}..{highest}, not {value!r}", setting=setting.name
+                    f"{setting.name} must be a whole number, {lowest}..{highest}, not {value!r}", setting=setting.name
                 )

@@ -45,8 +45,8 @@ class RecoveryChecker(Checker):
             self._try()
 
     def at_end(self) -> None:
-        start = f"{self.world.job_id}/chk-"
-        if self.world.jobs_live or any(path.startswith(start) for path in self.world.state.paths(self.world.job_id)):
+        starts = (f"{self.world.job_id}/chk-", f"{self._paths.shared}/")
+        if self.world.jobs_live or any(path.startswith(starts) for path in self.world.state.paths(self.world.job_id)):
             self._try()
 
     def _try(self) -> None:

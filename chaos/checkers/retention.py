@@ -3,6 +3,7 @@
 Cleaning is allowed to fail: a process may die over it, a call may fail, and what a zombie writes afterwards is found by the next
 recovery (see recovery.py). Therefore only what was due in peace is held against the job:
 - completed checkpoints beyond the limit, and any after FINISHED, unless a deletion failed or the last leader died;
+- what completed checkpoints shared, once none of them is left (I23), with the same exceptions;
 - files that came with an acknowledgement which the leader discarded, if it never tried to delete them, and could;
 - files that dead attempts staged, if the last attempt never looked for such, and could, and no savepoint may name them.
 A sink's `data/` holds committed files alone, each has its link for plain readers, and of the last attempt nothing is staged."""
@@ -29,6 +30,7 @@ from chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, jo
 from chaos.observations import Answered, Delivered, Led, Lifecycle, Observation, Report, Requested, Stored, StoreView, WorldView
 from chaos.scenario import Scenario, SinkExpectation
 from statebackends.errors import StorageUnavailableError
+from statebackends.sharedpaths import SHARED_FOLDER, writer_of
 from statebackends.snapshot import file_handles
 from statebackends.storage.operations import DeleteFile, DeleteFolder, ListFolder
 
@@ -64,7 +66,7 @@ class _Discarded:
 class RetentionChecker(Checker):
     """Notes failures while the job runs, and looks around at the end."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I16", "I19", "I24")
+    invariants: ClassVar[tuple[str, ...]] = ("I16", "I19", "I23", "I24")
     hears: ClassVar[tuple[type, ...]] = (Stored, Requested, Answered, Delivered, Led, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
@@ -200,6 +202,15 @@ class RetentionChecker(Checker):
             limit = 0
         if len(kept) > limit:
             self.report("I16", f"the job is {result.state} and keeps the checkpoints {kept}, at most {limit} are to be kept")
+        if not kept:
+            self._check_shared(result.state)
+
+    def _check_shared(self, state: str) -> None:
+        """No checkpoint is left, so none refers to a file. What an aborted one wrote too late is the next recovery's matter."""
+        for path in self.world.state.paths(f"{self.world.job_id}/{SHARED_FOLDER}"):
+            if writer_of(path.rpartition("/")[2]) in self._ledger.completed:
+                self.report("I23", f"the job is {state} and keeps no checkpoint, and {path} is still there")
+                return
 
     def _is_disturbed(self) -> bool:
         """A coordinator died, slept or saw a call fail after the result was stored: nobody has to finish what it began."""

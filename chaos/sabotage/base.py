@@ -55,6 +55,8 @@ class Sabotage:
     """Kinds of faults, or families, that make it show; empty: all."""
     seeds_max: int = SEEDS_MAX
     """It is caught within so many seeds."""
+    backend: str | None = None
+    """State backend in which it shows; None: any."""
 
     @contextmanager
     def apply(self) -> Iterator[None]:

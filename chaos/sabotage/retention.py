@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import coordinator.effects as effects_module
 import coordinator.store as store_module
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
-from chaos.sabotage.base import Mutant, Sabotage
+from chaos.sabotage.base import Mutant, Sabotage, constant
 from coordinator.decisions import Decisions
 from coordinator.records import JobPaths
 from coordinator.retained import RetainedCheckpoints
+from coordinator.sharedfiles import Released, SharedFiles
+from coordinator.store import discard_shared
 from statebackends.storage.operations import DeleteFile, Flow, ListFiles
 
 
@@ -39,10 +42,36 @@ def _discards_repeated(original: Any) -> Any:
     return acknowledge
 
 
-def _deletes_claim_last(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
+def _deletes_claim_last(
+    paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()
+) -> Flow[None]:
     files: list[str] = yield ListFiles(paths.checkpoint(checkpoint_id))
     for path in sorted(files, reverse=True):
         yield DeleteFile(path)
+    for other in after:
+        yield DeleteFile(paths.claim(other))
+    yield from discard_shared(paths, shared)
+
+
+def _deletes_shared_first(original: Any) -> Any:
+    def drop_checkpoint(
+        paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()
+    ) -> Flow[None]:
+        yield from discard_shared(paths, shared)
+        yield from original(paths, checkpoint_id)
+
+    return drop_checkpoint
+
+
+def _releases_what_others_need(original: Any) -> Any:
+    """A file goes with the first checkpoint that refers to it."""
+
+    def release(self: SharedFiles, checkpoint_id: int) -> Released:
+        named = {name for name, ids in self.counts().items() if checkpoint_id in ids}
+        released: Released = original(self, checkpoint_id)
+        return Released(tuple(sorted(named.union(released.names))), released.after)
+
+    return release
 
 
 def _takes_the_oldest(original: Any) -> Any:
@@ -77,6 +106,30 @@ SABOTAGES = (
             Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
             Mutant(store_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
+    ),
+    Sabotage(
+        "needed_shared_file_deleted",
+        "a shared file goes with the first checkpoint that refers to it",
+        ("I23",),
+        (Mutant(SharedFiles, "release", _releases_what_others_need),),
+        backend="rocksdb",
+    ),
+    Sabotage(
+        "shared_deleted_first",
+        "the shared files of a dropped checkpoint are deleted before its claim, so that a crash leaves a hole",
+        ("I23",),
+        (Mutant(effects_module, "drop_checkpoint", _deletes_shared_first),),
+        backend="rocksdb",
+    ),
+    Sabotage(
+        "unswept_shared_files",
+        "what an aborted checkpoint stored for others to share is deleted by nobody",
+        ("I24",),
+        (
+            Mutant(effects_module, "sweep_shared", constant(())),
+            Mutant(store_module, "derive_shared_garbage", constant(())),
+        ),
+        backend="rocksdb",
     ),
     Sabotage(
         "oldest_restored",

@@ -57,6 +57,19 @@ def test_checkpoints_of_a_finished_job_are_kept(story: Story) -> None:
     assert story.broken == ["I16"]
 
 
+@pytest.mark.parametrize(("writer", "broken"), [(1, ["I23"]), (2, [])])
+def test_what_completed_checkpoints_shared_goes_with_the_last_of_them(story: Story, writer: int, broken: list[str]) -> None:
+    """What 2 wrote, which was aborted, is for the next recovery."""
+    story.claim(2)
+    story.abort(2)
+    story.write(f"{JOB}/shared/{writer}-1-op-0-n-000001.sst", b"state")
+    finish_without_dropping(story)
+    story.drop(1)
+    story.drop(2)
+    story.end()
+    assert story.broken == broken
+
+
 @pytest.mark.parametrize("change", ["killed", "paused"])
 def test_a_coordinator_that_died_need_not_drop_them(story: Story, change: str) -> None:
     finish_without_dropping(story)

@@ -11,9 +11,11 @@ from coordinator import events as on
 from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, encode_record
+from coordinator.sharedfiles import SharedFiles
 from coordinator.store import Takeover, settle_job
 from statebackends.errors import AmbiguousWriteError, FencedError
-from statebackends.storage.operations import DeleteFile, run_flow
+from statebackends.handles import FileHandle
+from statebackends.storage.operations import DeleteFile, Flow, run_flow
 from tests.coordinator.bench import JOB, A, B, Bench, of
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import MiniJob, MortalStorage
@@ -149,6 +151,40 @@ def test_claim_deleted_last() -> None:
         return [each.path.rpartition("/")[2] for each in storage.log if isinstance(each, DeleteFile)]
 
     assert_changes("claim_deleted_last", order, ["_claim"], ["state", "_metadata", "_claim"])
+
+
+def test_needed_shared_file_deleted() -> None:
+    def released() -> tuple[str, ...]:
+        shared = SharedFiles()
+        for number in (1, 2):
+            shared.register(number, [FileHandle("../shared/1-x", 1, "c")])
+        return shared.release(1).names
+
+    assert_changes("needed_shared_file_deleted", released, (), ("1-x",))
+
+
+def test_shared_deleted_first() -> None:
+    def order() -> list[str]:
+        storage = DictStorage({f"{JOB}/chk-1/_claim": b"", f"{JOB}/shared/1-x": b""})
+        run_flow(effects_module.drop_checkpoint(JobPaths(JOB), 1, ("1-x",)), storage)
+        return [each.path.rpartition("/")[2] for each in storage.log if isinstance(each, DeleteFile)]
+
+    assert_changes("shared_deleted_first", order, ["_claim", "1-x"], ["1-x", "_claim"])
+
+
+def test_unswept_shared_files() -> None:
+    def sweep() -> Flow[None]:
+        yield from effects_module.sweep_shared(PATHS, 2)
+
+    def left() -> list[str]:
+        storage = left_behind(aborted=True)
+        storage.files[f"{JOB}/shared/1-x"] = b""
+        run_flow(settle_job(PATHS, Takeover(2, "b", 0)), storage)
+        storage.files[f"{JOB}/shared/2-x"] = b""
+        run_flow(sweep(), storage)
+        return sorted(path.rpartition("/")[2] for path in storage.files if "/shared/" in path)
+
+    assert_changes("unswept_shared_files", left, [], ["1-x", "2-x"])
 
 
 # ------------------------------------------------------------------------------------------------------------ fencing

@@ -33,10 +33,13 @@ class Scene:
     plan: tuple[Fault, ...] = ()
     first: int = 0
     """Seed."""
+    backend: str | None = None
+    """State backend instead of the workload's."""
 
 
 UNEVEN_LINKS = throughout("slow_link", "all", amount=10, probability=0.5)
 SLOW_WRITES = throughout("store_slow", "worker:WriteFile", amount=60)
+UPLOADS_FAIL = throughout("store_fails", "worker:UploadFile", probability=0.1)
 COUNT_FAILS = at(600, "user_error", "count")
 COORDINATOR_DIES = at(600, "kill_coordinator", amount=1)
 SAVEPOINT = at(500, "savepoint")
@@ -71,6 +74,9 @@ SCENES = {
     "newest_dropped": Scene("counter"),
     "repeated_ack_discarded": Scene("windows", (throughout("duplicate", "acks"),)),
     "claim_deleted_last": Scene("counter"),
+    "needed_shared_file_deleted": Scene("counter", backend="rocksdb"),
+    "shared_deleted_first": Scene("counter", backend="rocksdb"),
+    "unswept_shared_files": Scene("counter", (UPLOADS_FAIL,), backend="rocksdb"),
     "oldest_restored": Scene("counter", (COUNT_FAILS,)),
     "reused_id": Scene("counter", (COORDINATOR_DIES,)),
     "stale_acks": Scene("counter", (at(500, "pause_worker", "worker-0", duration_ms=2_500),), 1),
@@ -89,7 +95,8 @@ SCENES = {
 
 
 def violations(scene: Scene, seed: int, sabotage: str | None) -> tuple[ViolationRecord, ...]:
-    return run_seed(RunRequest(seed, scene.workload, plan=scene.plan, sabotage=sabotage)).result.violations
+    request = RunRequest(seed, scene.workload, plan=scene.plan, sabotage=sabotage, backend=scene.backend)
+    return run_seed(request).result.violations
 
 
 @pytest.mark.parametrize("name", SABOTAGES)
@@ -112,6 +119,12 @@ def test_a_campaign_draws_what_makes_it_show() -> None:
     assert (campaign.workloads, campaign.kinds, campaign.seeds) == (sabotage.workloads, sabotage.kinds, sabotage.seeds_max)
     assert make_campaign(None, 0, (), "drop", "lost_recommit", None).kinds == ("drop",)
     assert make_campaign(None, 0, (), None, "missing_ack", None).kinds == ()
+
+
+def test_a_sabotage_brings_the_backend_in_which_it_shows() -> None:
+    assert make_campaign(None, 0, (), None, "needed_shared_file_deleted", None).backend == "rocksdb"
+    assert make_campaign(None, 0, (), None, "needed_shared_file_deleted", "memory").backend == "memory"
+    assert make_campaign(None, 0, (), None, "missing_ack", None).backend is None
 
 
 def test_a_family_of_faults_is_taken_for_its_kinds() -> None:
