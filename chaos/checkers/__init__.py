@@ -15,6 +15,7 @@ from chaos.checkers.liveness import LivenessChecker
 from chaos.checkers.output import OutputChecker
 from chaos.checkers.recovery import RecoveryChecker
 from chaos.checkers.registers import RegisterChecker
+from chaos.checkers.repair import RepairChecker
 from chaos.checkers.retention import RetentionChecker
 from chaos.observations import Report, WorldView
 from chaos.scenario import Scenario
@@ -31,6 +32,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     CutChecker,
     RetentionChecker,
     RecoveryChecker,
+    RepairChecker,
     EventTimeChecker,
     BoundsChecker,
     LivenessChecker,
@@ -88,6 +90,7 @@ def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[
         CutChecker(world, scenario, report, ledger),
         RetentionChecker(world, scenario, report, ledger),
         RecoveryChecker(world, scenario, report, ledger),
+        RepairChecker(world, scenario, report, ledger),
         EventTimeChecker(world, scenario, report),
         BoundsChecker(world, scenario, report),
         LivenessChecker(world, scenario, report, ledger),

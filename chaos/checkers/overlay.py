@@ -13,6 +13,8 @@ from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
+    DescribeFiles,
+    FileFacts,
     ListFiles,
     ListFolder,
     Operation,
@@ -55,6 +57,8 @@ class OverlayStorage:
                 return None if content is None else len(content)
             case ListFiles(prefix=prefix):
                 return self.paths(prefix)
+            case DescribeFiles(prefix=prefix):
+                return [FileFacts(path, len(self._content(path) or b""), 0) for path in self.paths(prefix)]
             case ListFolder(prefix=prefix):
                 start = f"{prefix.rstrip('/')}/" if prefix else ""
                 rests = (path[len(start) :] for path in self.paths(prefix))

@@ -55,21 +55,16 @@ class RecoveryChecker(Checker):
             before = run_flow(read_job(self._paths), overlay)
             if not before.exists:
                 return
-            once = run_flow(self._recover(), overlay)
-            twice = run_flow(self._recover(), overlay)
+            once = run_flow(recover(self._paths, self.world.now_ms), overlay)
+            twice = run_flow(recover(self._paths, self.world.now_ms), overlay)
             self._check_start(once)
         except HoldfastError as error:
             self.report("I29", f"a recovery from here fails: {type(error).__name__}: {error}")
             return
-        stages = [_meaning(job) for job in (before, once, twice)]
+        stages = [meaning(job) for job in (before, once, twice)]
         if stages[1] != stages[0] or stages[2] != stages[0]:
             self.report("I29", f"a recovery changes what there is: {stages[0]}, then {stages[1]}, then {stages[2]}")
         self._check_owners(twice, overlay)
-
-    def _recover(self) -> Flow[RecordedJob]:
-        now_ms = self.world.now_ms
-        epoch = yield from become_leader(self._paths, LeaderRecord(1, f"{_NONCE} {now_ms}", "", now_ms))
-        return (yield from settle_job(self._paths, Takeover(epoch, f"{_NONCE} {epoch}", now_ms)))
 
     def _check_start(self, job: RecordedJob) -> None:
         submission = job.newest_submission
@@ -102,7 +97,13 @@ class RecoveryChecker(Checker):
         return owned
 
 
-def _meaning(job: RecordedJob) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+def recover(paths: JobPaths, now_ms: int) -> Flow[RecordedJob]:
+    """What a leader does that comes now."""
+    epoch = yield from become_leader(paths, LeaderRecord(1, f"{_NONCE} {now_ms}", "", now_ms))
+    return (yield from settle_job(paths, Takeover(epoch, f"{_NONCE} {epoch}", now_ms)))
+
+
+def meaning(job: RecordedJob) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """What of a job's directory a recovery must not change: completed ids, results, the newest attempt."""
     completed = tuple(each.checkpoint_id for each in job.with_fact(CheckpointFact.COMPLETED))
     attempt = job.newest_attempt

@@ -1,0 +1,119 @@
+"""`fsck --repair` tried out when coordinators die, when faults end and when all is over: I23, I24, I29.
+
+On a copy, with a safety age of nothing, killed behind some of its deletions and run again: every file that a completed
+checkpoint names stays, a recovery then finds what it would have found, and in the end no orphan is left."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import CheckpointKind
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import JobLedger
+from chaos.checkers.overlay import OverlayStorage
+from chaos.checkers.recovery import meaning, recover
+from chaos.observations import Lifecycle, Observation, PhaseBegan, Report, WorldView
+from chaos.scenario import Scenario
+from coordinator.fsck import FsckReport, FsckRequest, check_directory
+from coordinator.publication import CheckpointFact, RecordedJob
+from coordinator.records import JobPaths
+from coordinator.store import read_job
+from statebackends.errors import HoldfastError
+from statebackends.snapshot import file_handles
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, run_flow
+
+MOMENTS_MAX = 3
+"""Deaths of coordinators in a run at which a repair is tried."""
+
+
+class RepairChecker(Checker):
+    """Runs the product's own repair on a copy."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I23", "I24", "I29")
+    hears: ClassVar[tuple[type, ...]] = (PhaseBegan, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._paths = JobPaths(world.job_id)
+        self._moments = 0
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case PhaseBegan(phase="liveness"):
+                self._try()
+            case Lifecycle(role="coordinator", change="killed") if self._moments < MOMENTS_MAX:
+                self._moments += 1
+                self._try()
+
+    def at_end(self) -> None:
+        self._try()
+
+    def _try(self) -> None:
+        whole = OverlayStorage(self.world)
+        try:
+            before = run_flow(read_job(self._paths), whole)
+            if not before.exists:
+                return
+            needed = {path for path in self._needed(before) if self.world.state.peek(path) is not None}
+            deletions = self._repaired(whole, None)
+            for kept in sorted({1, deletions // 2, deletions - 1} & set(range(deletions))):
+                killed = OverlayStorage(self.world)
+                self._repaired(killed, kept)
+                if self._is_broken(before, needed, killed, f"a repair killed behind {kept} of {deletions} deletions"):
+                    return
+            if self._is_broken(before, needed, whole, "a repair"):
+                return
+            again: FsckReport = run_flow(self._flow(), whole)
+        except HoldfastError as error:
+            self.report("I29", f"a repair from here fails: {type(error).__name__}: {error}")
+            return
+        if again.orphans or again.deleted:
+            left = (*again.orphans, *again.deleted)[0]
+            self.report("I24", f"a repair leaves {left.path} behind: {left.owner}")
+
+    def _flow(self) -> Flow[FsckReport]:
+        request = FsckRequest(job_id=self._paths.job_id, safety_age_ms=0, repair=True, nonce="tried")
+        return check_directory(request, self.world.state.root, self.world.now_ms)
+
+    def _repaired(self, overlay: OverlayStorage, deletions_max: int | None) -> int:
+        """Run a repair, until so many deletions are done; how many there were."""
+        flow, deletions = self._flow(), 0
+        try:
+            operation = next(flow)
+            while True:
+                if isinstance(operation, DeleteFile | DeleteFolder):
+                    if deletions == deletions_max:
+                        flow.close()
+                        return deletions
+                    deletions += 1
+                try:
+                    result = overlay.execute(operation)
+                except HoldfastError as error:
+                    operation = flow.throw(error)
+                else:
+                    operation = flow.send(result)
+        except StopIteration:
+            return deletions
+
+    def _is_broken(self, before: RecordedJob, needed: set[str], overlay: OverlayStorage, what: str) -> bool:
+        missing = sorted(needed - set(overlay.paths(self._paths.job_id)))
+        if missing:
+            self.report("I23", f"{what} deletes {missing[0]}, which a completed checkpoint names")
+            return True
+        after = run_flow(recover(self._paths, self.world.now_ms), overlay)
+        if meaning(after) == meaning(before):
+            return False
+        self.report("I29", f"{what} changes what a recovery finds: {meaning(before)}, then {meaning(after)}")
+        return True
+
+    def _needed(self, job: RecordedJob) -> set[str]:
+        """Files of the completed checkpoints, as the run has seen them completed."""
+        found: set[str] = set()
+        for checkpoint in job.with_fact(CheckpointFact.COMPLETED):
+            snapshot = self._ledger.completed.get(checkpoint.checkpoint_id)
+            if snapshot is None or checkpoint.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+                continue
+            for operator in snapshot.metadata.operators:
+                found |= {snapshot.path(handle.path) for state in operator.subtasks for handle in file_handles(state)}
+        return found
