@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -68,6 +68,10 @@ StateDir = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Target = Annotated[
     str | None, typer.Option("--target", help="Directory of the savepoint; the job's savepoint directory if left out.")
+]
+Format = Annotated[
+    Literal["canonical", "native"],
+    typer.Option("--format", help="canonical: every state backend reads it, and other tools. native: the backend's own files."),
 ]
 Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds to wait for the outcome; no limit if left out.")]
 
@@ -200,6 +204,7 @@ def checkpoints(job: Job, url: Url = None, token_file: TokenFile = None, state_d
 def savepoint(
     job: Job,
     target: Target = None,
+    format_type: Format = "canonical",
     timeout: Timeout = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -209,7 +214,8 @@ def savepoint(
     """Take a savepoint and print where it is."""
     client = connect(url, token_file, state_dir)
     job_id = resolve_job(client, job)
-    _show_location(job_id, client.savepoint(job_id, _absolute(target), timeout_s=timeout), as_json=as_json)
+    location = client.savepoint(job_id, _absolute(target), format_type=format_type.upper(), timeout_s=timeout)
+    _show_location(job_id, location, as_json=as_json)
 
 
 @app.command()
@@ -219,6 +225,7 @@ def stop(
         bool, typer.Option("--drain", help="Fire all timers and windows first: the job is not meant to go on afterwards.")
     ] = False,
     target: Target = None,
+    format_type: Format = "canonical",
     timeout: Timeout = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -228,7 +235,8 @@ def stop(
     """Stop a job with a savepoint and print where it is."""
     client = connect(url, token_file, state_dir)
     job_id = resolve_job(client, job)
-    _show_location(job_id, client.stop(job_id, _absolute(target), drain=drain, timeout_s=timeout), as_json=as_json)
+    location = client.stop(job_id, _absolute(target), drain=drain, format_type=format_type.upper(), timeout_s=timeout)
+    _show_location(job_id, location, as_json=as_json)
 
 
 def _absolute(target: str | None) -> str | None:

@@ -44,6 +44,9 @@ SAY_WAITING_S = 2.0
 TARGETS_MAX = 1_000
 """Jobs of which it is remembered that they are led elsewhere; the longest known one is forgotten first."""
 
+CANONICAL = "CANONICAL"
+"""The format of savepoints that every state backend reads; the other one is NATIVE."""
+
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
 
 T = TypeVar("T")
@@ -132,16 +135,28 @@ class RestClient:
         _raise_cause(operation.get("failureCause"), job_id)
         return int(operation["checkpointId"])
 
-    def savepoint(self, job_id: str, target: str | None = None, *, timeout_s: float | None = None) -> str:
+    def savepoint(
+        self, job_id: str, target: str | None = None, *, format_type: str = CANONICAL, timeout_s: float | None = None
+    ) -> str:
         """Take a savepoint below `target` (or the job's savepoint directory); its location."""
-        request = {"target-directory": target, "cancel-job": False, "triggerId": secrets.token_hex(16)}
+        request: dict[str, Any] = {"target-directory": target, "cancel-job": False, "triggerId": secrets.token_hex(16)}
+        request["formatType"] = format_type
         operation = self._operate(f"/v1/jobs/{job_id}/savepoints", "savepoints", request, job_id, timeout_s)
         _raise_cause(operation.get("failure-cause"), job_id)
         return str(operation["location"])
 
-    def stop(self, job_id: str, target: str | None = None, *, drain: bool = False, timeout_s: float | None = None) -> str:
+    def stop(
+        self,
+        job_id: str,
+        target: str | None = None,
+        *,
+        drain: bool = False,
+        format_type: str = CANONICAL,
+        timeout_s: float | None = None,
+    ) -> str:
         """Stop with a savepoint; its location. `drain` fires all timers and windows first."""
-        request = {"targetDirectory": target, "drain": drain, "triggerId": secrets.token_hex(16)}
+        request: dict[str, Any] = {"targetDirectory": target, "drain": drain, "triggerId": secrets.token_hex(16)}
+        request["formatType"] = format_type
         operation = self._operate(f"/v1/jobs/{job_id}/stop", "savepoints", request, job_id, timeout_s)
         _raise_cause(operation.get("failure-cause"), job_id)
         return str(operation["location"])

@@ -167,6 +167,8 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """Storage-relative folder of the snapshot."""
     base: int | None = None
     """The only checkpoint that an increment may build on."""
+    native: bool = False
+    """A savepoint in the state backend's own files, not in tables that every backend reads."""
 
 
 class CancelMarker(msgspec.Struct, frozen=True, tag="cancel"):

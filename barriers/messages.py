@@ -257,6 +257,8 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     folder: str
     drain: bool = False
     base: int | None = None
+    native: bool = False
+    """A savepoint in the state backend's own files."""
 
 
 class NotifyCheckpointComplete(msgspec.Struct, frozen=True, tag="complete"):

@@ -64,6 +64,7 @@ class Wish(msgspec.Struct, frozen=True):
     trigger_id: str
     target: str | None = None
     drain: bool = False
+    native: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -247,7 +248,9 @@ class CoordinatorHost:
             raise NotFoundError("a savepoint needs a target")
         return self._models._call(
             job_id,
-            lambda ticket: job.SnapshotRequested(ticket, kind, wish.trigger_id, target=wish.target, drain=wish.drain),
+            lambda ticket: job.SnapshotRequested(
+                ticket, kind, wish.trigger_id, target=wish.target, drain=wish.drain, native=wish.native
+            ),
         )
 
     def _outcome(self, job_id: str, trigger_id: str) -> Future[Any]:

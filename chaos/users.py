@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SAVEPOINTS = "/savepoints"
 CLAIM_SHARE = 0.5
 """Of the restores from a savepoint, those after which the job owns it."""
+NATIVE_SHARE = 0.3
+"""Of the savepoints, those in the state backend's own files."""
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
@@ -50,7 +52,9 @@ class Users:
         """Ask for a checkpoint or a savepoint, and not for what becomes of it."""
         if self._cluster.outcome:
             return False
-        wish = Wish(kind, self._trigger_id(), target=SAVEPOINTS if kind is CheckpointKind.SAVEPOINT else None)
+        is_savepoint = kind is CheckpointKind.SAVEPOINT
+        native = is_savepoint and self._random.random() < NATIVE_SHARE
+        wish = Wish(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
         self._cluster.trace.add("user", f"asks for {kind}", wish.trigger_id)
         self._ask("wish", wish, str, lambda answer: None)
         return True
@@ -60,7 +64,8 @@ class Users:
         if self._cluster.pending or self._cluster.outcome:
             return False
         self._cluster.pending += 1
-        wish = Wish(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain)
+        native = self._random.random() < NATIVE_SHARE
+        wish = Wish(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain, native=native)
         self._cluster.trace.add("user", "drains the job" if drain else "stops the job", wish.trigger_id)
         self._stop_job(wish, WISH_TRIES)
         return True

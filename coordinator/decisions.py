@@ -156,6 +156,7 @@ class Decisions:
                     pending.timestamp_ms,
                     states,
                     pending.finished,
+                    pending.request.native,
                 )
             )
             return

@@ -52,7 +52,7 @@ from statebackends.errors import (
     StorageUnavailableError,
 )
 from statebackends.handles import OperatorSubtaskState
-from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from statebackends.snapshot import part_path
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import DeleteFolder, Flow
@@ -198,7 +198,11 @@ class StorageEffects:
             CheckpointKind.SAVEPOINT: "savepoint",
             CheckpointKind.STOP_SAVEPOINT: "stop_savepoint",
         }
-        properties = {"finished_tasks": ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)}
+        properties: dict[str, str] = {}
+        if action.finished:
+            properties["finished_tasks"] = ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)
+        if action.native:
+            properties[NATIVE_PROPERTY] = identity.graph.config.state_backend
         return SnapshotMetadata(
             job_id=identity.job_id,
             job_name=identity.graph.name,
@@ -210,7 +214,7 @@ class StorageEffects:
             completion_timestamp_ms=self._wall_ms(),
             operators=assemble_operators(identity.graph, action.states),
             external=tuple(sorted(external)),
-            properties=properties if action.finished else {},
+            properties=properties,
             graph=msgspec.to_builtins(identity.graph),
         )
 

@@ -26,6 +26,8 @@ class CheckpointRequest:
     folder: str | None = None
     """Absolute location of a savepoint's own folder; None for a checkpoint."""
     drain: bool = False
+    native: bool = False
+    """A savepoint in the state backend's own files."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -274,6 +276,7 @@ class WriteMetadata:
     """What each task acknowledged, placeholders resolved: operator uid -> state."""
     finished: tuple[SubtaskKey, ...] = ()
     """Tasks that had finished before the trigger."""
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)

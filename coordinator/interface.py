@@ -130,7 +130,7 @@ class Coordinator(Protocol):
     ) -> str:
         """Ask for a savepoint below directory or URL `target` (None: the job's setting), and then to cancel, if `cancel`.
 
-        Raises InvalidConfigError for a format other than CANONICAL."""
+        `format_type`: CANONICAL, which every state backend reads, or NATIVE, the backend's own files. Raises InvalidConfigError."""
 
     def stop(
         self,

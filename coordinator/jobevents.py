@@ -146,6 +146,7 @@ class SnapshotRequested:
     """Directory or URL that the savepoint's folder is made in."""
     drain: bool = False
     cancel: bool = False
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)

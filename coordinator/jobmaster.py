@@ -252,7 +252,7 @@ class JobMaster:
         if event.target is not None:
             nonce = f"{self._rng.getrandbits(48):012x}"
             folder = f"{event.target.rstrip('/')}/savepoint-{self.setup.job_id[:6]}-{nonce}"
-        request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain)
+        request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain, native=event.native)
         self._pass_on(on.CheckpointRequested(request))
         return event.trigger_id
 
@@ -352,6 +352,7 @@ class JobMaster:
             folder=trigger.folder,
             drain=trigger.request.drain,
             base=trigger.base,
+            native=trigger.request.native,
         )
         self.workforce.send(slot, command)
 

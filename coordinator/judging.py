@@ -21,12 +21,15 @@ from statebackends.errors import (
 )
 from statebackends.evolution import Compatibility
 from statebackends.handles import OperatorListHandle, OperatorState, StateMeta
-from statebackends.metadata import SnapshotMetadata
+from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata
 from statebackends.state import Redistribution
 from statebackends.statecodec import check_compatible, meta_text
 
 NATIVE_FORMATS = {"rocksdb": "rocksdb"}
 """Format of a keyed handle -> the only state backend that reads it; every backend reads the others."""
+
+_FAMILIES = {"memory": "heap", "filesystem": "heap"}
+"""Backends with the same working state and the same files."""
 
 _PICKLED = "pickled"
 
@@ -77,7 +80,7 @@ def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_res
     for uid in declared:
         if uid in stored:
             findings[uid] = _compare_states(stored[uid], declared[uid], found)
-            found += _backend_mismatches(stored[uid], graph.config.state_backend)
+            found += _backend_mismatches(stored[uid], metadata.properties.get(NATIVE_PROPERTY), graph.config.state_backend)
     removed = {uid: tuple(s.name for s in states if s.verdict is SchemaVerdict.REMOVED) for uid, states in findings.items()}
     dropped_states = {uid: names for uid, names in removed.items() if names}
     if dropped_states and not allow_non_restored_state:
@@ -204,18 +207,22 @@ def _union_errors(uid: str, name: str, subtasks: Sequence[Sequence[OperatorListH
     return [RestoreError(message, operator=uid, state=name)]
 
 
-def _backend_mismatches(stored: OperatorState, backend: str) -> list[HoldfastError]:
+def _backend_mismatches(stored: OperatorState, native: str | None, backend: str) -> list[HoldfastError]:
+    """`native`: the backend that a native savepoint was taken of. `memory` and `filesystem` are one backend that stores alike."""
     formats = {handle.format for subtask in stored.subtasks for handle in subtask.keyed}
+    owners = {NATIVE_FORMATS[name] for name in formats if name in NATIVE_FORMATS}
+    if native is not None and formats:
+        owners.add(native)
     return [
         BackendMismatchError(
-            f"operator {stored.uid!r}: its state is stored in {NATIVE_FORMATS[name]}'s own files, and the job runs on {backend}: "
-            f"set state_backend={NATIVE_FORMATS[name]!r}, or take a savepoint in the format CANONICAL, which every backend reads",
+            f"operator {stored.uid!r}: its state is stored in the {owner} backend's own files, and the job runs on {backend}: "
+            f"set state_backend={owner!r}, or take a savepoint in the format CANONICAL, which every backend reads",
             operator=stored.uid,
-            stored=NATIVE_FORMATS[name],
+            stored=owner,
             requested=backend,
         )
-        for name in sorted(formats)
-        if NATIVE_FORMATS.get(name, backend) != backend
+        for owner in sorted(owners)
+        if _FAMILIES.get(owner, owner) != _FAMILIES.get(backend, backend)
     ]
 
 

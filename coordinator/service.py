@@ -166,8 +166,9 @@ class CoordinatorService(ReadModels):
         cancel: bool = False,
         trigger_id: str | None = None,
     ) -> str:
-        location = self._target(job_id, target, format_type)
-        return self._request(job_id, CheckpointKind.SAVEPOINT, trigger_id, target=location, cancel=cancel)
+        native = _is_native(format_type)
+        location = self._target(job_id, target)
+        return self._request(job_id, CheckpointKind.SAVEPOINT, trigger_id, target=location, cancel=cancel, native=native)
 
     def stop(
         self,
@@ -178,8 +179,9 @@ class CoordinatorService(ReadModels):
         format_type: str = "CANONICAL",
         trigger_id: str | None = None,
     ) -> str:
-        location = self._target(job_id, target, format_type)
-        return self._request(job_id, CheckpointKind.STOP_SAVEPOINT, trigger_id, target=location, drain=drain)
+        native = _is_native(format_type)
+        location = self._target(job_id, target)
+        return self._request(job_id, CheckpointKind.STOP_SAVEPOINT, trigger_id, target=location, drain=drain, native=native)
 
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:
@@ -195,10 +197,8 @@ class CoordinatorService(ReadModels):
             raise NotFoundError(f"job {job_id} knows no trigger {trigger_id!r}", job=job_id, trigger=trigger_id)
         return view
 
-    def _target(self, job_id: str, target: str | None, format_type: str) -> str:
+    def _target(self, job_id: str, target: str | None) -> str:
         """Where savepoints go. Raises InvalidConfigError before anything is triggered."""
-        if format_type.upper() != "CANONICAL":
-            raise InvalidConfigError(f"savepoint format {format_type!r} is not supported: use CANONICAL", setting="formatType")
         location = target or self._read(job_id, lambda master: master.setup.graph.config.savepoint_directory)
         if not location:
             raise InvalidConfigError(
@@ -222,11 +222,12 @@ class CoordinatorService(ReadModels):
         target: str | None = None,
         drain: bool = False,
         cancel: bool = False,
+        native: bool = False,
     ) -> str:
         chosen = trigger_id or f"{self._rng.getrandbits(128):032x}"
         future: Future[str] = self._call(
             job_id,
-            lambda ticket: job.SnapshotRequested(ticket, kind, chosen, target=target, drain=drain, cancel=cancel),
+            lambda ticket: job.SnapshotRequested(ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native),
         )
         return self._wait_for(future)
 
@@ -248,3 +249,10 @@ class CoordinatorService(ReadModels):
         for service in self._registry.services():
             service.close("the coordinator stops")
         self._runner.close()
+
+
+def _is_native(format_type: str) -> bool:
+    """Raises InvalidConfigError for a format that is none."""
+    if format_type.upper() not in ("CANONICAL", "NATIVE"):
+        raise InvalidConfigError(f"there is no savepoint format {format_type!r}: use CANONICAL or NATIVE", setting="formatType")
+    return format_type.upper() == "NATIVE"

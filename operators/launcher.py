@@ -35,11 +35,19 @@ class CoordinatorClient(Protocol):
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
         """Trigger one checkpoint and wait until it is complete; its id. Raises CheckpointFailedError."""
 
-    def savepoint(self, job_id: str, target: str | None = None, *, timeout_s: float | None = None) -> str:
+    def savepoint(
+        self, job_id: str, target: str | None = None, *, format_type: str = "CANONICAL", timeout_s: float | None = None
+    ) -> str:
         """Take a savepoint; its location."""
 
     def stop(
-        self, job_id: str, target: str | None = None, *, drain: bool = False, timeout_s: float | None = None
+        self,
+        job_id: str,
+        target: str | None = None,
+        *,
+        drain: bool = False,
+        format_type: str = "CANONICAL",
+        timeout_s: float | None = None,
     ) -> str:
         """Stop with a savepoint; its location."""
 
@@ -92,9 +100,10 @@ class JobHandle(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def savepoint(self, target: str | None = None) -> str: ...
+    def savepoint(self, target: str | None = None, *, format_type: str = "CANONICAL") -> str:
+        """Take a savepoint; its location. `format_type`: CANONICAL for every state backend, NATIVE for this one's own files."""
 
-    def stop(self, target: str | None = None, *, drain: bool = False) -> str:
+    def stop(self, target: str | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
         """Stop with a savepoint, wait for the end, return the savepoint's location."""
 
     def cancel(self) -> None:

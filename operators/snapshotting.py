@@ -33,7 +33,7 @@ UID_CHARS_MAX = 80
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
-CANONICAL_KINDS = frozenset({CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT})
+SAVEPOINT_KINDS = frozenset({CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +180,18 @@ class SubtaskSnapshots:
             uid = part.node.uid
             name = _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
             nonce = f"{self._nonce}{index}"
-            is_savepoint = barrier.kind in CANONICAL_KINDS
+            is_savepoint = barrier.kind in SAVEPOINT_KINDS
             target = SnapshotTarget(
                 checkpoint_id=barrier.checkpoint_id,
                 folder=folder,
                 file_prefix=f"{name}-{self._key.subtask}-{self._attempt}-{nonce}",
-                canonical=is_savepoint,
+                canonical=is_savepoint and not barrier.native,
                 inline_threshold=self._inline_threshold,
                 shared_prefix="" if is_savepoint else f"{barrier.checkpoint_id}-{self._attempt}-{name}-{self._key.subtask}-{nonce}",
                 base=barrier.base,
             )
             # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.
-            tables = replace(target, inline_threshold=0) if target.canonical else target
+            tables = replace(target, inline_threshold=0) if is_savepoint else target
             keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
             lists = () if part.lists is None else (yield from part.lists.flow(target))
             states[uid] = OperatorSubtaskState(keyed=tuple(keyed), operator=tuple(lists), external=part.external)

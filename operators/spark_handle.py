@@ -142,11 +142,11 @@ class SparkJobHandle:
         errors = self._runner.last_errors if self._runner is not None else {}
         return "".join(f"; worker {slot}: {error}" for slot, error in sorted(errors.items()))
 
-    def savepoint(self, target: str | None = None) -> str:
-        return self.client.savepoint(self.job_id, target)
+    def savepoint(self, target: str | None = None, *, format_type: str = "CANONICAL") -> str:
+        return self.client.savepoint(self.job_id, target, format_type=format_type)
 
-    def stop(self, target: str | None = None, *, drain: bool = False) -> str:
-        location = self.client.stop(self.job_id, target, drain=drain)
+    def stop(self, target: str | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
+        location = self.client.stop(self.job_id, target, drain=drain, format_type=format_type)
         self._terminal.wait()
         self._let_workers_go()
         return location

@@ -362,7 +362,13 @@ class Subtask:
         if not self._snapshots.admits(checkpoint_id):
             return
         barrier = CheckpointBarrier(
-            checkpoint_id, trigger.timestamp_ms, trigger.kind.value, trigger.drain, trigger.folder, trigger.base
+            checkpoint_id,
+            trigger.timestamp_ms,
+            trigger.kind.value,
+            trigger.drain,
+            trigger.folder,
+            trigger.base,
+            native=trigger.native,
         )
         stops = trigger.kind is CheckpointKind.STOP_SAVEPOINT
         if stops and trigger.drain:

@@ -22,6 +22,9 @@ FORMAT = "holdfast-snapshot"
 VERSION = 1
 """Highest version of the format that this code reads, and the one it writes."""
 
+NATIVE_PROPERTY = "native_backend"
+"""Property of a savepoint in the format NATIVE: the state backend whose own files it holds."""
+
 _HEADER = re.compile(
     rb'\{"format":"holdfast-snapshot","version":(\d{1,9}),"length":(\d{1,18}),"checksum":"(xxh3_128:[0-9a-f]{32})","snapshot":'
 )

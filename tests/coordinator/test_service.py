@@ -13,6 +13,7 @@ from barriers.messages import AckStatus, Heartbeat, TaskState
 from coordinator.config import ServiceConfig
 from coordinator.service import CoordinatorService
 from statebackends.errors import (
+    BackendMismatchError,
     FencedError,
     InvalidConfigError,
     JobExistsError,
@@ -24,6 +25,7 @@ from statebackends.errors import (
     UnclaimedStateError,
 )
 from statebackends.handles import InlineHandle
+from statebackends.metadata import NATIVE_PROPERTY, decode_metadata
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import ListFolder, Operation, Storage
 from tests.coordinator.doubles import (
@@ -283,6 +285,24 @@ def test_savepoint_is_kept_outside_and_releases_nothing(open_service: Open, tmp_
     assert all(worker.completed == [] for worker in crew.workers)
 
 
+def test_r17_a_native_savepoint_says_so_to_the_workers_and_in_its_metadata(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service, state_backend="rocksdb")
+    trigger = service.request_savepoint(crew.job_id, str(tmp_path / "savepoints"), format_type="native")
+    crew.until(lambda: not service.trigger_status(crew.job_id, trigger).in_progress, what="the savepoint")
+    assert [command.native for command in crew.workers[0].triggered] == [True]
+    location = service.trigger_status(crew.job_id, trigger).location
+    assert location is not None
+    metadata = decode_metadata((Path(location) / "_metadata").read_bytes(), location)
+    assert metadata.properties == {NATIVE_PROPERTY: "rocksdb"}
+    asked = submission(word_count(name="another"), restore=location)
+    with pytest.raises(BackendMismatchError, match="operator 'count': its state is stored in the rocksdb backend's own files"):
+        service.submit(asked)
+    assert service.preflight(asked).refusals[0].fields["requested"] == "memory"
+    with pytest.raises(InvalidConfigError, match="no savepoint format 'AVRO'"):
+        service.stop(crew.job_id, str(tmp_path / "savepoints"), format_type="AVRO")
+
+
 def test_savepoint_without_a_target_is_refused_before_any_trigger(open_service: Open) -> None:
     service = open_service()
     crew = running(service)
@@ -303,9 +323,7 @@ def test_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(op
     assert service.job(crew.job_id).overview.state == "RUNNING"
 
 
-def test_stop_with_savepoint_ends_the_job_and_latest_restores_it_at_another_parallelism(
-    open_service: Open, tmp_path: Path
-) -> None:
+def test_stop_with_savepoint_ends_the_job_and_latest_restores_it_at_another_parallelism(open_service: Open, tmp_path: Path) -> None:
     service = open_service()
     crew = running(service, checkpoint_interval_ms=20)
     crew.until_completed(1)

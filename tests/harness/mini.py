@@ -212,12 +212,12 @@ class ScriptedCoordinator:
     def failure(self) -> str:
         return next((status.error for status in self.statuses.values() if status.state is TaskState.FAILED), "")
 
-    def trigger(self, kind: CheckpointKind, now_ms: int, *, drain: bool = False) -> None:
+    def trigger(self, kind: CheckpointKind, now_ms: int, *, drain: bool = False, native: bool = False) -> None:
         assert self.pending is None
         checkpoint_id, self.next_id = self.next_id, self.next_id + 1
         folder = f"{self.job_id}/chk-{checkpoint_id}"
         self.pending = _Pending(checkpoint_id, kind, folder, drain, set(self.keys))
-        self.broadcast(TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, kind, folder, drain))
+        self.broadcast(TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, kind, folder, drain, native=native))
 
     def receive(self, item: SubtaskStatus | Answerable) -> None:
         if item.attempt != self.attempt:
