@@ -13,7 +13,7 @@ import pyarrow as pa
 from api.snapshots.frames import batches_of, is_frame
 from api.snapshots.snapshot import Snapshot
 from statebackends.errors import HoldfastError, InvalidConfigError, UserFunctionError
-from statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns
+from statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
 from statebackends.snapshots.bootstrapping import NewState, Shape, layout_of_descriptor, write_savepoint
 from statebackends.snapshots.editing import Batches
@@ -60,13 +60,14 @@ class Savepoint:
         map_key: str = MAP_KEY,
         namespace: str | None = None,
         position: str | None = None,
+        stamp: str | None = None,
     ) -> Savepoint:
         """Add the keyed state that a descriptor declares for the operator `uid`: a row a key (an element, an entry) of a frame.
 
-        `key`, `value`, `map_key`, `namespace` and `position` name columns of the frame (Arrow, pandas, Polars, Spark); further
-        columns are not looked at. Several key columns are a tuple. `key_type` as in `key_by`; without it, that of the columns.
-        Columnar state has its accumulators under the names that an export shows. Rows are read by `write`. Raises
-        InvalidConfigError."""
+        `key`, `value`, `map_key`, `namespace`, `position` and `stamp` name columns of the frame (Arrow, pandas, Polars, Spark);
+        further columns are not looked at. `stamp`: when a value with a TTL was written, ms; without it, now. Several key columns
+        are a tuple. `key_type` as in `key_by`; without it, that of the columns. Columnar state has its accumulators under the
+        names that an export shows. Rows are read by `write`. Raises InvalidConfigError."""
         if not is_frame(frame):
             raise InvalidConfigError(
                 f"operator {uid!r}, state {descriptor.name!r}: {type(frame).__name__} is no table or DataFrame",
@@ -78,7 +79,7 @@ class Savepoint:
             renamed[value] = VALUE
         if isinstance(descriptor, MapStateDescriptor):
             renamed[map_key] = MAP_KEY
-        for given, own in ((namespace, NAMESPACE), (position, POSITION)):
+        for given, own in ((namespace, NAMESPACE), (position, POSITION), (stamp, TTL_STAMP)):
             if given is not None:
                 renamed[given] = own
         keys = (key,) if isinstance(key, str) else tuple(key)
@@ -97,7 +98,7 @@ class Savepoint:
         Raises InvalidConfigError, InvalidKeyError and StateValueError naming operator, state and row; StorageUnavailableError.
         Then the folder is as it was."""
         place = place_of(target)
-        states = [_prepared(state, self._shape.max_parallelism) for state in self._states]
+        states = [_prepared(state, self._shape) for state in self._states]
         return Snapshot._of(write_savepoint(states, self._shape, place.storage, place.folder))
 
 
@@ -116,10 +117,10 @@ def filled_by(function: Callable[[Savepoint], Any], name: str, empty: Savepoint)
     return filled
 
 
-def _prepared(given: _Given, max_parallelism: int) -> NewState:
+def _prepared(given: _Given, shape: Shape) -> NewState:
     """The state with its key type, which the first batch may have to tell."""
     declared = given.key_type
-    expected = layout_of_descriptor(given.uid, given.descriptor, declared or _any_key(given), max_parallelism)
+    expected = layout_of_descriptor(given.uid, given.descriptor, declared or _any_key(given), shape)
     batches = iter(batches_of(given.frame, _as_given(expected, given), given.uid, given.descriptor.name))
     first = next(batches, None)
     if first is None and declared is None:
@@ -133,7 +134,7 @@ def _prepared(given: _Given, max_parallelism: int) -> NewState:
             declared = KeyType.from_arrow([first.schema.field(name).type for name in given.key])
         except InvalidConfigError as error:
             raise _unknown_key(given, error.message) from error
-    layout = layout_of_descriptor(given.uid, given.descriptor, declared, max_parallelism)
+    layout = layout_of_descriptor(given.uid, given.descriptor, declared, shape)
     rows = batches if first is None else chain([first], batches)
     return NewState(layout, _named(rows, given, layout))
 

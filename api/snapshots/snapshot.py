@@ -4,6 +4,7 @@ Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a st
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -188,7 +189,7 @@ class Snapshot:
             raise InvalidConfigError("nothing to edit: give a function, or changes", operator=uid, state=state)
         place = self._outside(target)
         made = {(operator, name): change_of(operator, name, each) for (operator, name), each in wanted.items()}
-        return Snapshot._of(edit_snapshot(self._stored, made, place.storage, place.folder))
+        return Snapshot._of(edit_snapshot(self._stored, made, place.storage, place.folder, now_ms=int(time.time() * 1_000)))
 
     def _outside(self, folder: Location) -> Place:
         place = place_of(folder)

@@ -50,20 +50,6 @@ class NewState:
         return self.layout.meta
 
 
-def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyType, max_parallelism: int) -> StateLayout:
-    """The table of a declared state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
-    if isinstance(descriptor, OperatorListStateDescriptor):
-        reason = f"{descriptor.kind} is not keyed state; its entries are the operator's own"
-        raise InvalidConfigError(f"operator {uid!r}, state {descriptor.name!r}: {reason}", operator=uid, state=descriptor.name)
-    meta = state_meta(descriptor, key_type)
-    if isinstance(descriptor, ColumnarStateDescriptor):
-        schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
-        return StateLayout(uid, meta, key_type, max_parallelism, schema, None)
-    codec = codec_of_meta(meta)
-    assert codec is not None
-    return StateLayout(uid, meta, key_type, max_parallelism, KeyedRows(key_type, max_parallelism, uid).schema(codec), codec)
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the savepoint says of the job that it stands for."""
@@ -78,6 +64,21 @@ class Shape:
         check_parallelism(self.max_parallelism, self.parallelism)
         if not self.job_name.strip():
             raise InvalidConfigError("the savepoint's job needs a name", setting="job_name")
+
+
+def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyType, shape: Shape) -> StateLayout:
+    """The table of a declared state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
+    if isinstance(descriptor, OperatorListStateDescriptor):
+        reason = f"{descriptor.kind} is not keyed state; its entries are the operator's own"
+        raise InvalidConfigError(f"operator {uid!r}, state {descriptor.name!r}: {reason}", operator=uid, state=descriptor.name)
+    meta = state_meta(descriptor, key_type)
+    if isinstance(descriptor, ColumnarStateDescriptor):
+        schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
+        return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
+    codec = codec_of_meta(meta)
+    assert codec is not None
+    schema = KeyedRows(key_type, shape.max_parallelism, uid).schema(codec)
+    return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, codec, shape.created_ms)
 
 
 def write_savepoint(states: Sequence[NewState], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:

@@ -6,6 +6,7 @@ stream; `_metadata` comes last."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
@@ -43,9 +44,11 @@ CANONICAL = "parquet"
 
 
 def edit_snapshot(
-    source: StoredSnapshot, changes: Mapping[tuple[str, str], Change], storage: Storage, folder: str
+    source: StoredSnapshot, changes: Mapping[tuple[str, str], Change], storage: Storage, folder: str, *, now_ms: int
 ) -> StoredSnapshot:
     """Write the snapshot with the changed states (by operator uid and state name) into a folder that is new or empty.
+
+    `now_ms`: the stamp of values with a TTL that come without one.
 
     Raises NotFoundError for a state that is not there; InvalidKeyError, StateValueError, InvalidConfigError naming operator, state
     and row for rows that it can't have; CorruptStateError, StorageUnavailableError. Then the folder is as it was."""
@@ -64,7 +67,7 @@ def edit_snapshot(
             sorted_rows = {}
             for name, state in states_of(operator).items():
                 if (operator.uid, name) in changes:
-                    sorted_rows[name] = _changed(reader, state, changes[operator.uid, name])
+                    sorted_rows[name] = _changed(reader, state, changes[operator.uid, name], now_ms)
             operators.append(_Rewriting(source, reader, target, files, operator, sorted_rows).operator())
             reader.forget()
         names = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
@@ -85,8 +88,8 @@ def layout_of(reader: PartReader, state: StoredState) -> StateLayout:
     return StateLayout(operator.uid, state.meta, state.key_type(), operator.max_parallelism, schema, stored_codec(state))
 
 
-def _changed(reader: PartReader, state: StoredState, change: Change) -> KeyGroupSorter:
-    layout = layout_of(reader, state)
+def _changed(reader: PartReader, state: StoredState, change: Change, now_ms: int) -> KeyGroupSorter:
+    layout = replace(layout_of(reader, state), stamp_ms=now_ms)
     rows = KeyGroupSorter(layout, reader.new_path)
     for batch in change(state_batches(reader, state, layout.schema), layout.schema):
         rows.add(batch)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
 from statebackends.handles import StateMeta
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns
+from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
 from statebackends.serializers import TypeSpec
 from statebackends.statecodec import TIMERS_KIND, StateCodec
@@ -33,13 +33,15 @@ class StateLayout:
     schema: pa.Schema
     codec: StateCodec | None
     """None: a state with columns of its own."""
+    stamp_ms: int = 0
+    """Of values with a TTL that come without a stamp of their own."""
 
     def conform(self, batch: pa.RecordBatch | pa.Table, first_row: int = 0) -> pa.Table:
         """The batch with the columns of the schema, in its order and types.
 
-        `key_group` may be missing, else it must be right; so may `namespace` (then there is one), and `position` (then rows are
-        in order). `first_row`: how many rows came before, for errors. Raises InvalidKeyError, StateValueError, InvalidConfigError;
-        each names operator, state and, where there is one, the row."""
+        `key_group` may be missing, else it must be right; so may `namespace` (then there is one), `position` (then rows are in
+        order) and `ttl_stamp_ms`. `first_row`: how many rows came before, for errors. Raises InvalidKeyError, StateValueError,
+        InvalidConfigError; each names operator, state and, where there is one, the row."""
         self._check_columns(batch)
         columns: dict[str, pa.Array] = {}
         keys = [self._whole(batch, name, first_row, InvalidKeyError) for name in key_columns(self.key_type)]
@@ -60,7 +62,7 @@ class StateLayout:
 
     def _check_columns(self, batch: pa.RecordBatch | pa.Table) -> None:
         names = batch.schema.names
-        optional = (KEY_GROUP, NAMESPACE, POSITION)
+        optional = (KEY_GROUP, NAMESPACE, POSITION, TTL_STAMP)
         missing = [name for name in self.schema.names if name not in names and name not in optional]
         unknown = [name for name in names if name not in self.schema.names or names.count(name) > 1]
         if missing or unknown:
@@ -87,7 +89,8 @@ class StateLayout:
         if field.name not in batch.schema.names:
             if field.name == POSITION:
                 return pa.array(np.arange(first_row, first_row + batch.num_rows, dtype=np.int32))
-            return pa.array([0 if pa.types.is_integer(field.type) else b""] * batch.num_rows, field.type)
+            missing = self.stamp_ms if field.name == TTL_STAMP else 0 if pa.types.is_integer(field.type) else b""
+            return pa.array([missing] * batch.num_rows, field.type)
         array = _combined(batch.column(field.name))
         if not field.nullable and array.null_count:
             self._refuse(StateValueError, first_row + _first_null(array), f"column {field.name!r} is null")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,33 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     history().write(tmp_path / "savepoint")
     with pytest.raises(InvalidConfigError, match="holds a snapshot"):
         history().write(tmp_path / "savepoint")
+
+
+def test_values_that_expire_have_the_stamp_that_is_given_or_now(tmp_path: Path) -> None:
+    ttl = hf.Ttl(timedelta(hours=1))
+    count, seen = hf.ValueStateDescriptor("count", int, ttl=ttl), hf.ListStateDescriptor("seen", str, ttl=ttl)
+    rows = frame(key=["a", "b"], value=[1, 2], at=[1_000, 2_000])
+    began = int(time.time() * 1_000)
+    made = (
+        hf.Savepoint.create(max_parallelism=8)
+        .with_state("t", count, rows, stamp="at")
+        .with_state("t", seen, frame(key=["a"], value=["x"]))
+        .write(tmp_path / "savepoint")
+    )
+    assert made.states("t")["count"].value_type == "ttl<int>"
+    assert {(row["key"], row["value"], row["ttl_stamp_ms"]) for row in made.rows("t", "count")} == {
+        ("a", 1, 1_000),
+        ("b", 2, 2_000),
+    }
+    (element,) = made.rows("t", "seen")
+    assert began <= element["ttl_stamp_ms"] <= int(time.time() * 1_000)
+    edited = made.edit(tmp_path / "edited", uid="t", state="count", function=lambda batch: batch.slice(0, 1))
+    (left,) = edited.rows("t", "count")
+    assert left in list(made.rows("t", "count"))
+    stamped = made.edit(tmp_path / "stamped", {("t", "count"): frame(key=["c"], value=[3])})
+    (new,) = stamped.rows("t", "count")
+    assert began <= new["ttl_stamp_ms"] <= int(time.time() * 1_000)
+    with pytest.raises(StateValueError, match="row 0: column 'ttl_stamp_ms' is null"):
+        made.edit(tmp_path / "wrong", {("t", "count"): frame(key=["c"], value=[3], ttl_stamp_ms=pa.nulls(1, pa.int64()))})
+    with pytest.raises(InvalidConfigError, match="column 'ttl_stamp_ms' is not its own"):
+        hf.Savepoint.create(max_parallelism=8).with_state("t", COUNT, rows, stamp="at").write(tmp_path / "none")

@@ -262,7 +262,7 @@ def test_death_at_any_operation_leaves_no_snapshot_or_the_whole_one(tmp_path: Pa
         storage = _Dying(tmp_path / f"t{count}")
         storage.left = count
         try:
-            edit_snapshot(source._stored, {(UID, "count"): change_of(UID, "count", doubled)}, storage, "edited")
+            edit_snapshot(source._stored, {(UID, "count"): change_of(UID, "count", doubled)}, storage, "edited", now_ms=0)
         except _Dies:
             with pytest.raises(NotFoundError):
                 hf.Snapshot(tmp_path / f"t{count}" / "edited")
