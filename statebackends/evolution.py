@@ -1,7 +1,9 @@
 """Whether state stored under one type can be read under another: a verdict per pair of shapes.
 
-Accepted: the same; a value becoming nullable; int becoming float; a record gaining fields that are nullable or have a
-default; fields of a map-encoded record in another order. All else (removed, renamed, retyped, newly required) is refused."""
+Accepted: the same; a value becoming nullable; int becoming float (where each stored value has an equal one) or Decimal; of a
+record, at any depth: fields gained that are nullable or have a default, fields removed, fields in another order, as long as
+one stays. Fields go by name: a renamed one is one removed and one gained. All else (retyped, newly required, keys of dicts)
+is refused."""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ class Compatibility(StrEnum):
 
 
 _SEVERITY = list(Compatibility)
+_WIDENED = {("int", "float"), ("int", "decimal")}
 
 
 def _worst(verdicts: list[Compatibility]) -> Compatibility:
@@ -31,7 +34,7 @@ def compare(stored: Shape, declared: Shape) -> Compatibility:
     """Can values of `stored` be read as `declared`?"""
     if stored.text == declared.text:
         return Compatibility.COMPATIBLE_AS_IS
-    if (stored.text, declared.text) == ("int", "float"):
+    if (stored.text, declared.text) in _WIDENED:
         return Compatibility.COMPATIBLE_AFTER_MIGRATION
     if isinstance(declared, OptionalShape):
         return compare(stored.inner if isinstance(stored, OptionalShape) else stored, declared.inner)
@@ -55,16 +58,22 @@ def _container(shape: ListShape) -> str:
 def _compare_records(stored: RecordShape, declared: RecordShape) -> Compatibility:
     new_fields = {field.name: field for field in declared.fields}
     verdicts = []
+    kept = 0
     for old in stored.fields:
         new = new_fields.pop(old.name, None)
-        if new is None or (old.default is not None and new.default is None):
+        if new is None:
+            verdicts.append(Compatibility.COMPATIBLE_AFTER_MIGRATION)
+            continue
+        if old.default is not None and new.default is None:
             return Compatibility.INCOMPATIBLE
         verdicts.append(compare(old.shape, new.shape))
+        kept += 1
+    if not kept:
+        return Compatibility.INCOMPATIBLE  # nothing of the value would be left: most likely another state's type
     for added in new_fields.values():
         if added.default is None and not isinstance(added.shape, OptionalShape):
             return Compatibility.INCOMPATIBLE
         verdicts.append(Compatibility.COMPATIBLE_AFTER_MIGRATION)
-    names = [field.name for field in stored.fields]
-    if stored.kind == "namedtuple" and names != [field.name for field in declared.fields][: len(names)]:
-        return Compatibility.INCOMPATIBLE  # the bytes are positional
+    if stored.kind == "namedtuple" and [field.name for field in stored.fields] != [field.name for field in declared.fields]:
+        verdicts.append(Compatibility.COMPATIBLE_AFTER_MIGRATION)  # the bytes are positional
     return _worst(verdicts)

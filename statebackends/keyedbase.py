@@ -20,6 +20,7 @@ from statebackends.errors import (
     IncompatibleStateError,
     InvalidConfigError,
     InvariantError,
+    StateValueError,
     UnclaimedStateError,
     UndeclaredStateError,
 )
@@ -32,7 +33,7 @@ from statebackends.keyedtables import decode_keyed_table
 from statebackends.keys import KeyType
 from statebackends.snapshot import read_part
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
-from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, state_metas
+from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
 from statebackends.storage.operations import Storage, run_flow
 from statebackends.tablesources import (
     ColumnarSource,
@@ -332,6 +333,8 @@ class KeyedBackendBase(ABC):
         )
         try:
             self._load_table(meta, table)
+        except StateValueError as error:
+            raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
         except (CorruptStateError, KeyError, pa.ArrowException) as error:
             raise CorruptStateError(
                 f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",

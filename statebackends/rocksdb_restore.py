@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from statebackends.errors import CorruptStateError, ObjectMissingError, StateValueError, StorageUnavailableError
 from statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -24,7 +24,7 @@ from statebackends.keyedrows import KeyedRows
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, RowKey, row_key
 from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import part_path, unresolved
-from statebackends.statecodec import StateCodec, migrate_rows
+from statebackends.statecodec import StateCodec, migrate_rows, not_widened
 from statebackends.storage.operations import DownloadFile, Storage
 
 
@@ -125,7 +125,10 @@ class NativeRestore:
     def _values(self, meta: StateMeta, codec: StateCodec, values: list[bytes]) -> list[bytes]:
         if meta.value_type == codec.meta.value_type:
             return values
-        return migrate_rows(meta, codec, values, self._now_ms)
+        try:
+            return migrate_rows(meta, codec, values, self._now_ms)
+        except StateValueError as error:
+            raise not_widened(meta, codec.meta, error, operator=self._operator) from error
 
     def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
         try:

@@ -101,7 +101,9 @@ class TypeSpec:
         return self.shape.to_arrow(values)
 
     def from_arrow(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
-        """The values of a column written for this type, or for one that `compatibility` accepts. Raises CorruptStateError."""
+        """The values of a column written for this type, or for one that `compatibility` accepts.
+
+        Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         try:
@@ -149,7 +151,9 @@ def compatibility(stored_text: str, declared: TypeSpec) -> Compatibility:
 
 
 def migrate(stored_text: str, declared: TypeSpec, encoded: Sequence[bytes]) -> list[bytes]:
-    """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION. Raises CorruptStateError."""
+    """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION.
+
+    Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
     if stored_text == declared.text:
         return list(encoded)
     stored = TypeSpec.parse(stored_text)

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from statebackends.accumulators import check_descriptor, value_type_text
-from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
+from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError, StateValueError
 from statebackends.handles import StateMeta
 from statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
@@ -172,7 +172,7 @@ def _elements(codec: StateCodec, encoded: bytes) -> list[bytes]:
 
 
 def migrate_rows(stored: StateMeta, codec: StateCodec, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
-    """Rewrite what keys have (entries, for map state), stored under a type that fits. Raises CorruptStateError.
+    """Rewrite what keys have (entries, for map state), stored under a type that fits. Raises CorruptStateError, StateValueError.
 
     Values that carry no stamp yet get `now_ms`: to the new declaration they were written at the restore."""
     if stored.value_type == codec.meta.value_type:
@@ -237,15 +237,24 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
     if (stored.kind, stored.key_type) == (declared.kind, declared.key_type) and declared.kind in CODED_KINDS:
         verdict = _verdict(stored, declared)
     if verdict is Compatibility.INCOMPATIBLE:
-        raise IncompatibleStateError(
-            f"operator {operator!r}: state {stored.name!r} was stored as {meta_text(stored)} "
-            f"and is declared as {meta_text(declared)}",
-            operator=operator,
-            state=stored.name,
-            stored=meta_text(stored),
-            declared=meta_text(declared),
-        )
+        raise _incompatible(stored, declared, operator)
     return verdict
+
+
+def not_widened(stored: StateMeta, declared: StateMeta, error: StateValueError, *, operator: str) -> IncompatibleStateError:
+    """What becomes of a value that can't be rewritten, though its type can: the verdict was about types, and so is the error."""
+    return _incompatible(stored, declared, operator, f": {error.message}")
+
+
+def _incompatible(stored: StateMeta, declared: StateMeta, operator: str, reason: str = "") -> IncompatibleStateError:
+    return IncompatibleStateError(
+        f"operator {operator!r}: state {stored.name!r} was stored as {meta_text(stored)} "
+        f"and is declared as {meta_text(declared)}{reason}",
+        operator=operator,
+        state=stored.name,
+        stored=meta_text(stored),
+        declared=meta_text(declared),
+    )
 
 
 def _verdict(stored: StateMeta, declared: StateMeta) -> Compatibility:

@@ -127,9 +127,12 @@ class FloatShape(Shape):
         return pa.array(values, self.arrow_type, from_pandas=False)
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
+        """Also int64, written before the type was widened. Raises StateValueError for an int that no float equals."""
         self._no_nulls(array)
-        # int64 written before the type was widened: Python rounds as msgpack's reader does
-        return [float(value) for value in array.to_pylist()]
+        if not pa.types.is_integer(array.type):
+            values: list[Any] = array.cast(self.arrow_type).to_pylist()
+            return values
+        return [self.canonical(value) for value in array.to_pylist()]
 
 
 class DecimalShape(Shape):

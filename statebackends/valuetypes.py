@@ -20,6 +20,7 @@ from statebackends.valueshapes import SCALARS, DictShape, ListShape, OpaqueShape
 
 _OPAQUE_NAMES: dict[Any, str] = {time: "time", timedelta: "timedelta", UUID: "uuid"}
 _COLLECTIONS: dict[Any, str] = {list: "list", set: "set", frozenset: "frozenset"}
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
 _HINT = (
     "use int, float, bool, str, bytes, date, datetime, Decimal, list[...], dict[...], tuple[...], set[...], "
     "X | None, a msgspec.Struct, dataclass, NamedTuple or TypedDict; or Pickled, to opt into pickle"
@@ -66,7 +67,7 @@ class _Builder:
 
     def build(self, declared: Any) -> Shape:
         if get_origin(declared) is typing.Annotated:
-            return self.build(get_args(declared)[0])
+            return self._annotated(*get_args(declared))
         scalar = SCALARS.get(declared) if isinstance(declared, type) else None
         if scalar is not None:
             return scalar
@@ -85,6 +86,16 @@ class _Builder:
         if isinstance(declared, type) and origin is None:
             return self._record(declared)
         raise _refused(declared)
+
+    def _annotated(self, declared: Any, *notes: Any) -> Shape:
+        for note in notes:
+            if isinstance(note, msgspec.Meta):
+                found = [name for name in _CONSTRAINTS if getattr(note, name) is not None]
+                if found:
+                    raise InvalidConfigError(
+                        f"{declared!r} has a constraint ({', '.join(found)}), which would be checked when a value is read back"
+                    )
+        return self.build(declared)
 
     def _dict_key(self, declared: Any) -> Shape:
         key = self.build(declared)
@@ -133,6 +144,10 @@ class _Builder:
         config = declared.__struct_config__
         if config.tag is not None:
             raise InvalidConfigError(f"{declared.__name__}: a tagged struct is not supported as a state type")
+        if config.omit_defaults:
+            raise InvalidConfigError(
+                f"{declared.__name__} has omit_defaults=True: stored values would change with the defaults of a later version"
+            )
         fields = []
         for field in msgspec.structs.fields(declared):
             default: Any = None
