@@ -23,7 +23,7 @@ from statebackends.handles import (
     StateHandle,
 )
 from statebackends.keyedtables import KEY_GROUP
-from statebackends.metadata import encode_metadata
+from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 from statebackends.snapshots.layout import StateLayout
@@ -71,11 +71,12 @@ def edit_snapshot(
             operators.append(_Rewriting(source, reader, target, files, operator, sorted_rows).operator())
             reader.forget()
         names = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
+        properties = {name: value for name, value in source.metadata.properties.items() if name != NATIVE_PROPERTY}
         metadata = msgspec.structs.replace(
             source.metadata,
             kind="savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind,
             operators=tuple(operators),
-            properties={**source.metadata.properties, "edited": names},
+            properties={**properties, "edited": names},
         )
         target.finish(METADATA_NAME, encode_metadata(metadata))
     return StoredSnapshot(metadata, storage, folder)

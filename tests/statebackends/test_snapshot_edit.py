@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -26,6 +28,7 @@ from statebackends.errors import (
 )
 from statebackends.handles import KeyGroupRange
 from statebackends.keyedtables import KEY_GROUP, POSITION
+from statebackends.metadata import NATIVE_PROPERTY
 from statebackends.snapshots.editing import edit_snapshot, layout_of
 from statebackends.snapshots.layout import StateLayout, loses_nothing
 from statebackends.snapshots.sorting import KeyGroupSorter
@@ -98,6 +101,15 @@ def test_several_states_by_functions_and_frames(tmp_path: Path) -> None:
     assert edited.metadata.properties["edited"] == ", ".join(
         f"{UID}.{name}" for name in ("_timers", "count", "seen", "tags", "windows")
     )
+
+
+def test_what_is_edited_is_canonical_whatever_it_was(tmp_path: Path) -> None:
+    stored = write(tmp_path, "job/chk-7", SOME, kind="rocksdb")
+    metadata = msgspec.structs.replace(stored.metadata, properties={NATIVE_PROPERTY: "rocksdb", "other": "kept"})
+    native = replace(stored, metadata=metadata)
+    made = edit_snapshot(native, {(UID, "count"): change_of(UID, "count", doubled)}, LocalStorage(tmp_path), "edited", now_ms=0)
+    assert made.metadata.properties == {"other": "kept", "edited": f"{UID}.count"}, "any backend may restore it"
+    assert {handle.format for state in made.metadata.operators[0].subtasks for handle in state.keyed} == {"parquet"}
 
 
 def test_keys_may_change_and_list_positions_are_counted_anew(tmp_path: Path) -> None:
