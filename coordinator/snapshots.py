@@ -14,19 +14,27 @@ import msgspec
 from coordinator.preflight import FileFinding
 from statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from statebackends.handles import OperatorState
-from statebackends.metadata import SnapshotMetadata
+from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.operator_state import read_entries
 from statebackends.snapshot import (
     ProblemKind,
     SnapshotProblem,
     external_exists,
     file_handles,
-    read_metadata,
     verify_snapshot,
 )
 from statebackends.snapshots.contents import check_described
 from statebackends.storage import is_absolute_folder, split_folder
-from statebackends.storage.operations import DeleteFolder, DescribeFiles, Flow, LinkFile, ListFiles, ListFolder, Operation
+from statebackends.storage.operations import (
+    DeleteFolder,
+    DescribeFiles,
+    Flow,
+    LinkFile,
+    ListFiles,
+    ListFolder,
+    Operation,
+    ReadFile,
+)
 
 T = TypeVar("T")
 
@@ -88,9 +96,10 @@ def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
     """Metadata of the snapshot in a folder. Raises CorruptStateError when it is damaged or missing."""
     path = f"{folder}/_metadata"
     try:
-        metadata: SnapshotMetadata = yield from in_folder(folder, read_metadata)
+        content: bytes = yield ReadFile(path)
     except ObjectMissingError as error:
         raise CorruptStateError(f"{path} does not exist", path=path, operator=None, reason="missing") from error
+    metadata = decode_metadata(content, path)
     check_described(metadata, path)
     return metadata
 
@@ -111,7 +120,11 @@ def find_problems(
     problems = list(_path_problems(metadata, folder))
     if not problems:
         own = msgspec.structs.replace(metadata, external=())
-        problems += yield from in_folder(folder, lambda relative: verify_snapshot(own, relative, checksums=checksums))
+        found: list[SnapshotProblem] = yield from in_folder(
+            folder, lambda relative: verify_snapshot(own, relative, checksums=checksums)
+        )
+        above = f"{split_folder(folder)[0].rstrip('/')}/" if is_absolute_folder(folder) else ""
+        problems += [replace(problem, path=above + problem.path) for problem in found]
     for path in metadata.external if external else ():
         if not (yield from external_exists(path)):
             problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))

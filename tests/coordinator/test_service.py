@@ -303,7 +303,7 @@ def test_r17_a_native_savepoint_says_so_to_the_workers_and_in_its_metadata(open_
         service.stop(crew.job_id, str(tmp_path / "savepoints"), format_type="AVRO")
 
 
-def test_savepoint_without_a_target_is_refused_before_any_trigger(open_service: Open) -> None:
+def test_r19_savepoint_without_a_target_is_refused_before_any_trigger(open_service: Open) -> None:
     service = open_service()
     crew = running(service)
     with pytest.raises(InvalidConfigError, match="target directory"):
@@ -311,7 +311,7 @@ def test_savepoint_without_a_target_is_refused_before_any_trigger(open_service: 
     assert service.checkpoints(crew.job_id).counts.total == 0
 
 
-def test_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(open_service: Open, tmp_path: Path) -> None:
+def test_r20_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(open_service: Open, tmp_path: Path) -> None:
     service = open_service()
     crew = running(service)
     (tmp_path / "file").write_text("in the way")

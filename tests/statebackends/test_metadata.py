@@ -61,14 +61,14 @@ def sample() -> SnapshotMetadata:
     )
 
 
-def test_round_trip() -> None:
+def test_s01_round_trip() -> None:
     assert decode_metadata(encode_metadata(sample()), "p") == sample()
     assert sample().size == 6 + 1234 + 1 + 4
     empty = msgspec.structs.replace(sample(), operators=(), external=(), properties={}, graph=None)
     assert decode_metadata(encode_metadata(empty), "p") == empty
 
 
-def test_golden_file_of_version_1() -> None:
+def test_s03_golden_file_of_version_1() -> None:
     data = GOLDEN.read_bytes()
     assert decode_metadata(data, str(GOLDEN)) == sample()
     assert encode_metadata(sample()) == data, "the format of version 1 changed: that needs a new version"
@@ -112,7 +112,7 @@ def reseal(snapshot: dict[str, Any], version: int = 1) -> bytes:
     return start.encode() + body + b"}\n"
 
 
-def test_newer_version_is_refused_with_both_versions() -> None:
+def test_s02_newer_version_is_refused_with_both_versions() -> None:
     with pytest.raises(UnsupportedVersionError, match=r"version 7 .* reads version 1") as caught:
         decode_metadata(reseal({}, version=7), "p")
     assert (caught.value.version, caught.value.supported) == (7, 1)
@@ -155,13 +155,13 @@ def test_sealed_nonsense_is_corrupt() -> None:
         },
     ],
 )
-def test_empty_names_are_refused_on_write(damage: dict[str, Any]) -> None:
+def test_s04_empty_names_are_refused_on_write(damage: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfigError):
         encode_metadata(msgspec.structs.replace(sample(), **damage))
 
 
 @pytest.mark.slow
-def test_100_000_subtasks(record_property: Any) -> None:
+def test_s06_100_000_subtasks(record_property: Any) -> None:
     count = StateMeta("count", "value", "int", "utf8")
     subtask = OperatorSubtaskState(
         keyed=(KeyedStateHandle(KeyGroupRange(0, 1), "arrow", (count,), (FileHandle("f", 1, checksum_of(b"")),)),)

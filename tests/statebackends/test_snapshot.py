@@ -66,7 +66,7 @@ def snapshot_of(*parts: StateHandle, external: tuple[str, ...] = ()) -> Snapshot
 
 
 @pytest.mark.parametrize(("threshold", "inline"), [(0, False), (99, False), (100, False), (101, True)])
-def test_parts_below_the_threshold_are_inline(storage: LocalStorage, threshold: int, inline: bool) -> None:
+def test_s05_parts_below_the_threshold_are_inline(storage: LocalStorage, threshold: int, inline: bool) -> None:
     handle = run_flow(write_part(DATA, "count", target(threshold)), storage)
     assert isinstance(handle, InlineHandle) is inline
     assert handle.length == len(DATA)
@@ -75,7 +75,7 @@ def test_parts_below_the_threshold_are_inline(storage: LocalStorage, threshold: 
         assert storage.execute(ReadFile("job/chk-1/window-0-1-nonce-count")) == DATA
 
 
-def test_empty_part_at_threshold_zero_is_a_file(storage: LocalStorage) -> None:
+def test_s05_empty_part_at_threshold_zero_is_a_file(storage: LocalStorage) -> None:
     handle = run_flow(write_part(b"", "count", target(0)), storage)
     assert isinstance(handle, FileHandle)
     assert run_flow(read_part(handle, "job/chk-1"), storage) == b""
