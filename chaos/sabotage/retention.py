@@ -11,6 +11,7 @@ from barriers.messages import AcknowledgeCheckpoint, AckStatus
 from chaos.sabotage.base import Mutant, Sabotage, constant
 from coordinator.decisions import Decisions
 from coordinator.records import JobPaths
+from coordinator.releasing import Release, Releases
 from coordinator.retained import RetainedCheckpoints
 from coordinator.sharedfiles import Released, SharedFiles
 from coordinator.store import discard_shared
@@ -42,9 +43,7 @@ def _discards_repeated(original: Any) -> Any:
     return acknowledge
 
 
-def _deletes_claim_last(
-    paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()
-) -> Flow[None]:
+def _deletes_claim_last(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()) -> Flow[None]:
     files: list[str] = yield ListFiles(paths.checkpoint(checkpoint_id))
     for path in sorted(files, reverse=True):
         yield DeleteFile(path)
@@ -54,9 +53,7 @@ def _deletes_claim_last(
 
 
 def _deletes_shared_first(original: Any) -> Any:
-    def drop_checkpoint(
-        paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()
-    ) -> Flow[None]:
+    def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()) -> Flow[None]:
         yield from discard_shared(paths, shared)
         yield from original(paths, checkpoint_id)
 
@@ -72,6 +69,16 @@ def _releases_what_others_need(original: Any) -> Any:
         return Released(tuple(sorted(named.union(released.names))), released.after)
 
     return release
+
+
+def _releases_at_once(original: Any) -> Any:
+    """As if the job had as many checkpoints of its own as it retains."""
+
+    def advance(self: Releases, own: int, **options: Any) -> list[Release]:
+        found: list[Release] = original(self, self.retained_max, **options)
+        return found
+
+    return advance
 
 
 def _takes_the_oldest(original: Any) -> Any:
@@ -106,6 +113,14 @@ SABOTAGES = (
             Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
             Mutant(store_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
+    ),
+    Sabotage(
+        "claimed_deleted_early",
+        "a savepoint that the job claimed is deleted before it has a checkpoint of its own",
+        ("I25",),
+        (Mutant(Releases, "advance", _releases_at_once),),
+        kinds=("restore", "drain"),
+        seeds_max=60,
     ),
     Sabotage(
         "needed_shared_file_deleted",

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from barriers.jobgraph import ClaimMode
 from barriers.messages import AckStatus, Heartbeat, TaskState
 from coordinator.config import ServiceConfig
 from coordinator.service import CoordinatorService
@@ -20,6 +21,7 @@ from statebackends.errors import (
     NotFoundError,
     OutputMayRepeatError,
     RestoreError,
+    SnapshotClaimedError,
     StateDirectoryNotSharedError,
     StorageUnavailableError,
     UnclaimedStateError,
@@ -538,3 +540,76 @@ def test_jobs_that_were_settled_otherwise_are_not_looked_for_for_ever(tmp_path: 
     wait_until(lambda: not service._host.unsettled, lambda: None, what="nothing unsettled")
     assert service._registry.find(job_id) is not None
     service.close()
+
+
+# -------------------------------------------------------------------------------------------------- ownership of snapshots
+
+
+def stopped_at(service: CoordinatorService, folder: Path) -> tuple[Crew, Path]:
+    """A job that was stopped with a savepoint, and where that is."""
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    trigger = service.stop(crew.job_id, str(folder))
+    crew.until_state("FINISHED")
+    crew.until(lambda: all(worker.shutdown for worker in crew.workers), what="shutdown")
+    location = service.trigger_status(crew.job_id, trigger).location
+    assert location is not None
+    return crew, Path(location)
+
+
+def submitted_again(service: CoordinatorService, job_id: str, **options: Any) -> Crew:
+    accepted = service.submit(submission(word_count(checkpoint_interval_ms=20), **options))
+    crew = Crew(service, job_id, accepted.slots, submission=accepted.submission)
+    crew.register()
+    crew.until(lambda: all(worker.attempt for worker in crew.workers), what="the next attempt")
+    return crew
+
+
+def test_r15_a_claimed_savepoint_is_gone_once_the_job_has_a_checkpoint_of_its_own(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    (tmp_path / "savepoints").mkdir()
+    (tmp_path / "savepoints" / "mine.txt").write_text("stays")
+    crew, savepoint = stopped_at(service, tmp_path / "savepoints")
+    again = submitted_again(service, crew.job_id, restore=str(savepoint), claim_mode=ClaimMode.CLAIM)
+    again.until(lambda: not savepoint.exists(), what="the deletion of the savepoint")
+    assert {path.name for path in (tmp_path / "savepoints").iterdir()} <= {"mine.txt", ".tmp"}
+    assert (tmp_path / "savepoints" / "mine.txt").read_text() == "stays"
+    assert service.checkpoints(crew.job_id).counts.completed >= 1
+    with pytest.raises(SnapshotClaimedError, match="was claimed by this job, which deleted it"):
+        service.submit(submission(word_count(), restore=str(savepoint), allow_output_repeat=True))
+
+
+def test_i25_an_unclaimed_savepoint_stays_as_it_is(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew, savepoint = stopped_at(service, tmp_path / "savepoints")
+    before = {path.name: path.read_bytes() for path in savepoint.iterdir()}
+    again = submitted_again(service, crew.job_id, restore=str(savepoint))
+    again.until_completed(3)
+    assert {path.name: path.read_bytes() for path in savepoint.iterdir()} == before
+
+
+def test_r15_a_claim_is_followed_by_the_next_coordinator(open_service: Open, tmp_path: Path) -> None:
+    first = open_service()
+    crew, savepoint = stopped_at(first, tmp_path / "savepoints")
+    again = submitted_again(first, crew.job_id, restore=str(savepoint), claim_mode=ClaimMode.CLAIM)
+    first.close()
+    second = open_service()
+    assert savepoint.exists() or second.checkpoints(crew.job_id).counts.completed
+    again.service = second
+    for worker in again.workers:
+        worker.service = second
+        worker.register()
+    again.until(lambda: not savepoint.exists(), what="the deletion of the savepoint")
+
+
+def test_r02_what_a_restore_dropped_is_listed_in_the_answer_and_on_record(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    _, savepoint = stopped_at(service, tmp_path / "savepoints")
+    graph = word_count(name="without")
+    smaller = msgspec.structs.replace(graph, vertices=graph.vertices[:1], edges=())
+    asked = submission(smaller, restore=str(savepoint), allow_non_restored_state=True, driver_nonce="d" * 32)
+    accepted = service.submit(asked)
+    assert [note for note in accepted.notes if "'count'" in note] == [
+        "operator 'count' is not in the job: its state is dropped (8 bytes)"
+    ]
+    assert service.submit(asked).notes == accepted.notes, "a repeat is answered alike"

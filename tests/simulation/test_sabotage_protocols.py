@@ -10,7 +10,8 @@ from barriers.messages import CheckpointKind, FailureReason
 from coordinator import events as on
 from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, encode_record
+from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
+from coordinator.releasing import Releases
 from coordinator.sharedfiles import SharedFiles
 from coordinator.store import Takeover, settle_job
 from statebackends.errors import AmbiguousWriteError, FencedError
@@ -151,6 +152,15 @@ def test_claim_deleted_last() -> None:
         return [each.path.rpartition("/")[2] for each in storage.log if isinstance(each, DeleteFile)]
 
     assert_changes("claim_deleted_last", order, ["_claim"], ["state", "_metadata", "_claim"])
+
+
+def test_claimed_deleted_early() -> None:
+    def released() -> list[str]:
+        base = RestorePoint(7, "/savepoints/s", 0, explicit=True, claim="n")
+        releases = Releases.of(base, 1, ())
+        return [release.folder for release in releases.advance(0, stopped=False, dropped=False, now_ms=0)]
+
+    assert_changes("claimed_deleted_early", released, [], ["/savepoints/s"])
 
 
 def test_needed_shared_file_deleted() -> None:
