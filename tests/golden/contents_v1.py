@@ -5,17 +5,15 @@ Never change what is here: the snapshots are kept for ever. New contents get a m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
-from statebackends.keys import KeyType
 from statebackends.serializers import Pickled
 from statebackends.state import (
     AggregatingStateDescriptor,
@@ -26,13 +24,9 @@ from statebackends.state import (
     OperatorListStateDescriptor,
     Redistribution,
     ReducingStateDescriptor,
-    StateDescriptor,
     ValueStateDescriptor,
 )
-
-MAX_PARALLELISM = 128
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
+from tests.golden.model import EPOCH, Contents, Held
 
 # ----------------------------------------------------------------------------------------------------- types of values
 
@@ -97,52 +91,6 @@ class Mean:
 
     def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
         return left[0] + right[0], left[1] + right[1]
-
-
-# ------------------------------------------------------------------------------------------------------ what a state holds
-
-Key = Any
-Rows = Sequence[tuple[Key, bytes, Any]]
-"""(key, namespace, value): a value, the elements of a list, the entries of a map, what was added to a reducing state."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """A keyed state and its rows."""
-
-    descriptor: Any
-    rows: Rows = ()
-    value_type: str = ""
-    """As `_metadata` says it; written by hand."""
-
-
-Updates = Sequence[tuple[int, Sequence[tuple[Key, int | None, float | None]]]]
-"""(start of the window, rows of one batch)."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """One operator."""
-
-    uid: str
-    key_type: str | None = None
-    held: Sequence[Held] = ()
-    columnar: ColumnarStateDescriptor | None = None
-    updates: Updates = ()
-    timers: Mapping[str, Sequence[tuple[Key, bytes, int]]] = field(default_factory=dict)
-    lists: Mapping[OperatorListStateDescriptor, Sequence[bytes]] = field(default_factory=dict)
-    external: tuple[str, ...] = ()
-    """Only a savepoint has it here: the files of a checkpoint are looked for."""
-
-    @property
-    def key(self) -> KeyType:
-        assert self.key_type is not None
-        return KeyType.parse(self.key_type)
-
-    @property
-    def descriptors(self) -> tuple[StateDescriptor, ...]:
-        columnar = () if self.columnar is None else (self.columnar,)
-        return (*(held.descriptor for held in self.held), *columnar, *self.lists)
 
 
 LATE = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -314,8 +262,3 @@ SOURCE = Contents(
 )
 SINK = Contents(uid="sink")
 JOB = (SOURCE, FLIGHTS, PAIRS, SINK)
-
-
-def entries_of(descriptor: OperatorListStateDescriptor, entries: Sequence[bytes], subtask: int, parallelism: int) -> list[bytes]:
-    """What one subtask stores: its share, or its copy of a broadcast state."""
-    return list(entries) if descriptor.redistribution is Redistribution.BROADCAST else list(entries[subtask::parallelism])

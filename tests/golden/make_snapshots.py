@@ -9,32 +9,36 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from barriers.messages import SubtaskKey
+from coordinator.sharedfiles import SharedFiles, shared_handles
 from operators.timers import timer_metas
-from statebackends.backend import SnapshotTarget, TimerRow
+from statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
 from statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
 from statebackends.generations import GenerationRows, Generations
 from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
-from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keygroups import assign_key_groups, operator_id
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.statecodec import state_metas
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent, run_flow
-from tests.golden.contents_v1 import JOB, MAX_PARALLELISM, Contents, entries_of
+from tests.golden.contents_rounds_v1 import AFTER, BEFORE
+from tests.golden.contents_ttl_v1 import TTL_JOB
+from tests.golden.contents_v1 import JOB
+from tests.golden.model import MAX_PARALLELISM, Contents, Held, entries_of
 from tests.golden.plainjson import expected
 
 GOLDEN = Path(__file__).parent / "snapshots"
-EXPECTED_NAME = "expected.json"
 JOB_ID = "9f0cde4a7b1e4d0c8a5b6f1e2d3c4b5a"
+_ATTEMPT, _NONCE = 2, "4f3a90"
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,23 @@ class Recipe:
     """One golden snapshot."""
 
     folder: str
-    """Below the golden snapshot's own: `chk-N`, or a savepoint's."""
+    """Below the golden snapshot's own: `chk-N`, `job/chk-N`, or a savepoint's."""
     backend: BackendKind
     canonical: bool
     inline_threshold: int
     parallelism: Mapping[str, int]
+    """1 if it is not said."""
+    job: tuple[Contents, ...] = JOB
+    base: tuple[Contents, ...] = ()
+    """What a checkpoint held upon which this one is an increment; it is golden, too, in the folder of the next lower id."""
+
+    @property
+    def checkpoint_id(self) -> int:
+        return int(self.folder.rpartition("chk-")[2]) if not self.canonical else 7
+
+    @property
+    def base_folder(self) -> str:
+        return f"{self.folder.rpartition('-')[0]}-{self.checkpoint_id - 1}"
 
 
 RECIPES = {
@@ -54,47 +70,43 @@ RECIPES = {
     "v1-filesystem": Recipe("chk-7", "filesystem", False, 2_048, {"flüge/1": 2, "pairs": 1, "source": 2}),
     "v1-memory": Recipe("chk-7", "memory", False, 2_048, {"flüge/1": 1, "pairs": 2, "source": 2}),
     "v1-rocksdb": Recipe("chk-7", "rocksdb", False, 1_024, {"flüge/1": 2, "pairs": 1, "source": 1}),
+    "v1-ttl-savepoint": Recipe("savepoint-9f0cde-77aa", "memory", True, 20_480, {"sessions": 2}, TTL_JOB),
+    "v1-ttl-rocksdb": Recipe("chk-8", "rocksdb", False, 1_024, {"sessions": 2}, TTL_JOB),
+    "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, BEFORE),
 }
 
 
 def make(name: str, root: Path = GOLDEN) -> Path:
-    """Write one golden snapshot and what is expected in it. Raises FileExistsError."""
+    """Write one golden snapshot, with its base, and what is expected in it. Raises FileExistsError."""
     recipe = RECIPES[name]
     folder = root / name
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         storage = LocalStorage(Path(scratch) / "state")
-        operators = tuple(_operator(contents, recipe, storage, Path(scratch)) for contents in JOB)
-        metadata = SnapshotMetadata(
-            job_id=JOB_ID,
-            job_name="golden flüge",
-            checkpoint_id=7,
-            kind="savepoint" if recipe.canonical else "checkpoint",
-            attempt=2,
-            epoch=3,
-            trigger_timestamp_ms=1_780_000_000_000,
-            completion_timestamp_ms=1_780_000_000_250,
-            operators=operators,
-            external=tuple(sorted({path for each in operators for state in each.subtasks for path in state.external})),
-            graph=msgspec.to_builtins(graph(recipe.parallelism)),
-        )
-        storage.execute(PutIfAbsent(f"{recipe.folder}/{METADATA_NAME}", encode_metadata(metadata)))
-        shutil.copytree(Path(scratch) / "state" / recipe.folder, folder / recipe.folder)
-    document = {
-        "snapshot": recipe.folder,
-        "kind": metadata.kind,
-        "job_name": metadata.job_name,
-        "checkpoint_id": metadata.checkpoint_id,
-        "operators": {contents.uid: expected(contents, recipe.parallelism.get(contents.uid, 1)) for contents in JOB},
-    }
-    (folder / EXPECTED_NAME).write_text(json.dumps(document, ensure_ascii=False, indent=1, sort_keys=True) + "\n", "utf-8")
+        with Maker(recipe, storage, Path(scratch)) as maker:
+            made = maker.make()
+        for path in sorted((Path(scratch) / "state").rglob("*")):
+            if path.is_file():
+                target = folder / path.relative_to(Path(scratch) / "state")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+    for number, (snapshot, job) in enumerate(made):
+        document = {
+            "snapshot": snapshot,
+            "kind": "savepoint" if recipe.canonical else "checkpoint",
+            "job_name": "golden flüge",
+            "checkpoint_id": recipe.checkpoint_id - number,
+            "operators": {contents.uid: expected(contents, recipe.parallelism.get(contents.uid, 1)) for contents in job},
+        }
+        text = json.dumps(document, ensure_ascii=False, indent=1, sort_keys=True)
+        (folder / ("expected-base.json" if number else "expected.json")).write_text(f"{text}\n", "utf-8")
     return folder
 
 
-def graph(parallelism: Mapping[str, int], state_backend: str = "filesystem") -> JobGraph:
+def graph(job: Sequence[Contents], parallelism: Mapping[str, int], state_backend: str = "filesystem") -> JobGraph:
     """A job that declares all of it, a vertex for each operator."""
     vertices = []
-    for contents in JOB:
+    for contents in job:
         key = None if contents.key_type is None else contents.key
         states = state_metas(contents.descriptors, key)
         if contents.timers:
@@ -106,44 +118,109 @@ def graph(parallelism: Mapping[str, int], state_backend: str = "filesystem") -> 
     return JobGraph("golden flüge", tuple(vertices), (), JobConfig(state_backend=state_backend))
 
 
-def _operator(contents: Contents, recipe: Recipe, storage: LocalStorage, scratch: Path) -> OperatorState:
-    parallelism = recipe.parallelism.get(contents.uid, 1)
-    subtasks = tuple(_subtask(contents, recipe, storage, scratch, subtask) for subtask in range(parallelism))
-    return OperatorState(contents.uid, operator_id(contents.uid), contents.uid, parallelism, MAX_PARALLELISM, subtasks)
+class Maker:
+    """Writes the checkpoints of one recipe: the tasks' part and the leader's."""
 
+    def __init__(self, recipe: Recipe, storage: LocalStorage, scratch: Path) -> None:
+        self._recipe = recipe
+        self._storage = storage
+        self._scratch = scratch
+        self._backends: dict[tuple[str, int], tuple[KeyedStateBackend, dict[str, Generations]]] = {}
+        self._shared = SharedFiles()
 
-def _subtask(contents: Contents, recipe: Recipe, storage: LocalStorage, scratch: Path, subtask: int) -> OperatorSubtaskState:
-    parallelism = recipe.parallelism.get(contents.uid, 1)
-    prefix = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in contents.uid)
-    target = SnapshotTarget(7, recipe.folder, f"{prefix}-{subtask}-2-4f3a90", recipe.canonical, recipe.inline_threshold)
-    lists = create_operator_backend(contents.descriptors, operator=contents.uid)
-    for descriptor, entries in contents.lists.items():
-        lists.list_state(descriptor.name).update(entries_of(descriptor, entries, subtask, parallelism))
-    operator = run_flow(lists.snapshot(7).flow(target), storage)
-    keyed: tuple[KeyedStateHandle, ...] = ()
-    if contents.key_type is not None:
-        backend = create_keyed_backend(
-            recipe.backend,
-            descriptors=contents.descriptors,
-            key_type=contents.key,
-            key_groups=assign_key_groups(MAX_PARALLELISM, parallelism, subtask),
-            max_parallelism=MAX_PARALLELISM,
-            operator=contents.uid,
-            subtask=subtask,
-            local_dir=str(scratch / f"local-{operator_id(contents.uid)}-{subtask}"),
+    def __enter__(self) -> Maker:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for backend, _ in self._backends.values():
+            backend.dispose()
+
+    def make(self) -> list[tuple[str, tuple[Contents, ...]]]:
+        """(folder, contents) of what was written, the golden snapshot first."""
+        recipe = self._recipe
+        if recipe.base:
+            self._checkpoint(recipe.base, recipe.checkpoint_id - 1, recipe.base_folder, None)
+        self._checkpoint(recipe.job, recipe.checkpoint_id, recipe.folder, recipe.checkpoint_id - 1 if recipe.base else None)
+        return [(recipe.folder, recipe.job)] + ([(recipe.base_folder, recipe.base)] if recipe.base else [])
+
+    def _checkpoint(self, job: Sequence[Contents], number: int, folder: str, base: int | None) -> None:
+        recipe = self._recipe
+        stored = {}
+        for contents in job:
+            for subtask in range(recipe.parallelism.get(contents.uid, 1)):
+                key = SubtaskKey(operator_id(contents.uid), subtask)
+                stored[key] = {contents.uid: self._subtask(contents, subtask, number, folder, base)}
+        resolved = self._shared.resolve(number, base, stored)
+        self._shared.register(number, shared_handles(state for each in resolved.values() for state in each.values()))
+        operators = []
+        for contents in job:
+            states = tuple(state[contents.uid] for key, state in sorted(resolved.items()) if contents.uid in state)
+            operators.append(
+                OperatorState(contents.uid, operator_id(contents.uid), contents.uid, len(states), MAX_PARALLELISM, states)
+            )
+        metadata = SnapshotMetadata(
+            job_id=JOB_ID,
+            job_name="golden flüge",
+            checkpoint_id=number,
+            kind="savepoint" if recipe.canonical else "checkpoint",
+            attempt=_ATTEMPT,
+            epoch=3,
+            trigger_timestamp_ms=1_780_000_000_000,
+            completion_timestamp_ms=1_780_000_000_250,
+            operators=tuple(operators),
+            external=tuple(sorted({path for each in operators for state in each.subtasks for path in state.external})),
+            graph=msgspec.to_builtins(graph(job, recipe.parallelism)),
         )
-        fill(backend, contents)
-        pending = backend.snapshot(7)
-        tables = SnapshotTarget(7, target.folder, target.file_prefix, target.canonical, 0) if target.canonical else target
-        keyed = run_flow(pending.flow(tables), storage)
-        pending.release()
-        backend.dispose()
-    external = contents.external if recipe.canonical else ()
-    return OperatorSubtaskState(keyed, operator, external)
+        self._storage.execute(PutIfAbsent(f"{folder}/{METADATA_NAME}", encode_metadata(metadata)))
+
+    def _subtask(self, contents: Contents, subtask: int, number: int, folder: str, base: int | None) -> OperatorSubtaskState:
+        recipe = self._recipe
+        parallelism = recipe.parallelism.get(contents.uid, 1)
+        prefix = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in contents.uid)
+        shared = f"{number}-{_ATTEMPT}-{prefix}-{subtask}-{_NONCE}" if recipe.base else ""
+        name = f"{prefix}-{subtask}-{_ATTEMPT}-{_NONCE}"
+        target = SnapshotTarget(number, folder, name, recipe.canonical, recipe.inline_threshold, shared, base)
+        lists = create_operator_backend(contents.descriptors, operator=contents.uid)
+        for descriptor, entries in contents.lists.items():
+            lists.list_state(descriptor.name).update(entries_of(descriptor, entries, subtask, parallelism))
+        operator = run_flow(lists.snapshot(number).flow(target), self._storage)
+        keyed: tuple[KeyedStateHandle, ...] = ()
+        if contents.key_type is not None:
+            backend, queues = self._backend(contents, subtask)
+            before = next((old for old in self._recipe.base if old.uid == contents.uid), None) if base is not None else None
+            fill(backend, contents, queues, before)
+            pending = backend.snapshot(number)
+            tables = replace(target, inline_threshold=0) if target.canonical else target
+            keyed = run_flow(pending.flow(tables), self._storage)
+            pending.release()
+            backend.notify_checkpoint_complete(number)
+        return OperatorSubtaskState(keyed, operator, contents.external if recipe.canonical else ())
+
+    def _backend(self, contents: Contents, subtask: int) -> tuple[KeyedStateBackend, dict[str, Generations]]:
+        """The same for all checkpoints of the recipe."""
+        place = (contents.uid, subtask)
+        if place not in self._backends:
+            parallelism = self._recipe.parallelism.get(contents.uid, 1)
+            backend = create_keyed_backend(
+                self._recipe.backend,
+                descriptors=contents.descriptors,
+                key_type=contents.key,
+                key_groups=assign_key_groups(MAX_PARALLELISM, parallelism, subtask),
+                max_parallelism=MAX_PARALLELISM,
+                operator=contents.uid,
+                subtask=subtask,
+                local_dir=str(self._scratch / f"local-{operator_id(contents.uid)}-{subtask}"),
+                now_ms=contents.now_ms,
+            )
+            queues = {name: Generations() for name in contents.timers}
+            for name, queue in queues.items():
+                backend.register_timers(name, GenerationRows(queue, lambda rows: None))
+            self._backends[place] = backend, queues
+        return self._backends[place]
 
 
-def fill(backend: KeyedBackendBase, contents: Contents) -> None:
-    """Everything of the backend's key groups, through the interfaces that operators use."""
+def fill(backend: KeyedStateBackend, contents: Contents, queues: Mapping[str, Generations], before: Contents | None = None) -> None:
+    """Everything of the backend's key groups, through the interfaces that operators use; only what changed since `before`."""
     key_type = contents.key
 
     def ours(key: object) -> bool:
@@ -151,13 +228,19 @@ def fill(backend: KeyedBackendBase, contents: Contents) -> None:
         backend.set_current_key(key_type.encode(key), group)
         return group in backend.key_groups
 
-    queues = {name: Generations() for name in contents.timers}
-    for name, queue in queues.items():
-        backend.register_timers(name, GenerationRows(queue, lambda rows: None))
-    for held in contents.held:
-        for key, namespace, value in held.rows:
-            if ours(key):
+    for held, old in zip(contents.held, before.held if before is not None else [Held(None)] * len(contents.held), strict=True):
+        kept = {(key, namespace): value for key, namespace, value in old.rows}
+        wanted = {(key, namespace): value for key, namespace, value in held.rows}
+        for (key, namespace), value in kept.items():
+            if ((key, namespace) not in wanted or wanted[key, namespace] != value) and ours(key):
+                backend.get_state(held.descriptor, namespace).clear()
+        for number, (key, namespace, value) in enumerate(held.rows):
+            if ((key, namespace) not in kept or kept[key, namespace] != value) and ours(key):
+                if held.stamps:
+                    backend.set_processing_time(held.stamps[number])
                 _put(backend.get_state(held.descriptor, namespace), held.descriptor.kind, value)
+    if contents.now_ms is not None:
+        backend.set_processing_time(contents.now_ms)
     if contents.columnar is not None:
         state = backend.columnar_state(contents.columnar, ["airline"])
         for window, rows in contents.updates:
@@ -170,10 +253,15 @@ def fill(backend: KeyedBackendBase, contents: Contents) -> None:
                 }
                 state.update(keys, window, [inputs.get(each.column or "") for each in contents.columnar.aggregates])
     for name, timers in contents.timers.items():
-        for key, namespace, moment in timers:
-            if ours(key):
-                row: TimerRow = (moment, *backend.current_key[:1], namespace, backend.current_key[1])
-                queues[name].live[row] = True
+        old_timers = before.timers[name] if before is not None else ()
+        for changed, added in ((set(old_timers) - set(timers), False), (set(timers) - set(old_timers), True)):
+            for key, namespace, moment in changed:
+                if ours(key):
+                    row: TimerRow = (moment, backend.current_key[0], namespace, backend.current_key[1])
+                    if added:
+                        queues[name].live[row] = True
+                    else:
+                        queues[name].remove(row)
 
 
 def _put(state: object, kind: str, value: object) -> None:

@@ -20,7 +20,8 @@ from uuid import UUID
 import msgspec
 
 from statebackends.serializers import Pickled
-from tests.golden.contents_v1 import COLUMNAR_TYPE, EPOCH, MAX_PARALLELISM, Contents, Held, Key, entries_of
+from tests.golden.contents_v1 import COLUMNAR_TYPE
+from tests.golden.model import EPOCH, MAX_PARALLELISM, Contents, Held, Key, entries_of
 
 Json = Any
 
@@ -56,7 +57,7 @@ def _field_names(declared: Any) -> dict[str, tuple[str, Any]] | None:
     """Attribute -> (name of the field, its type); None if it is no record."""
     if not isinstance(declared, type):
         return None
-    hints = typing.get_type_hints(declared) if declared.__module__ == Contents.__module__ else {}
+    hints = typing.get_type_hints(declared) if declared.__module__.startswith("tests.") else {}
     if issubclass(declared, msgspec.Struct):
         return {each.name: (each.encode_name, hints[each.name]) for each in msgspec.structs.fields(declared)}
     if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) or hasattr(declared, "_fields"):
@@ -92,6 +93,8 @@ def _scalar(value: Any) -> Json:
 
 def rows_of(held: Held) -> list[Json]:
     """Rows as they are to be found."""
+    if held.stamps:
+        return stamped_rows_of(held)
     found = []
     for key, namespace, value in held.rows:
         declared = held.descriptor.type
@@ -110,6 +113,54 @@ def rows_of(held: Held) -> list[Json]:
             case _:
                 shown = plain(value, declared)
         found.append({"key": plain(key), "namespace": namespace.hex(), "value": shown})
+    return in_order(found)
+
+
+def stamped_rows_of(held: Held) -> list[Json]:
+    """As `rows_of`, where each value, element and entry has a stamp, and what was written later comes on top."""
+    found: dict[str, Json] = {}
+    sums: dict[str, list[int]] = {}
+    for (key, namespace, value), stamp in zip(held.rows, held.stamps, strict=True):
+        place = json.dumps([plain(key), namespace.hex()])
+        row = found.setdefault(place, {"key": plain(key), "namespace": namespace.hex(), "value": []})
+        declared = held.descriptor.type
+        match held.descriptor.kind:
+            case "list":
+                row["value"] += [{"stamp": stamp, "value": plain(element, declared)} for element in value]
+            case "map":
+                entries = {json.dumps(entry): [entry, shown] for entry, shown in row["value"]}
+                for entry, member in value.items():
+                    shown = plain(entry, held.descriptor.key_type)
+                    entries[json.dumps(shown)] = [shown, {"stamp": stamp, "value": plain(member, declared)}]
+                row["value"] = sorted(entries.values(), key=json.dumps)
+            case "reducing" | "aggregating":
+                total = sums.setdefault(place, [])
+                total += value
+                combined = sum(total) if held.descriptor.kind == "reducing" else {"tuple": [sum(total), len(total)]}
+                row["value"] = {"stamp": stamp, "value": combined}
+            case _:
+                row["value"] = {"stamp": stamp, "value": plain(value, declared)}
+    return in_order(list(found.values()))
+
+
+def unexpired(rows: list[Json], kind: str, horizon_ms: int) -> list[Json]:
+    """The same without stamps, and without what was stamped at the horizon or before."""
+
+    def alive(stamped: Json) -> bool:
+        return bool(stamped["stamp"] > horizon_ms)
+
+    found = []
+    for row in rows:
+        value = row["value"]
+        match kind:
+            case "list":
+                left = [each["value"] for each in value if alive(each)]
+            case "map":
+                left = [[entry, each["value"]] for entry, each in value if alive(each)]
+            case _:
+                left = [value["value"]] if alive(value) else []
+        if left:
+            found.append({**row, "value": left if kind in ("list", "map") else left[0]})
     return in_order(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,23 @@ from statebackends.metadata import SnapshotMetadata
 from statebackends.operator_state import read_entries
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import run_flow
-from tests.golden.contents_v1 import MAX_PARALLELISM, Contents
+from tests.golden.contents_v1 import JOB
 from tests.golden.make_snapshots import graph
+from tests.golden.model import MAX_PARALLELISM, Contents
 from tests.golden.plainjson import plain
 
 
 class Restored:
     """A golden snapshot in the backends of a job, as the coordinator deals it out."""
 
-    def __init__(self, folder: Path, backend: BackendKind, parallelism: dict[str, int], local: Path) -> None:
+    def __init__(
+        self, folder: Path, backend: BackendKind, parallelism: dict[str, int], local: Path, job: Sequence[Contents] = JOB
+    ) -> None:
         self.storage = LocalStorage(folder.parent.parent)
         self.folder = f"{folder.parent.name}/{folder.name}"
         self._backend, self._local = backend, local
         self.metadata: SnapshotMetadata = run_flow(load_snapshot(self.folder), self.storage)
-        self.graph = graph(parallelism, backend)
+        self.graph = graph(job, parallelism, backend)
         judgement = judge_snapshot(self.metadata, self.graph)
         for refusal in judgement.refusals:
             raise refusal.error()
@@ -48,7 +51,7 @@ class Restored:
             mine = sorted((key.subtask, state) for key, state in assigned.items() if key.vertex == vertex.vertex_id)
             self.states[uid] = [state.get(uid, OperatorSubtaskState()) for _, state in mine]
 
-    def keyed(self, contents: Contents) -> Iterator[KeyedBackendBase]:
+    def keyed(self, contents: Contents, now_ms: int | None = None) -> Iterator[KeyedBackendBase]:
         states = self.states[contents.uid]
         for subtask, state in enumerate(states):
             backend = create_keyed_backend(
@@ -60,6 +63,7 @@ class Restored:
                 operator=contents.uid,
                 subtask=subtask,
                 local_dir=str(self._local / f"{len(contents.uid)}-{subtask}"),
+                now_ms=now_ms,
             )
             try:
                 backend.restore(state.keyed, self.storage, self.folder)
@@ -96,7 +100,8 @@ def keyed_contents(backend: KeyedBackendBase, contents: Contents) -> dict[str, l
                 key = backend.key_type.decode(encoded)
                 backend.set_current_key(encoded, backend.key_type.key_group(key, MAX_PARALLELISM))
                 value = shown(backend.get_state(held.descriptor, namespace), held.descriptor)
-                rows.append({"key": key_of(encoded), "namespace": namespace.hex(), "value": value})
+                if value is not NOTHING:
+                    rows.append({"key": key_of(encoded), "namespace": namespace.hex(), "value": value})
     if contents.columnar is not None:
         state = backend.columnar_state(contents.columnar, ["airline"])
         rows = found.setdefault(contents.columnar.name, [])
@@ -112,14 +117,20 @@ def keyed_contents(backend: KeyedBackendBase, contents: Contents) -> dict[str, l
     return found
 
 
+NOTHING = object()
+"""A key whose value has expired."""
+
+
 def shown(state: Any, descriptor: Any) -> Any:
-    """A state object's contents as plain JSON."""
+    """A state object's contents as plain JSON; NOTHING if it is empty."""
     match descriptor.kind:
         case "value":
-            return plain(state.value(), descriptor.type)
+            value = state.value(NOTHING)
+            return NOTHING if value is NOTHING else plain(value, descriptor.type)
         case "list":
-            return [plain(element, descriptor.type) for element in state.get()]
+            return [plain(element, descriptor.type) for element in state.get()] or NOTHING
         case "map":
             entries = [[plain(entry, descriptor.key_type), plain(value, descriptor.type)] for entry, value in state.items()]
-            return sorted(entries, key=json.dumps)
-    return plain(state.get(), descriptor.type)
+            return sorted(entries, key=json.dumps) or NOTHING
+    combined = state.get()
+    return NOTHING if combined is None else plain(combined, descriptor.type)

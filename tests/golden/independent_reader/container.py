@@ -135,7 +135,11 @@ def read_keyed(handle: dict[str, Any], max_parallelism: int, folder: Path, kind:
     require(len(parts) == len(handle["states"]), "parts")
     found = []
     for meta, data in zip(handle["states"], parts, strict=True):
-        table = pq.read_table(io.BytesIO(data)) if handle["format"] == "parquet" else pa.ipc.open_file(data).read_all()
+        table = (
+            pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+            if handle["format"] == "parquet"
+            else pa.ipc.open_file(data).read_all()
+        )
         rows = rows_of_table(table, meta, max_parallelism)
         groups = table.column("key_group").to_pylist()
         require(groups == sorted(groups) and all(start <= group < stop for group in groups), "rows of other key groups")

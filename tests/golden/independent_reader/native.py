@@ -63,4 +63,6 @@ def add_row(rows: list[Any], place: dict[str, Any], meta: dict[str, Any], entry:
 
 
 def decoded(kind: Any, data: bytes) -> Any:
+    if kind[0] == "ttl":
+        return {"stamp": int.from_bytes(data[:8], "big", signed=True), "value": decoded(kind[1], data[8:])}
     return {"pickle": data.hex()} if kind == "pickled" else from_msgpack(kind, msgspec.msgpack.decode(data))

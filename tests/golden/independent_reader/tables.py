@@ -49,6 +49,9 @@ def columns_of(meta: dict[str, Any], keys: list[str]) -> dict[str, bool]:
     elif meta["kind"] == "map":
         columns["map_key"] = kind[1][0] == "optional"
         kind = kind[2]
+    if kind[0] == "ttl":
+        columns["ttl_stamp_ms"] = False
+        kind = kind[1]
     return columns | {"value": kind[0] == "optional"}
 
 
@@ -69,7 +72,10 @@ def combine(rows: list[dict[str, Any]], meta: dict[str, Any]) -> list[Any]:
         (_, map_type, value_type) = value_type
     found: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.get("position", 0)):
-        value = from_arrow(value_type, row["value"])
+        if value_type[0] == "ttl":
+            value = {"stamp": row["ttl_stamp_ms"], "value": from_arrow(value_type[1], row["value"])}
+        else:
+            value = from_arrow(value_type, row["value"])
         place = json.dumps([row["key"], row["namespace"].hex()], sort_keys=True)
         shown = found.setdefault(place, {"key": row["key"], "namespace": row["namespace"].hex(), "value": []})
         if map_type is not None:

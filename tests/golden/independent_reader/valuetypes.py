@@ -54,7 +54,7 @@ def parse_at(text: str, at: int) -> tuple[Any, int]:
         members.append(member)
         at += 1
     match name:
-        case "optional" | "list" | "dict" | "map":
+        case "optional" | "list" | "dict" | "map" | "ttl":
             return (name, *members), at
         case "set" | "frozenset":
             return ("set", *members), at
