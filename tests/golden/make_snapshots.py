@@ -25,7 +25,7 @@ from statebackends.factory import BackendKind, create_keyed_backend, create_oper
 from statebackends.generations import GenerationRows, Generations
 from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
 from statebackends.keygroups import assign_key_groups, operator_id
-from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.statecodec import state_metas
 from statebackends.storage.local import LocalStorage
@@ -53,12 +53,18 @@ class Recipe:
     parallelism: Mapping[str, int]
     """1 if it is not said."""
     job: tuple[Contents, ...] = JOB
+    native: bool = False
+    """A savepoint of the backend's own files."""
     base: tuple[Contents, ...] = ()
     """What a checkpoint held upon which this one is an increment; it is golden, too, in the folder of the next lower id."""
 
     @property
     def checkpoint_id(self) -> int:
-        return int(self.folder.rpartition("chk-")[2]) if not self.canonical else 7
+        return 7 if self.is_savepoint else int(self.folder.rpartition("chk-")[2])
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.canonical or self.native
 
     @property
     def base_folder(self) -> str:
@@ -72,7 +78,8 @@ RECIPES = {
     "v1-rocksdb": Recipe("chk-7", "rocksdb", False, 1_024, {"flüge/1": 2, "pairs": 1, "source": 1}),
     "v1-ttl-savepoint": Recipe("savepoint-9f0cde-77aa", "memory", True, 20_480, {"sessions": 2}, TTL_JOB),
     "v1-ttl-rocksdb": Recipe("chk-8", "rocksdb", False, 1_024, {"sessions": 2}, TTL_JOB),
-    "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, BEFORE),
+    "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, base=BEFORE),
+    "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 
 
@@ -93,7 +100,7 @@ def make(name: str, root: Path = GOLDEN) -> Path:
     for number, (snapshot, job) in enumerate(made):
         document = {
             "snapshot": snapshot,
-            "kind": "savepoint" if recipe.canonical else "checkpoint",
+            "kind": "savepoint" if recipe.is_savepoint else "checkpoint",
             "job_name": "golden flüge",
             "checkpoint_id": recipe.checkpoint_id - number,
             "operators": {contents.uid: expected(contents, recipe.parallelism.get(contents.uid, 1)) for contents in job},
@@ -162,13 +169,14 @@ class Maker:
             job_id=JOB_ID,
             job_name="golden flüge",
             checkpoint_id=number,
-            kind="savepoint" if recipe.canonical else "checkpoint",
+            kind="savepoint" if recipe.is_savepoint else "checkpoint",
             attempt=_ATTEMPT,
             epoch=3,
             trigger_timestamp_ms=1_780_000_000_000,
             completion_timestamp_ms=1_780_000_000_250,
             operators=tuple(operators),
             external=tuple(sorted({path for each in operators for state in each.subtasks for path in state.external})),
+            properties={NATIVE_PROPERTY: recipe.backend} if recipe.native else {},
             graph=msgspec.to_builtins(graph(job, recipe.parallelism)),
         )
         self._storage.execute(PutIfAbsent(f"{folder}/{METADATA_NAME}", encode_metadata(metadata)))

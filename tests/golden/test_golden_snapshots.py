@@ -30,6 +30,7 @@ from tests.golden.restoring import Restored, keyed_contents
 SEALED = {
     "v1-filesystem": "def98517ea29bc631fbadb57e6025561",
     "v1-memory": "b0b4b1e706607ebfc33385cc0a964ac0",
+    "v1-native-savepoint": "d9911b55f5f41215ef98f16199831a10",
     "v1-rocksdb": "cc574eab25d89ada4622b9fe6150a1e3",
     "v1-rocksdb-incremental": "5c8c93d759297bace9e05d0345ba1a79",
     "v1-rocksdb-incremental-base": "6899e1bf4e2dc5fd499f5d5c9a663440",
