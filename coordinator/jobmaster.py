@@ -89,7 +89,7 @@ class JobMaster:
             return
         first, newest = self.setup.first_checkpoint_id, self.coordinator.newest
         self._turn.out += self.releases.advance(
-            sum(entry.checkpoint_id >= first for entry in self.coordinator.retained),
+            sum(entry.checkpoint_id >= first and entry.shared is not None for entry in self.coordinator.retained),
             stopped=newest is not None and newest.checkpoint_id >= first and newest.is_savepoint,
             dropped=self.lifecycle.keeps_nothing,
             now_ms=self._turn.now_ms,

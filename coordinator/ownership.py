@@ -6,7 +6,7 @@ that is derived from records, so a leader that died before it deleted something 
 from __future__ import annotations
 
 from barriers.messages import CheckpointKind
-from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_leftovers
+from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, Unreadable, derive_leftovers
 from coordinator.records import RestorePoint, SubmissionRecord
 from coordinator.retained import keeps_checkpoints
 
@@ -38,7 +38,10 @@ def _is_subsumed(job: RecordedJob, record: SubmissionRecord) -> bool:
     def is_own(number: int) -> bool:
         return number >= record.first_checkpoint_id and (stop is None or number < stop)
 
-    points = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point and is_own(each.checkpoint_id)]
+    completed = job.with_fact(CheckpointFact.COMPLETED)
+    points = [each for each in completed if each.is_recovery_point and is_own(each.checkpoint_id)]
+    if any(isinstance(point.decision, Unreadable) for point in points):
+        return False  # whoever goes back behind it may need what it was to replace
     config = record.graph.config
     if sum(point.kind is not CheckpointKind.STOP_SAVEPOINT for point in points) >= config.retained_checkpoints:
         return True

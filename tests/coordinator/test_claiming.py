@@ -382,6 +382,17 @@ def test_what_the_end_of_a_job_left_is_deleted_by_the_next_recovery(
     assert [path for path in storage.files if "/leader/" in path] == epochs, "nothing to do, nothing written"
 
 
+def test_a_claimed_snapshot_stays_while_the_checkpoint_that_replaces_it_can_not_be_read(storage: DictStorage) -> None:
+    ended(storage, "FAILED")
+    path = JobPaths(JOB).decision(8)
+    storage.files[path] = storage.files[path][:-5]
+    run_flow(clear_ended(JOB, starter("next")), storage)
+    assert in_folder(storage) == ["_metadata", "_owner", "source-0", "source-1"]
+    setup = start(storage, name="t", restore="latest-readable", allow_output_repeat=True)
+    assert setup.base is not None
+    assert (setup.base.folder, setup.base.claim) == (SAVEPOINT, "s")
+
+
 def test_a_subsumed_snapshot_is_not_gone_on_from_though_it_is_still_there(storage: DictStorage) -> None:
     ended(storage, "FAILED")
     for mode in ClaimMode:
