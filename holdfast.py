@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from statebackends.errors import RestoreError as RestoreError
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
+    from statebackends.errors import StateValueError as StateValueError
     from statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from statebackends.errors import UndeclaredStateError as UndeclaredStateError
@@ -128,6 +129,7 @@ _EXPORTS = {
         "RestoreError",
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
+        "StateValueError",
         "StorageUnavailableError",
         "UnclaimedStateError",
         "UndeclaredStateError",
