@@ -269,7 +269,7 @@ class JobHost:
         if current is not None:
             yield from self._replace(current)
         try:
-            setup = yield from start_submission(job_id, submission, self._starter())
+            setup = yield from start_submission(job_id, submission, self._starter(), verified=True)
         except HoldfastError:
             self.registry.remove(job_id)
             yield from self.recover_job(job_id)

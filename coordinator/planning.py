@@ -72,16 +72,20 @@ def check_graph(graph: JobGraph) -> None:
             seen.add(operator.uid)
 
 
-def plan_submission(job: RecordedJob, submission: Submission) -> Flow[SubmissionPlan]:
+def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True) -> Flow[SubmissionPlan]:
     """Resolve and judge the snapshot that a submission starts from; reads only.
 
+    `checksums`: of a snapshot given by its path every byte is read; without, lengths alone are compared.
+
     Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
-    plan = yield from examine_submission(job, submission)
+    plan = yield from examine_submission(job, submission, checksums=checksums)
     plan.report.check()
     return plan
 
 
-def examine_submission(job: RecordedJob, submission: Submission, *, external: bool = True) -> Flow[SubmissionPlan]:
+def examine_submission(
+    job: RecordedJob, submission: Submission, *, external: bool = True, checksums: bool = True
+) -> Flow[SubmissionPlan]:
     """As `plan_submission`, but what is wrong with the snapshot is in the report. `external`: relative paths can be looked up.
 
     Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError where there is no snapshot to
@@ -102,7 +106,7 @@ def examine_submission(job: RecordedJob, submission: Submission, *, external: bo
         return SubmissionPlan(submission, None, job.last_checkpoint_id + 1, report)
     metadata = yield from load_snapshot(base.folder)
     judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
-    problems = yield from find_problems(metadata, base.folder, checksums=base.explicit, external=external)
+    problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=external)
     ownership = yield from examine_owner(job, submission, base, metadata)
     rewind = yield from find_rewind(job, resolved, metadata, submission.graph)
     sinks = find_sinks(submission.graph, repeats=rewind.sinks if rewind is not None else ())

@@ -74,12 +74,14 @@ def preflight(job_id: str, submission: Submission, *, external: bool = True) -> 
         # The job went on, or ended, and dropped what we were looking at.
 
 
-def start_submission(job_id: str, submission: Submission, starter: Starter) -> Flow[JobSetup]:
-    """Become the job's leader, settle what an older one left, and record the submission under the next number."""
+def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:
+    """Become the job's leader, settle what an older one left, and record the submission under the next number.
+
+    `verified`: a preflight has just read every byte of the snapshot, which nobody may change; it is not read again."""
     paths = JobPaths(job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
-    plan = yield from plan_submission(job, submission)
+    plan = yield from plan_submission(job, submission, checksums=not verified)
     base = plan.base
     if base is not None and submission.claim_mode is ClaimMode.CLAIM and not base.claim and is_absolute_folder(base.folder):
         yield from check_leadership(paths, epoch)

@@ -17,7 +17,7 @@ import holdfast as hf
 from barriers.jobgraph import JobConfig, JobGraph
 from coordinator.judging import judge_snapshot
 from coordinator.preflight import Presence
-from coordinator.submitting import preflight
+from coordinator.submitting import Starter, preflight, start_submission
 from operators.environment import Environment
 from operators.functions.process import ProcessFunction
 from operators.sources.generator import GeneratorSource
@@ -26,12 +26,12 @@ from statebackends.handles import OperatorSubtaskState
 from statebackends.metadata import decode_metadata, encode_metadata
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import run_flow
+from statebackends.storage.operations import ReadFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import SAVEPOINT, contents, put_snapshot
 from tests.coordinator.test_restore import COUNTS, keyed, snapshot, stored
 from tests.coordinator.test_roundtrips import assert_same
-from tests.coordinator.world import JOB, DictStorage
+from tests.coordinator.world import JOB, DictStorage, Steps
 from tests.s3_server import bucket as bucket
 from tests.s3_server import connection as connection
 from tests.s3_server import server as server
@@ -39,6 +39,7 @@ from tests.statebackends.roundtrip import restored_at
 from tests.statebackends.snapshot_harness import SOME, write
 
 METADATA = f"{SAVEPOINT}/_metadata"
+STARTER = Starter("s", "", "directory", 0)
 
 
 @pytest.fixture
@@ -121,6 +122,21 @@ def test_what_is_no_snapshot_of_ours_is_refused(storage: DictStorage, content: b
 def test_a_half_written_savepoint_without_metadata_is_refused(storage: DictStorage) -> None:
     del storage.files[METADATA]
     assert refusal(storage).reason == "missing"
+
+
+def test_a_snapshot_is_read_once_by_a_submission_that_a_preflight_went_before(storage: DictStorage) -> None:
+    def reads(*, verified: bool) -> list[str]:
+        flow = start_submission(JOB, submission(word_count(), job_id=JOB, restore=SAVEPOINT), STARTER, verified=verified)
+        read = []
+        steps = Steps(flow, storage)
+        while not steps.done:
+            if isinstance(steps._operation, ReadFile) and "/source-" in steps._operation.path:
+                read.append(steps._operation.path)
+            steps.step()
+        return read
+
+    assert reads(verified=True) == []
+    assert sorted(reads(verified=False)) == [f"{SAVEPOINT}/source-0", f"{SAVEPOINT}/source-1"]
 
 
 # --------------------------------------------------------------------------------------------------------------------- R07
