@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
+from benchmarks.incremental import measure as measure_incremental
 from benchmarks.simulation import measure as measure_simulation
 
 Row = dict[str, Any]
@@ -170,13 +171,19 @@ def acks(bench: Bench, quick: bool) -> list[Row]:
     return measure_acks(quick=quick)
 
 
+def incremental(bench: Bench, quick: bool) -> list[Row]:
+    """Full checkpoints and increments of the RocksDB backend, beside the raw write of the same bytes."""
+    return [{"kind": row["workload"], "figures": json.dumps(row)} for row in measure_incremental(quick=quick)]
+
+
 def simulation(bench: Bench, quick: bool) -> list[Row]:
     """Simulated jobs per minute, with faults and without."""
     return measure_simulation(quick=quick)
 
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
-    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "w3": w3, "acks": acks, "simulation": simulation,
+    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "w3": w3, "acks": acks,
+    "simulation": simulation,
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class StateBackendSettings:
     """`rocksdb`, per subtask and operator: live state in memory above this is written to RocksDB between barriers."""
     rocksdb_cache_bytes_max: int = 32 * _MIB
     """`rocksdb`, per subtask and operator: values read or written lately, as Python objects."""
-    rocksdb_write_buffer_bytes: int = 64 * _MIB
+    rocksdb_write_buffer_bytes: int = 32 * _MIB
     """`rocksdb`: one memtable; there are at most two. A checkpoint empties them: only more than this between two fills one."""
     rocksdb_block_cache_bytes: int = 32 * _MIB
     """`rocksdb`: uncompressed blocks, indexes and filters."""

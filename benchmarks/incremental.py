@@ -1,0 +1,189 @@
+"""W2 of the RocksDB backend: a full checkpoint right after the load, then increments with 1 % of the keys changed between two.
+
+One subtask's backend in this process, as a worker drives it: `sync` is what the loop waits for, `async` what the pool does until
+the acknowledgement. Placeholders are resolved and dropped checkpoints deleted as the coordinator does it. Compaction runs
+meanwhile, and what it merges is stored again: once in a while all of it, so the first 20 increments, the last 20 and the worst 20
+in a row are told apart. The raw write (write and fsync of as many random bytes into the same directory) comes right after each.
+
+python -m benchmarks.incremental [--quick] [--keys 1000000,5000000] [--increments 60] [--pause 1.0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from barriers.messages import SubtaskKey
+from benchmarks.harness import raw_write_ms, spread
+from coordinator.sharedfiles import SharedFiles, shared_handles
+from statebackends.backend import SnapshotTarget
+from statebackends.factory import create_keyed_backend
+from statebackends.handles import KeyGroupRange, OperatorSubtaskState
+from statebackends.keyedbase import KeyedBackendBase
+from statebackends.keys import KeyType
+from statebackends.state import ValueStateDescriptor
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import DeleteFile, DeleteFolder, run_flow
+
+Row = dict[str, Any]
+
+VALUE_BYTES = 100
+MAX_PARALLELISM = 128
+CHANGED = 100
+"""One key in so many is changed between two checkpoints."""
+INCREMENTS = 60
+WINDOW = 20
+"""Consecutive increments over which the mean is taken."""
+KEY = KeyType.of(int)
+VALUE = ValueStateDescriptor("value", bytes)
+TASK = SubtaskKey("w2", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One checkpoint."""
+
+    sync_ms: float
+    async_ms: float
+    new_bytes: int
+    state_bytes: int
+    raw_ms: float
+
+
+class Job:
+    """One operator with keyed state, its storage, and the little of a coordinator that it takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._storage = LocalStorage(folder / "state")
+        self._shared = SharedFiles()
+        self._newest: int | None = None
+        self._random = random.Random(7)
+        self.backend: KeyedBackendBase = create_keyed_backend(
+            "rocksdb",
+            descriptors=(VALUE,),
+            key_type=KEY,
+            key_groups=KeyGroupRange(0, MAX_PARALLELISM),
+            max_parallelism=MAX_PARALLELISM,
+            operator="w2",
+            subtask=0,
+            local_dir=str(folder / "local"),
+        )
+
+    def update(self, keys: Iterable[int]) -> None:
+        backend, state = self.backend, self.backend.get_state(VALUE)
+        for key in keys:
+            backend.set_current_key(KEY.encode(key), KEY.key_group(key, MAX_PARALLELISM))
+            state.update(self._random.randbytes(VALUE_BYTES))
+
+    def changes(self, keys: int) -> list[int]:
+        return self._random.sample(range(keys), keys // CHANGED)
+
+    def checkpoint(self, number: int) -> Taken:
+        """Store a checkpoint that builds on the one before; that one is deleted then."""
+        prefix = f"w2-0-1-{number}"
+        target = SnapshotTarget(number, f"job/chk-{number}", prefix, False, 20_480, f"{number}-1-w2-0-n", self._newest)
+        began = time.perf_counter()
+        pending = self.backend.snapshot(number)
+        frozen = time.perf_counter()
+        state = OperatorSubtaskState(keyed=run_flow(pending.flow(target), self._storage))
+        stored = time.perf_counter()
+        pending.release()
+        resolved = self._shared.resolve(number, self._newest, {TASK: {"w2": state}})
+        self._shared.register(number, shared_handles(resolved[TASK].values()))
+        self._drop(self._newest)
+        self._newest = number
+        raw_ms = raw_write_ms(self._folder, state.new_size)
+        return Taken((frozen - began) * 1000, (stored - frozen) * 1000, state.new_size, state.size, raw_ms)
+
+    def _drop(self, number: int | None) -> None:
+        if number is None:
+            return
+        self._storage.execute(DeleteFolder(f"job/chk-{number}"))
+        for name in self._shared.release(number).names:
+            self._storage.execute(DeleteFile(f"job/shared/{name}"))
+        self._shared.forget(number)
+
+
+def measure_keys(keys: int, increments: int, pause_s: float) -> Iterator[Row]:
+    """A full checkpoint right after the load, then increments."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    try:
+        job = Job(folder)
+        began = time.perf_counter()
+        job.update(range(keys))
+        loaded = time.perf_counter()
+        full = job.checkpoint(1)
+        yield {
+            "workload": "W2 full",
+            "keys": keys,
+            "load_s": round(loaded - began, 1),
+            "sync_ms": round(full.sync_ms, 2),
+            "async_ms": round(full.async_ms, 1),
+            "megabytes": round(full.new_bytes / 1e6, 1),
+            "raw_write_ms": round(full.raw_ms, 1),
+            "times_raw": round((full.sync_ms + full.async_ms) / full.raw_ms, 2),
+            "load_average": round(os.getloadavg()[0], 1),
+        }
+        taken: list[Taken] = []
+        for number in range(2, 2 + increments):
+            job.update(job.changes(keys))
+            taken.append(job.checkpoint(number))
+            time.sleep(pause_s)
+        yield increments_row(keys, full, taken)
+        job.backend.dispose()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def increments_row(keys: int, full: Taken, taken: list[Taken]) -> Row:
+    shares = [100 * each.new_bytes / full.new_bytes for each in taken]
+    windows = [statistics.mean(shares[first : first + WINDOW]) for first in range(max(1, len(shares) - WINDOW + 1))]
+    return {
+        "workload": "W2 increments of 1 %",
+        "keys": keys,
+        "count": len(taken),
+        "percent_of_full": round(statistics.mean(shares), 2),
+        "percent_first_20": round(windows[0], 2),
+        "percent_last_20": round(windows[-1], 2),
+        "percent_worst_20": round(max(windows), 2),
+        "percent_max": round(max(shares), 1),
+        "megabytes": round(statistics.mean(each.new_bytes for each in taken) / 1e6, 2),
+        "state_megabytes": round(max(each.state_bytes for each in taken) / 1e6, 1),
+        "sync_ms": spread([each.sync_ms for each in taken]),
+        "async_ms": spread([each.async_ms for each in taken]),
+        "raw_write_ms": spread([each.raw_ms for each in taken]),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def measure(*, quick: bool = False) -> list[Row]:
+    """1 M and 5 M keys; quickly, 100 k."""
+    return [row for keys in ((100_000,) if quick else (1_000_000, 5_000_000)) for row in measure_keys(keys, INCREMENTS, 1.0)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="100,000 keys")
+    parser.add_argument("--keys", default="1000000,5000000")
+    parser.add_argument("--increments", type=int, default=INCREMENTS)
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between two checkpoints")
+    arguments = parser.parse_args()
+    counts = [100_000] if arguments.quick else [int(text) for text in arguments.keys.split(",")]
+    for keys in counts:
+        for row in measure_keys(keys, arguments.increments, arguments.pause):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
