@@ -102,6 +102,10 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Of backends that can (rocksdb): a checkpoint stores only the files that the one before it does not have."""
     inline_threshold: int = 20_480
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
+    local_recovery: bool = True
+    """Workers keep copies of their newest checkpoint's files on their own disk, and restore from them what is undamaged."""
+    local_recovery_directory: str | None = None
+    """Of every worker's host; None: the worker's local disk as Spark has it."""
     savepoint_directory: str | None = None
     restart: RestartStrategy = RestartStrategy()
     max_parallelism: int | None = None
@@ -141,6 +145,12 @@ class JobConfig(msgspec.Struct, frozen=True):
         if not 0 <= self.inline_threshold <= 1024 * 1024:
             raise InvalidConfigError(
                 f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold"
+            )
+        directory = self.local_recovery_directory
+        if directory is not None and (not directory.startswith("/") or "\0" in directory):
+            raise InvalidConfigError(
+                f"local_recovery_directory must be the absolute path of a folder, got {directory!r}",
+                setting="local_recovery_directory",
             )
         if not 1024 <= self.memory_snapshot_bytes_max <= 2**31:
             raise InvalidConfigError(

@@ -132,6 +132,10 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     idle_ms: int = 0
     backpressured_ms: int = 0
     watermark_ms: int | None = None
+    restored_local_bytes: int = 0
+    """Files of the restored snapshot that were read from this host's own copies."""
+    restored_remote_bytes: int = 0
+    """Files of it that were read from storage."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):
@@ -289,6 +293,8 @@ class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
 
     reason: str
     respawn: bool = False
+    job_over: bool = False
+    """The job is in a terminal state: what the worker keeps on its own disk for a restore is of no use any more."""
 
 
 WorkerCommand: TypeAlias = (

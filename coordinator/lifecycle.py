@@ -321,7 +321,7 @@ class Lifecycle:
             self._cancel_until_ms = None
             self._enter(self._result)
             self.end_wall_ms = self._turn.wall_ms
-            self._workforce.broadcast(ShutdownWorker(f"the job is {self._result.value}"))
+            self._workforce.broadcast(ShutdownWorker(f"the job is {self._result.value}", job_over=True))
             self._turn.out.append(job.JobEnded(self._result, self.failure or ""))
             self._answer_suspending()
 

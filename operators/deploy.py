@@ -16,7 +16,7 @@ from barriers.credits import ReceiverCredit
 from barriers.elements import Batch, ElementEvent
 from barriers.frames import ChannelId
 from barriers.gate import InputGate
-from barriers.jobgraph import JobGraph, JobVertex, Partitioning
+from barriers.jobgraph import JobConfig, JobGraph, JobVertex, Partitioning
 from barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from barriers.partition import Partitioner, Parts, partitioner_of, split_by_subtask
 from barriers.valve import MultiInputValve
@@ -32,6 +32,7 @@ from operators.stateloading import StateLoader
 from operators.subtask import Report, Subtask, SubtaskPorts
 from statebackends.errors import GraphError
 from statebackends.keygroups import subtasks_of_key_groups
+from statebackends.localcopies import LocalCopies, LocalRecovery
 from statebackends.settings import StateBackendSettings
 from statebackends.storage.operations import Storage
 
@@ -105,6 +106,8 @@ class WorkerPorts:
     """Of this process alone; working state that does not fit in memory goes below it."""
     backend_settings: StateBackendSettings = field(default_factory=StateBackendSettings)
     """Of the process; what a job says for itself takes the place of the same here."""
+    recovery: LocalRecovery | None = None
+    """Copies of stored files on this host; None: none are kept, and none are looked for."""
 
 
 class SubtaskBuilder:
@@ -147,6 +150,7 @@ class SubtaskBuilder:
         chain = OperatorChain(nodes, vertex.chain_edges)
         key = SubtaskKey(wanted.vertex, wanted.subtask)
         outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
+        copies = self._copies(graph.config, key, deployment.attempt, nonce)
         gate, inputs, gate_inputs = self._inputs(graph, deployment.attempt, key)
         snapshots = SubtaskSnapshots(
             key,
@@ -158,6 +162,7 @@ class SubtaskBuilder:
             nonce=nonce,
             inline_threshold=graph.config.inline_threshold,
             report=ports.report,
+            copies=copies,
         )
         loader = StateLoader(
             chain,
@@ -167,8 +172,11 @@ class SubtaskBuilder:
             storage=ports.storage,
             local_directory=ports.local_directory,
             settings=ports.backend_settings,
+            copies=copies,
         )
-        subtask_ports = SubtaskPorts(chain, mailbox, pool, ports.clock, snapshots, ports.report, gate_inputs, loader.load)
+        subtask_ports = SubtaskPorts(
+            chain, mailbox, pool, ports.clock, snapshots, ports.report, gate_inputs, loader.load, loader.restored
+        )
         subtask = Subtask(
             key,
             deployment.attempt,
@@ -177,6 +185,12 @@ class SubtaskBuilder:
             batch_rows_max=graph.config.batch_rows_max,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
+
+    def _copies(self, config: JobConfig, key: SubtaskKey, attempt: int, nonce: str) -> LocalCopies | None:
+        recovery = self._ports.recovery
+        if recovery is None or not config.local_recovery:
+            return None
+        return recovery.copies(key.vertex, key.subtask, attempt, nonce, directory=config.local_recovery_directory)
 
     def _outputs(
         self, graph: JobGraph, plan: JobPlan, attempt: int, key: SubtaskKey, chain: OperatorChain
@@ -229,12 +243,8 @@ def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Partit
     head = target.operators[0].uid
     selector = plan.selectors.get(head)
     if output.edge.partitioning is Partitioning.HASH and selector is not None:
-        return SelectorPartitioner(
-            selector, parallelism=target.parallelism, max_parallelism=target.max_parallelism, operator=head
-        )
-    return partitioner_of(
-        output.edge, parallelism=len(output.consumers), max_parallelism=target.max_parallelism, operator=head
-    )
+        return SelectorPartitioner(selector, parallelism=target.parallelism, max_parallelism=target.max_parallelism, operator=head)
+    return partitioner_of(output.edge, parallelism=len(output.consumers), max_parallelism=target.max_parallelism, operator=head)
 
 
 Route = tuple[DeployedSubtask, int]

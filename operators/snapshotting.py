@@ -25,6 +25,8 @@ from operators.chain import ChainNode, OperatorChain
 from operators.context import CancelToken, Clock, SubtaskPool
 from statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
 from statebackends.handles import OperatorSubtaskState
+from statebackends.localcopies import LocalCopies
+from statebackends.localrecovery import KeepingStorage, held_paths
 from statebackends.storage import resolve_folder
 from statebackends.storage.operations import Flow, Storage
 
@@ -56,6 +58,8 @@ class _RunningSnapshot:
     alignment: AlignmentMetrics
     sync_duration_ms: float
     began_s: float
+    kept_folder: str | None = None
+    """The checkpoint's folder, if its files are also kept on this host."""
     token: CancelToken = field(default_factory=CancelToken)
 
 
@@ -74,7 +78,10 @@ class SubtaskSnapshots:
         nonce: str,
         inline_threshold: int,
         report: Callable[[Answerable], None],
+        copies: LocalCopies | None = None,
     ) -> None:
+        """`copies`: where the files of checkpoints are also kept, on this host."""
+        self._copies = copies
         self._key = key
         self._attempt = attempt
         self._chain = chain
@@ -136,6 +143,9 @@ class SubtaskSnapshots:
     def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
         """Operators' own work first, storage by storage, then state, which a savepoint keeps in a storage of its own."""
         storage, folder = resolve_folder(barrier.folder, self._storage)
+        if self._copies is not None and barrier.kind not in CANONICAL_KINDS:
+            running.kept_folder = folder
+            storage = KeepingStorage(storage, self._copies, barrier.checkpoint_id)
         flows: list[tuple[Storage, Flow[Any]]] = []
         for part in running.parts:
             if part.work is not None:
@@ -204,8 +214,10 @@ class SubtaskSnapshots:
         self._running.pop(running.checkpoint_id, None)
         _release(running.parts)
         if running.token.cancelled:
+            self._forget_copies(running.checkpoint_id)
             return
         if error is not None or states is None:
+            self._forget_copies(running.checkpoint_id)
             reason = FailureReason.ASYNC_EXCEPTION
             self._decline(running.checkpoint_id, reason, f"{type(error).__name__}: {error}")
             return
@@ -218,6 +230,8 @@ class SubtaskSnapshots:
             checkpointed_size=sum(state.new_size for state in states.values()),
             state_size=sum(state.size for state in states.values()),
         )
+        if self._copies is not None and running.kept_folder is not None:
+            self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder))
         key = self._key
         self._report(
             AcknowledgeCheckpoint(self._attempt, running.checkpoint_id, key.vertex, key.subtask, states=states, metrics=metrics)
@@ -245,11 +259,33 @@ class SubtaskSnapshots:
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.token.cancel()
-        elif remember and checkpoint_id > self._newest_id:
+            return
+        self._forget_copies(checkpoint_id)
+        if remember and checkpoint_id > self._newest_id:
             self._aborted.remember(checkpoint_id)
+
+    # -------------------------------------------------------------------------------------------------------- copies
+
+    def completed(self, checkpoint_id: int) -> None:
+        """COMPLETED(id) is stored: copies that only older ones hold go."""
+        if self._copies is not None and self._copies.confirm(checkpoint_id):
+            self._pool.submit(self._copies.sweep, _ignore)
+
+    def close(self) -> None:
+        """Nothing is under way any more, and nothing will come: what was kept is for whoever restores next."""
+        if self._copies is not None:
+            self._copies.close()
+
+    def _forget_copies(self, checkpoint_id: int) -> None:
+        if self._copies is not None and self._copies.forget(checkpoint_id):
+            self._pool.submit(self._copies.sweep, _ignore)
 
     def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
         self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, message))
+
+
+def _ignore(result: Any, error: BaseException | None) -> None:
+    """Of a sweep: what it could not delete, it tries again next time, or another worker does."""
 
 
 def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:

@@ -4,7 +4,9 @@ It decides which state is read from where. What the bytes mean is the backends' 
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
@@ -19,12 +21,16 @@ from statebackends.generations import GenerationRows
 from statebackends.handles import OperatorSubtaskState
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType
+from statebackends.localcopies import LocalCopies
+from statebackends.localrecovery import RecoveringStorage, RestoredBytes, stored_files
 from statebackends.operator_state import ListOperatorStateBackend, read_entries
 from statebackends.settings import StateBackendSettings
 from statebackends.sharedpaths import is_checkpoint_folder
 from statebackends.snapshot import file_name
 from statebackends.storage import is_absolute_folder, resolve_folder
 from statebackends.storage.operations import Storage, run_flow
+
+log = logging.getLogger("holdfast.restore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,12 @@ class StateLoader:
         storage: Storage,
         local_directory: str,
         settings: StateBackendSettings,
+        copies: LocalCopies | None = None,
     ) -> None:
+        """`copies`: of this subtask's life, on this host."""
+        self.restored = RestoredBytes()
+        """Grows as the state is read."""
+        self._copies = copies
         self._chain = chain
         self._vertex = vertex
         self._subtask = wanted.subtask
@@ -72,6 +83,9 @@ class StateLoader:
     def load(self) -> Callable[[], None]:
         """Pool thread: open and restore; the callable gives everything to the contexts. Raises CorruptStateError and others."""
         loaded: list[_Loaded] = []
+        began_s = time.perf_counter()
+        if self._copies is not None:
+            self._copies.open()
         try:
             for node, description in zip(self._chain.nodes, self._vertex.operators, strict=True):
                 loaded.append(self._load(node, description))
@@ -80,11 +94,19 @@ class StateLoader:
                 if each.keyed is not None:
                     each.keyed.dispose()
             raise
+        if self._restore:
+            log.info(
+                "subtask %d of %s restored %d bytes from this host, %d from storage in %.2f s",
+                self._subtask, self._vertex.vertex_id, self.restored.local, self.restored.remote, time.perf_counter() - began_s,
+            )  # fmt: skip
         return lambda: _attach(loaded)
 
     def _load(self, node: ChainNode, description: OperatorDescription) -> _Loaded:
         state = self._restore.get(description.uid, OperatorSubtaskState())
         storage, folder = resolve_folder(self._folder, self._storage) if self._folder else (self._storage, "")
+        wanted = stored_files(state, folder, description.uid)
+        if wanted:
+            storage = RecoveringStorage(storage, wanted, self.restored, self._copies, keep_for=self._restored_id)
         lists = ListOperatorStateBackend(node.operator.declared_states(), operator=description.uid)
         lists.restore(_entries(state, storage, folder, description.uid))
         keyed = None

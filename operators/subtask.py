@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
 from barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
@@ -31,6 +31,7 @@ from operators.intake import GateInputs, Intake
 from operators.mailbox import CancelSubtask, FailSubtask, Mail, Mailbox, PoolOutcome
 from operators.slices import RowBudget
 from operators.snapshotting import SubtaskSnapshots
+from statebackends.localrecovery import RestoredBytes
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""
@@ -70,6 +71,8 @@ class SubtaskPorts:
     """None for a source."""
     restore: Callable[[], Attach] | None = None
     """Opens backends and reads state; runs on the pool. None: the contexts are complete."""
+    restored: RestoredBytes = field(default_factory=RestoredBytes)
+    """What `restore` has read."""
 
 
 @dataclass(slots=True)
@@ -163,6 +166,8 @@ class Subtask:
             idle_ms=int(self._times.idle_s * 1000),
             backpressured_ms=int(self._times.backpressured_s * 1000),
             watermark_ms=None if watermark_ms in (MIN_WATERMARK, MAX_WATERMARK) else watermark_ms,
+            restored_local_bytes=self._ports.restored.local,
+            restored_remote_bytes=self._ports.restored.remote,
         )
 
     # ---------------------------------------------------------------------------------------------------------- life
@@ -223,6 +228,7 @@ class Subtask:
         if self._disposed or self._pool.under_way:
             return
         self.chain.dispose()
+        self._snapshots.close()
         self._disposed = True
         self.mailbox.close()
         if self.state is TaskState.CANCELING:
@@ -348,6 +354,7 @@ class Subtask:
     def _complete(self, checkpoint_id: int) -> None:
         if checkpoint_id > self._newest_notified:
             self._newest_notified = checkpoint_id
+            self._snapshots.completed(checkpoint_id)
             self.chain.notify_complete(checkpoint_id)
 
     # ------------------------------------------------------------------------------------------------- checkpoints

@@ -34,6 +34,7 @@ from operators.sessionevents import WorkerIdentity
 from operators.subtask import Report
 from operators.worker import Worker
 from statebackends.errors import HoldfastError
+from statebackends.localcopies import LocalRecovery
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import ReadFile, Storage
 
@@ -68,7 +69,7 @@ class WorkerSpec:
     state_directory: str
     plan: bytes
     local_directory: str
-    """Local disk; the worker makes a folder of its own below it."""
+    """Local disk, shared by the workers of a host: each makes a folder of its own below it. Local recovery keeps copies there."""
     lease_timeout_ms: int = 600_000
     """How long a worker lives on without coordinator: its restart may take a while. One whose parent is gone ends at once."""
     cancellation_timeout_ms: int = 30_000
@@ -109,8 +110,11 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         assert gateway is not None
         gateway.report(item)
 
-    worker = _worker(spec, transport, clock, storage, pool, report, local_directory)
     directory_nonce = _directory_nonce(storage)
+    recovery = LocalRecovery(
+        spec.local_directory, job_id=spec.job_id, state_directory=f"{spec.state_directory} {directory_nonce}", storage=storage
+    )
+    worker = _worker(spec, transport, clock, storage, pool, report, local_directory, recovery)
     identity = WorkerIdentity(
         spec.job_id,
         spec.slot,
@@ -132,6 +136,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     try:
         reason = worker.run()
         gateway.flush(FLUSH_TIMEOUT_S)
+        if reason.job_over:
+            recovery.end()
         if gateway.rejection is not None:
             raise gateway.rejection
         return reason
@@ -151,6 +157,7 @@ def _worker(
     pool: ThreadPool,
     report: Report,
     local_directory: str,
+    recovery: LocalRecovery,
 ) -> Worker:
     ports = WorkerPorts(
         job_id=spec.job_id,
@@ -161,6 +168,7 @@ def _worker(
         report=report,
         new_nonce=lambda: uuid.uuid4().hex[:12],
         local_directory=local_directory,
+        recovery=recovery,
     )
     return Worker(spec.slot, transport, clock, SubtaskBuilder(spec.plan, ports), report)
 

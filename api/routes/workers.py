@@ -45,6 +45,8 @@ class Workers(schemas.Record):
     last_failure: str | None
     """The newest failure on record, also when the job has recovered from it."""
     late_dropped: int
+    restored_local_bytes: int
+    restored_remote_bytes: int
     """Records that came behind the watermark and were dropped, over all operators, since the attempt began."""
     workers: list[Worker]
 
@@ -73,6 +75,7 @@ def _worker(view: WorkerView) -> Worker:
 def workers(service: Service, job_id: JobId) -> Workers:
     """The slots of a job and who holds them."""
     view = service.job(job_id)
+    metrics = [each.metrics for vertex in view.vertices for each in vertex.subtasks]
     return Workers(
         attempt=view.attempt,
         submission=view.submission,
@@ -81,7 +84,9 @@ def workers(service: Service, job_id: JobId) -> Workers:
         restarts=view.restarts,
         failure=view.failure,
         last_failure=view.exceptions[0].error if view.exceptions else None,
-        late_dropped=sum(each.metrics.late_dropped for vertex in view.vertices for each in vertex.subtasks),
+        late_dropped=sum(each.late_dropped for each in metrics),
+        restored_local_bytes=sum(each.restored_local_bytes for each in metrics),
+        restored_remote_bytes=sum(each.restored_remote_bytes for each in metrics),
         workers=[_worker(each) for each in view.workers],
     )
 

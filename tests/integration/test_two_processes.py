@@ -57,7 +57,22 @@ class CountPerKey(ProcessFunction):
         out({"key": value["key"], "count": count})
 
 
-def counting_plan(rows: int, seconds: float, output: Path | str, backend: str) -> JobPlan:
+class PaddedCountPerKey(CountPerKey):
+    """With so much state that it is stored in files, not within messages."""
+
+    pad = ValueStateDescriptor("pad", bytes)
+    states = (CountPerKey.count, pad)
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        state = ctx.state(self.pad)
+        if state.value() is None:
+            state.update(os.urandom(20_000))
+        super().process_element(value, ctx, out)
+
+
+def counting_plan(
+    rows: int, seconds: float, output: Path | str, backend: str, count: type[CountPerKey] = CountPerKey
+) -> JobPlan:
     env = Environment(
         "count",
         parallelism=2,
@@ -67,7 +82,7 @@ def counting_plan(rows: int, seconds: float, output: Path | str, backend: str) -
         restart=RestartStrategy(),
     )
     source = GeneratorSource(make_batch, rows, SCHEMA, rows_per_second=rows / seconds)
-    counts = env.from_source(source).uid("source").key_by("key").process(CountPerKey()).uid("count")
+    counts = env.from_source(source).uid("source").key_by("key").process(count()).uid("count")
     counts.sink_to(ParquetSink(output, "out"), uid="sink")
     return env.build()
 
@@ -181,6 +196,58 @@ def test_count_is_exact_through_kill_9_of_a_worker(cluster: Cluster, tmp_path: P
     assert cluster.slots.starts(1) == 1, f"worker {survivor} keeps its process"
     assert cluster.client.checkpoints(job)["latest"]["restored"]["id"] > 0
     assert cluster.slots.wait(10), "workers leave when the job is over"
+
+
+def _spoil_storage(shared: Path, local: Path) -> None:
+    """Who reads one of these files fails; their lengths are what the coordinator looks at before it restarts a job."""
+    shared.rename(shared.with_name("away"))
+    shared.mkdir()
+    for path in shared.with_name("away").iterdir():
+        (shared / path.name).write_bytes(bytes(path.stat().st_size))
+
+
+def _damage_copies(shared: Path, local: Path) -> None:
+    for path in local.glob("recovery/*/*/*"):
+        if path.name != "lock":  # not in place: it is another name of a file of the survivor's database
+            content = path.read_bytes()
+            path.unlink()
+            path.write_bytes(content[:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", [_spoil_storage, _damage_copies])
+def test_a_restart_reads_this_hosts_copies_and_storage_where_they_are_damaged(
+    cluster: Cluster, tmp_path: Path, harm: Callable[[Path, Path], None]
+) -> None:
+    rows = 6_000
+    plan = counting_plan(rows, 3.0, tmp_path / "out", "rocksdb", PaddedCountPerKey)
+    job = cluster.submit(plan).job_id
+    shared = cluster.state / job / "shared"
+    eventually(lambda: cluster.completed(job) >= 2 and len(list(shared.glob("*.sst"))) >= 2, "stored tables")
+    assert cluster.slots is not None
+    pids = [pid for pid in (cluster.slots.pid(0), cluster.slots.pid(1)) if pid is not None]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    completed = cluster.completed(job)
+    harm(shared, cluster.local)
+    cluster.kill_worker(0)
+    os.kill(pids[1], signal.SIGCONT)
+    workers = cluster.client.workers
+    restored = ("restored_local_bytes", "restored_remote_bytes")
+    eventually(lambda: any(workers(job)[name] for name in restored) or cluster.state_of(job) == "FAILED", "the restore")
+    if harm is _spoil_storage:
+        away = shared.with_name("away")
+        eventually(lambda: workers(job)["restored_local_bytes"] >= 13 * 20_000 or cluster.state_of(job) == "FAILED", "all of it")
+        assert workers(job)["restored_remote_bytes"] == 0
+        for path in away.iterdir():
+            path.replace(shared / path.name)
+    cluster.wait_finished(job)
+    assert committed(tmp_path / "out") == expected(rows)
+    assert cluster.completed(job) > completed
+    if harm is _damage_copies:
+        assert workers(job)["restored_remote_bytes"] > 0
+    assert cluster.slots.wait(10), "workers leave when the job is over"
+    assert not list(cluster.local.glob("recovery/*/*")), "and take their copies with them"
 
 
 @pytest.mark.slow

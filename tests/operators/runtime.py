@@ -21,7 +21,9 @@ from operators.snapshotting import SubtaskSnapshots
 from operators.source_operator import SourceOperator
 from operators.subtask import Subtask, SubtaskPorts
 from statebackends.backend import OperatorListState, SnapshotTarget
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
+from statebackends.localcopies import LocalCopies
+from statebackends.storage.checksums import checksum_of
 from statebackends.storage.operations import Flow, WriteFile
 from tests.operators.ports import DictStorage
 
@@ -175,7 +177,8 @@ class PendingKeyed:
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         self.backend.inline_thresholds.append(target.inline_threshold)
         yield WriteFile(f"{target.folder}/{target.file_prefix}-keyed", [b"k"])
-        return (KeyedStateHandle(self.backend.key_groups, "arrow", (), ()),)
+        part = FileHandle(f"{target.file_prefix}-keyed", 1, checksum_of(b"k"))
+        return (KeyedStateHandle(self.backend.key_groups, "arrow", (), (part,)),)
 
     def release(self) -> None:
         self.backend.frozen -= 1
@@ -298,6 +301,7 @@ class Bench:
     log: list[str] = field(default_factory=list)
     edges: tuple[tuple[str, str], ...] | None = None
     rows_max: int = 65_536
+    copies: LocalCopies | None = None
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox()
@@ -325,6 +329,7 @@ class Bench:
             nonce="n",
             inline_threshold=100,
             report=self.reports.append,
+            copies=self.copies,
         )
         inputs = None
         if self.channels:

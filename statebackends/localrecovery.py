@@ -1,0 +1,193 @@
+"""The two storage ports of local recovery: one that also keeps here what is stored, one that asks the copies here first.
+
+Storage stays the authority: a copy is used only if it has the length and the checksum that the snapshot says, and what is
+missing or damaged here is read from storage as if there were no copies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle
+from statebackends.localcopies import LINKED_SUFFIX, LocalCopies, bring, name_of
+from statebackends.snapshot import file_handles, part_path
+from statebackends.storage.checksums import Digest, checksum_of
+from statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile
+
+log = logging.getLogger("holdfast.localrecovery")
+
+_READ_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class RestoredBytes:
+    """Where the state of one subtask came from; bytes of whole files."""
+
+    local: int = 0
+    remote: int = 0
+    damaged: int = 0
+    """Copies that had another length or checksum, or could not be read."""
+
+
+class KeepingStorage:
+    """Storage for the files of one checkpoint of one subtask: what is stored is kept here, too."""
+
+    def __init__(self, storage: Storage, copies: LocalCopies, checkpoint_id: int) -> None:
+        self._storage = storage
+        self._copies = copies
+        self._checkpoint_id = checkpoint_id
+
+    def at(self, location: str) -> Storage:
+        return self._storage.at(location)
+
+    @property
+    def root(self) -> str:
+        return self._storage.root
+
+    def execute(self, operation: Operation) -> Any:
+        result = self._storage.execute(operation)
+        match operation:
+            case UploadFile(local_path, path):
+                self._copies.keep_file(self._checkpoint_id, path, local_path)
+            case WriteFile(path, chunks):
+                self._copies.keep_bytes(self._checkpoint_id, path, chunks)
+        return result
+
+
+class RecoveringStorage:
+    """Storage for one restore of one subtask."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        wanted: dict[str, FileHandle],
+        restored: RestoredBytes,
+        copies: LocalCopies | None = None,
+        keep_for: int | None = None,
+    ) -> None:
+        """`wanted`: stored path -> what the snapshot says of it. `keep_for`: checkpoint whose files become the copies' own."""
+        self._storage = storage
+        self._wanted = wanted
+        self._restored = restored
+        self._copies = copies
+        self._keep_for = keep_for
+        self._found = {} if copies is None else copies.find()
+
+    def at(self, location: str) -> Storage:
+        return self._storage.at(location)
+
+    @property
+    def root(self) -> str:
+        return self._storage.root
+
+    def execute(self, operation: Operation) -> Any:
+        match operation:
+            case DownloadFile(path) if path in self._wanted:
+                return self._download(operation, self._wanted[path])
+            case ReadFile(path, 0, None) if path in self._wanted:
+                return self._read(operation, self._wanted[path])
+        return self._storage.execute(operation)
+
+    def _download(self, operation: DownloadFile, handle: FileHandle) -> tuple[int, str]:
+        result = (handle.length, handle.checksum)
+        if self._from_copy(operation.path, lambda copy: _place(copy, operation.local_path, handle)) is not None:
+            self._restored.local += handle.length
+        else:
+            result = self._storage.execute(operation)
+            self._restored.remote += result[0]
+        if result == (handle.length, handle.checksum) and self._copies is not None and self._keep_for is not None:
+            self._copies.keep_file(self._keep_for, operation.path, operation.local_path)
+        return result
+
+    def _read(self, operation: ReadFile, handle: FileHandle) -> bytes:
+        data = self._from_copy(operation.path, lambda copy: _content(copy, handle))
+        if data is not None:
+            self._restored.local += len(data)
+        else:
+            data = self._storage.execute(operation)
+            self._restored.remote += len(data)
+        if self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
+            self._copies.keep_bytes(self._keep_for, operation.path, [data])
+        return data
+
+    def _from_copy(self, path: str, take: Callable[[str], bytes | None]) -> bytes | None:
+        """What the first good copy gives; None if there is none."""
+        for copy in self._found.get(name_of(path), ()):
+            try:
+                taken = take(copy)
+            except FileNotFoundError:
+                continue  # its owner gave it up meanwhile
+            except OSError as error:
+                self._damaged(path, copy, str(error))
+                continue
+            if taken is not None:
+                return taken
+            self._damaged(path, copy, "length or checksum differ")
+        return None
+
+    def _damaged(self, path: str, copy: str, reason: str) -> None:
+        self._restored.damaged += 1
+        log.warning("%s, the copy of %s on this host, is not used: %s", copy, path, reason)
+
+
+def _place(copy: str, local_path: str, handle: FileHandle) -> bytes | None:
+    """Bring a copy to `local_path` and check it there; nothing is left there if it isn't the stored file."""
+    if os.path.getsize(copy) != handle.length:
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(local_path)
+    try:
+        bring(copy, local_path, link=local_path.endswith(LINKED_SUFFIX))
+        if _checksum(local_path) == (handle.length, handle.checksum):
+            return b""
+    except BaseException:
+        _discard(local_path)
+        raise
+    _discard(local_path)
+    return None
+
+
+def _discard(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _content(copy: str, handle: FileHandle) -> bytes | None:
+    if os.path.getsize(copy) != handle.length:
+        return None
+    with open(copy, "rb") as file:
+        data = file.read()
+    return data if (len(data), checksum_of(data)) == (handle.length, handle.checksum) else None
+
+
+def _checksum(path: str) -> tuple[int, str]:
+    digest = Digest()
+    with open(path, "rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.add(chunk)
+    return digest.length, digest.checksum
+
+
+# ------------------------------------------------------------------------------------------------------------------ names
+
+
+def stored_files(state: OperatorSubtaskState, folder: str, operator: str) -> dict[str, FileHandle]:
+    """Stored path -> handle of every file of an operator's state. Raises CorruptStateError for a path that leads elsewhere."""
+    return {part_path(folder, handle.path, operator=operator): handle for handle in file_handles(state)}
+
+
+def held_paths(states: Iterable[OperatorSubtaskState], folder: str) -> set[str]:
+    """Stored paths of an acknowledged state, those that its base has included."""
+    parts = (handle for state in states for handle in _parts(state))
+    return {part_path(folder, handle.path) for handle in parts if isinstance(handle, FileHandle | PlaceholderHandle)}
+
+
+def _parts(state: OperatorSubtaskState) -> Iterable[Any]:
+    for keyed in state.keyed:
+        yield from keyed.parts
+    for listed in state.operator:
+        yield listed.part
