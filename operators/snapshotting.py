@@ -143,7 +143,7 @@ class SubtaskSnapshots:
     def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
         """Operators' own work first, storage by storage, then state, which a savepoint keeps in a storage of its own."""
         storage, folder = resolve_folder(barrier.folder, self._storage)
-        if self._copies is not None and barrier.kind not in CANONICAL_KINDS:
+        if self._copies is not None and barrier.kind not in SAVEPOINT_KINDS:
             running.kept_folder = folder
             storage = KeepingStorage(storage, self._copies, barrier.checkpoint_id)
         flows: list[tuple[Storage, Flow[Any]]] = []

@@ -521,7 +521,8 @@ def test_what_nobody_came_back_for_is_deleted_after_a_day(job: Job) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["keep", "took", "forget", "confirm", "sweep"]), st.integers(1, 6), st.integers(0, 5)), max_size=40
+        st.tuples(st.sampled_from(["keep", "took", "forget", "confirm", "sweep"]), st.integers(1, 6), st.integers(0, 5)),
+        max_size=40,
     )
 )
 def test_what_is_held_is_what_some_checkpoint_holds(
