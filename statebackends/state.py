@@ -6,7 +6,7 @@ current key, and are used on the worker's loop thread only."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
@@ -62,7 +62,8 @@ class ReducingStateDescriptor:
 
     name: str
     type: Any
-    reduce: Callable[[Any, Any], Any]
+    reduce: Callable[[Any, Any], Any] = field(compare=False)
+    """Not compared: functions that travelled by value are other objects each time that they are loaded."""
     ttl: Ttl | None = None
     kind = "reducing"
 
@@ -82,7 +83,8 @@ class AggregatingStateDescriptor:
 
     name: str
     type: Any
-    aggregate: AggregateFunction[Any, Any, Any]
+    aggregate: AggregateFunction[Any, Any, Any] = field(compare=False)
+    """Not compared, as `reduce`."""
     ttl: Ttl | None = None
     kind = "aggregating"
 

@@ -10,6 +10,7 @@ import pytest
 
 from chaos.oracle import counted
 from chaos.workloads import find_workload
+from chaos.world import RunRequest, run_seed
 from statebackends.factory import BACKEND_KINDS, BackendKind
 from tests.simulation.workload_runs import Run
 
@@ -44,6 +45,36 @@ def build(env):
 '''
 
 
+LASTING = '''
+
+class Counts(hf.ProcessFunction):
+    """State with a TTL that no simulated job lives to see, so that its output depends on nothing but the input."""
+
+    ttl = hf.Ttl(10**9, update="read")
+    count = hf.ValueStateDescriptor("count", int, ttl)
+    last = hf.ListStateDescriptor("last", int, ttl)
+    seen = hf.MapStateDescriptor("seen", int, int, ttl)
+    total = hf.ReducingStateDescriptor("total", int, lambda left, right: left + right, ttl)
+    states = (count, last, seen, total)
+    returns = SCHEMA
+
+    def process_element(self, row, ctx, out):
+        count, last, seen = ctx.state(self.count), ctx.state(self.last), ctx.state(self.seen)
+        count.update(count.value(0) + 1)
+        last.update([*last.get()[-3:], row["i"]])
+        seen.put(row["i"] % 5, seen.get(row["i"] % 5, 0) + 1)
+        ctx.state(self.total).add(1)
+        counted = {count.value(), sum(seen.values()), ctx.state(self.total).get()}
+        if len(counted) == 1 and len(last.get()) == min(count.value(), 4):  # in whatever order the records come
+            out({"i": count.value(), "key": row["key"]})
+
+
+def lasting(env):
+    numbers = env.from_source(hf.GeneratorSource(make_batch, 300, SCHEMA, 400))
+    numbers.key_by("key").process(Counts()).uid("counts").sink_to(hf.ParquetSink("/out/counts"), uid="sink")
+'''
+
+
 def output(pipeline: Path, folder: Path) -> Counter[tuple[int, ...]]:
     scenario = find_workload(f"{pipeline}:build").make(random.Random(1))
     run = Run(scenario, 7, folder)
@@ -68,3 +99,13 @@ def test_state_expires_by_the_clock_of_the_simulation_also_over_a_crash(tmp_path
     assert emitted.keys() == {0, 1, 2}
     # 600 records at 400 a second: 1.5 s, so that each key is new every 100 ms; once if no time passed at all
     assert all(5 <= count <= 16 for count in emitted.values()), emitted
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("seed", range(3))
+def test_state_with_a_ttl_is_exact_under_faults(tmp_path: Path, backend: str, seed: int) -> None:
+    pipeline = tmp_path / "lasting_pipeline.py"
+    pipeline.write_text(PIPELINE + LASTING)
+    result = run_seed(RunRequest(seed, f"{pipeline}:lasting", backend=backend)).result
+    assert result.violations == ()
+    assert result.ended == "FINISHED"

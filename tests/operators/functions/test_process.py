@@ -15,7 +15,7 @@ from operators.functions.process import CallableProcessFunction, ProcessFunction
 from operators.schema import UNDECLARED, RowType, declared_type
 from operators.selectors import key_selector
 from statebackends.errors import InvalidKeyError, InvariantError, UndeclaredStateError, UserFunctionError
-from statebackends.state import ListStateDescriptor, ValueStateDescriptor
+from statebackends.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from statebackends.ttl import Ttl
 from tests.operators.harness import OperatorHarness
 
@@ -292,3 +292,23 @@ def test_state_with_a_ttl_expires_by_the_clock_of_the_operator_also_after_a_rest
         with OperatorHarness.restored(operator(Expiring()), [snapshot], key_type="utf8", now_ms=now_ms) as job:
             job.process(row, schema=ROWS.schema)
             assert job.output.rows() == [("a", count)]
+
+
+class Summing(ProcessFunction):
+    total = ReducingStateDescriptor("total", int, lambda left, right: left + right)
+    states = (total,)
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        ctx.state(self.total).add(value["v"])
+        out(ctx.state(self.total).get())
+
+
+def test_a_class_that_is_loaded_again_beside_a_running_job_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that travels by value is one class for the process: the next subtask's copy gives it new descriptors."""
+    with harness(Summing()) as job:
+        job.process([{"k": "a", "v": 1}], schema=ROWS.schema)
+        again = ReducingStateDescriptor("total", int, lambda left, right: left + right)
+        monkeypatch.setattr(Summing, "total", again)
+        monkeypatch.setattr(Summing, "states", (again,))
+        job.process([{"k": "a", "v": 2}], schema=ROWS.schema)
+        assert job.output.rows() == [1, 3]
