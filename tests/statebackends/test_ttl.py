@@ -177,6 +177,35 @@ def test_after_a_long_downtime_the_stored_stamps_decide(cluster: Cluster, canoni
     assert shown(cluster.restored(snapshot, states), states, "new") == NOTHING
 
 
+@pytest.mark.parametrize("canonical", [False, True])
+def test_a_snapshot_has_what_expires_in_the_next_millisecond(cluster: Cluster, canonical: bool) -> None:
+    states = declared(TTL)
+    backend = cluster.backend(states)
+    fill(backend, states, "a", 1)
+    cluster.now_ms += HOUR_MS - 1
+    backend.set_processing_time(cluster.now_ms)
+    snapshot = cluster.take(backend, canonical=canonical)
+    assert shown(cluster.restored(snapshot, states), states, "a") == full(1)
+
+
+def test_a_list_keeps_the_elements_that_have_not_expired(cluster: Cluster) -> None:
+    state = ListStateDescriptor("list", int, Ttl(1000))
+    backend = cluster.backend([state])
+    use(backend, "a")
+    for step in range(4):
+        backend.set_processing_time(cluster.now_ms + 400 * step)
+        backend.get_state(state).add(step)
+        cluster.take(backend)
+    cluster.now_ms += 400 * 3
+    for later, kept in ((0, [1, 2, 3]), (200, [2, 3]), (600, [3]), (1000, [])):
+        backend.set_processing_time(cluster.now_ms + later)
+        snapshot = cluster.take(backend)  # nobody reads it here, but every cleanup looks at it
+        restored = cluster.restored(snapshot, [state])
+        restored.set_processing_time(cluster.now_ms + later)
+        use(restored, "a")
+        assert restored.get_state(state).get() == kept
+
+
 @pytest.mark.parametrize("reader", BACKEND_KINDS)
 def test_every_backend_restores_a_savepoint_with_equal_stamps(cluster: Cluster, reader: BackendKind) -> None:
     states = declared(TTL)
