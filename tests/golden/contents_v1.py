@@ -97,6 +97,11 @@ LATE = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 EARLY = datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 WINDOW_NAMESPACE = b"w\x00\xff"
 
+COLUMNAR_TYPE = (
+    "columnar<flights=count,counted=count(int32),seats=sum(int32),fewest=min(int32),load=mean(int32),"
+    "delay=sum(double),least=min(double),most=max(double),average=mean(double)>"
+)
+
 FLIGHTS = Contents(
     uid="flüge/1",
     key_type="utf8",
@@ -216,6 +221,7 @@ FLIGHTS = Contents(
             ColumnAggregate("mean", "delay", "average", pa.float64()),
         ),
     ),
+    columnar_type=COLUMNAR_TYPE,
     updates=(
         (0, [("AA", 100, 1.5), ("UA", 200, None), ("AA", 50, -2.0), ("WN", None, None)]),
         (-60_000, [("AA", -1, math.nan), ("AA", 2, 4.0)]),
@@ -226,10 +232,6 @@ FLIGHTS = Contents(
         "_event_time_timers": [("AA", b"", 1_000), ("AA", b"", 2_000), ("UA", WINDOW_NAMESPACE, -5)],
         "_processing_time_timers": [("键", b"", 2**63 - 1)],
     },
-)
-COLUMNAR_TYPE = (
-    "columnar<flights=count,counted=count(int32),seats=sum(int32),fewest=min(int32),load=mean(int32),"
-    "delay=sum(double),least=min(double),most=max(double),average=mean(double)>"
 )
 
 PAIR = ("a\0b", -1, True, -0.5, b"\x00\xff\x00", date(2026, 1, 2), LATE, Decimal("12.34"))

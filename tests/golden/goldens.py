@@ -31,4 +31,4 @@ def recipe_of(name: str) -> Recipe:
 
 def job_of(name: str) -> Sequence[Contents]:
     """The contents that were put in."""
-    return recipe_of(name).base if name.endswith(_SUFFIX) else recipe_of(name).job
+    return recipe_of(name).earlier[-1] if name.endswith(_SUFFIX) else recipe_of(name).job

@@ -55,8 +55,8 @@ class Recipe:
     job: tuple[Contents, ...] = JOB
     native: bool = False
     """A savepoint of the backend's own files."""
-    base: tuple[Contents, ...] = ()
-    """What a checkpoint held upon which this one is an increment; it is golden, too, in the folder of the next lower id."""
+    earlier: tuple[tuple[Contents, ...], ...] = ()
+    """What the checkpoints before held, oldest first, upon which this one is an increment. The last is golden, too (`-base`)."""
 
     @property
     def checkpoint_id(self) -> int:
@@ -66,9 +66,9 @@ class Recipe:
     def is_savepoint(self) -> bool:
         return self.canonical or self.native
 
-    @property
-    def base_folder(self) -> str:
-        return f"{self.folder.rpartition('-')[0]}-{self.checkpoint_id - 1}"
+    def folder_before(self, steps: int) -> str:
+        """Of the checkpoint so many ids before."""
+        return f"{self.folder.rpartition('-')[0]}-{self.checkpoint_id - steps}" if steps else self.folder
 
 
 RECIPES = {
@@ -78,7 +78,7 @@ RECIPES = {
     "v1-rocksdb": Recipe("chk-7", "rocksdb", False, 1_024, {"flüge/1": 2, "pairs": 1, "source": 1}),
     "v1-ttl-savepoint": Recipe("savepoint-9f0cde-77aa", "memory", True, 20_480, {"sessions": 2}, TTL_JOB),
     "v1-ttl-rocksdb": Recipe("chk-8", "rocksdb", False, 1_024, {"sessions": 2}, TTL_JOB),
-    "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, base=BEFORE),
+    "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, earlier=(BEFORE,)),
     "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 
@@ -145,18 +145,22 @@ class Maker:
     def make(self) -> list[tuple[str, tuple[Contents, ...]]]:
         """(folder, contents) of what was written, the golden snapshot first."""
         recipe = self._recipe
-        if recipe.base:
-            self._checkpoint(recipe.base, recipe.checkpoint_id - 1, recipe.base_folder, None)
-        self._checkpoint(recipe.job, recipe.checkpoint_id, recipe.folder, recipe.checkpoint_id - 1 if recipe.base else None)
-        return [(recipe.folder, recipe.job)] + ([(recipe.base_folder, recipe.base)] if recipe.base else [])
+        rounds = [*recipe.earlier, recipe.job]
+        for steps in reversed(range(len(rounds))):
+            number = recipe.checkpoint_id - steps
+            before = rounds[-steps - 2] if steps < len(recipe.earlier) else None
+            self._checkpoint(rounds[-steps - 1], number, recipe.folder_before(steps), before)
+        return [(recipe.folder_before(steps), rounds[-steps - 1]) for steps in range(min(len(rounds), 2))]
 
-    def _checkpoint(self, job: Sequence[Contents], number: int, folder: str, base: int | None) -> None:
+    def _checkpoint(self, job: Sequence[Contents], number: int, folder: str, before: Sequence[Contents] | None) -> None:
         recipe = self._recipe
+        base = None if before is None else number - 1
         stored = {}
         for contents in job:
             for subtask in range(recipe.parallelism.get(contents.uid, 1)):
                 key = SubtaskKey(operator_id(contents.uid), subtask)
-                stored[key] = {contents.uid: self._subtask(contents, subtask, number, folder, base)}
+                old = next((old for old in before or () if old.uid == contents.uid), None)
+                stored[key] = {contents.uid: self._subtask(contents, subtask, number, folder, old)}
         resolved = self._shared.resolve(number, base, stored)
         self._shared.register(number, shared_handles(state for each in resolved.values() for state in each.values()))
         operators = []
@@ -181,11 +185,12 @@ class Maker:
         )
         self._storage.execute(PutIfAbsent(f"{folder}/{METADATA_NAME}", encode_metadata(metadata)))
 
-    def _subtask(self, contents: Contents, subtask: int, number: int, folder: str, base: int | None) -> OperatorSubtaskState:
+    def _subtask(self, contents: Contents, subtask: int, number: int, folder: str, before: Contents | None) -> OperatorSubtaskState:
         recipe = self._recipe
         parallelism = recipe.parallelism.get(contents.uid, 1)
         prefix = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in contents.uid)
-        shared = f"{number}-{_ATTEMPT}-{prefix}-{subtask}-{_NONCE}" if recipe.base else ""
+        shared = f"{number}-{_ATTEMPT}-{prefix}-{subtask}-{_NONCE}" if recipe.earlier else ""
+        base = None if before is None else number - 1
         name = f"{prefix}-{subtask}-{_ATTEMPT}-{_NONCE}"
         target = SnapshotTarget(number, folder, name, recipe.canonical, recipe.inline_threshold, shared, base)
         lists = create_operator_backend(contents.descriptors, operator=contents.uid)
@@ -195,7 +200,6 @@ class Maker:
         keyed: tuple[KeyedStateHandle, ...] = ()
         if contents.key_type is not None:
             backend, queues = self._backend(contents, subtask)
-            before = next((old for old in self._recipe.base if old.uid == contents.uid), None) if base is not None else None
             fill(backend, contents, queues, before)
             pending = backend.snapshot(number)
             tables = replace(target, inline_threshold=0) if target.canonical else target
@@ -251,15 +255,18 @@ def fill(backend: KeyedStateBackend, contents: Contents, queues: Mapping[str, Ge
         backend.set_processing_time(contents.now_ms)
     if contents.columnar is not None:
         state = backend.columnar_state(contents.columnar, ["airline"])
-        for window, rows in contents.updates:
+        for window, rows in contents.updates[0 if before is None else len(before.updates) :]:
             mine = [row for row in rows if ours(row[0])]
             if mine:
                 keys = key_type.column([pa.array([key for key, _, _ in mine])], max_parallelism=MAX_PARALLELISM)
                 inputs = {
-                    "seats": pa.array([row[1] for row in mine], pa.int32()),
-                    "delay": pa.array([row[2] for row in mine], pa.float64()),
+                    name: pa.array([row[1 if name == "seats" else 2] for row in mine], kind)
+                    for name, kind in ((each.column, each.input_type) for each in contents.columnar.aggregates)
+                    if name is not None
                 }
                 state.update(keys, window, [inputs.get(each.column or "") for each in contents.columnar.aggregates])
+        for window in contents.dropped_windows:
+            state.remove(window)
     for name, timers in contents.timers.items():
         old_timers = before.timers[name] if before is not None else ()
         for changed, added in ((set(old_timers) - set(timers), False), (set(timers) - set(old_timers), True)):

@@ -42,7 +42,12 @@ class Contents:
     key_type: str | None = None
     held: Sequence[Held] = ()
     columnar: ColumnarStateDescriptor | None = None
+    columnar_type: str = ""
+    """As `_metadata` says it; written by hand."""
     updates: Updates = ()
+    """Those of earlier checkpoints first."""
+    dropped_windows: tuple[int, ...] = ()
+    """Removed after the updates."""
     timers: Mapping[str, Sequence[tuple[Key, bytes, int]]] = field(default_factory=dict)
     lists: Mapping[OperatorListStateDescriptor, Sequence[bytes]] = field(default_factory=dict)
     now_ms: int | None = None

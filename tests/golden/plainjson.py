@@ -20,7 +20,6 @@ from uuid import UUID
 import msgspec
 
 from statebackends.serializers import Pickled
-from tests.golden.contents_v1 import COLUMNAR_TYPE
 from tests.golden.model import EPOCH, MAX_PARALLELISM, Contents, Held, Key, entries_of
 
 Json = Any
@@ -166,32 +165,44 @@ def unexpired(rows: list[Json], kind: str, horizon_ms: int) -> list[Json]:
 
 def windows_of(contents: Contents) -> list[Json]:
     """Rows of the columnar state: parts of accumulators, and results; folded here one by one."""
-    seen: dict[tuple[Key, int], list[tuple[int | None, float | None]]] = {}
+    assert contents.columnar is not None
+    seen: dict[tuple[Key, int], list[dict[str, float | None]]] = {}
     for window, rows in contents.updates:
         for key, seats, delay in rows:
-            seen.setdefault((key, window), []).append((seats, delay))
+            seen.setdefault((key, window), []).append({"seats": seats, "delay": delay})
     found = []
     for (key, window), values in seen.items():
-        seats = [value for value, _ in values if value is not None]
-        delays = [value for _, value in values if value is not None]
-        numbers = [value for value in delays if not math.isnan(value)]
-        shared = {
-            "flights": len(values),
-            "counted": len(seats),
-            "seats": sum(seats) if seats else None,
-            "fewest": min(seats, default=None),
-            "delay": math.fsum(delays) if delays else None,
-            "least": min(numbers, default=math.nan) if delays else None,
-            "most": (math.nan if len(numbers) < len(delays) else max(delays)) if delays else None,
-        }
-        parts = {"load.sum": sum(seats), "load.count": len(seats), "average.sum": math.fsum(delays), "average.count": len(delays)}
-        means = {
-            "load": sum(seats) / len(seats) if seats else None,
-            "average": math.fsum(delays) / len(delays) if delays else None,
-        }
-        shown = [{name: plain(value) for name, value in {**shared, **more}.items()} for more in (parts, means)]
-        found.append({"key": plain(key), "window": window, "parts": shown[0], "result": shown[1]})
+        if window in contents.dropped_windows:
+            continue
+        parts: dict[str, Json] = {}
+        result: dict[str, Json] = {}
+        for aggregate in contents.columnar.aggregates:
+            column = None if aggregate.column is None else [value[aggregate.column] for value in values]
+            stored, shown = _folded(aggregate.function, len(values), column, is_float=aggregate.column == "delay")
+            parts |= {f"{aggregate.output}{name}": plain(value) for name, value in stored.items()}
+            result[aggregate.output] = plain(shown)
+        found.append({"key": plain(key), "window": window, "parts": parts, "result": result})
     return in_order(found)
+
+
+def _folded(function: str, count: int, column: list[float | None] | None, *, is_float: bool) -> tuple[dict[str, Any], Any]:
+    """(what is stored, by what comes behind the output's name; the result)."""
+    values = [value for value in column or () if value is not None]
+    numbers = [value for value in values if not math.isnan(value)]
+    total: float | int = math.fsum(values) if is_float else sum(values)
+    match function:
+        case "count":
+            shown: Any = count if column is None else len(values)
+        case "sum":
+            shown = total if values else None
+        case "min":
+            shown = min(numbers, default=math.nan) if values else None
+        case "max":
+            shown = (math.nan if len(numbers) < len(values) else max(values)) if values else None
+        case _:
+            mean = total / len(values) if values else None
+            return {".sum": total, ".count": len(values)}, mean
+    return {"": shown}, shown
 
 
 def expected(contents: Contents, parallelism: int) -> Json:
@@ -201,7 +212,7 @@ def expected(contents: Contents, parallelism: int) -> Json:
         kind = held.descriptor.kind
         states[held.descriptor.name] = {"kind": kind, "value_type": held.value_type, "rows": rows_of(held)}
     if contents.columnar is not None:
-        states[contents.columnar.name] = {"kind": "columnar", "value_type": COLUMNAR_TYPE, "rows": windows_of(contents)}
+        states[contents.columnar.name] = {"kind": "columnar", "value_type": contents.columnar_type, "rows": windows_of(contents)}
     for name, timers in contents.timers.items():
         rows = [{"key": plain(key), "namespace": namespace.hex(), "time": moment} for key, namespace, moment in timers]
         states[name] = {"kind": "timers", "value_type": "int", "rows": in_order(rows)}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.golden.goldens import NAMES, described, folder_of
+from tests.golden.independent_reader.tables import apply_run
 from tests.golden.make_snapshots import GOLDEN
 
 HERE = Path(__file__).parent
@@ -48,6 +49,24 @@ def test_the_independent_reader_alone_finds_what_was_put_in(name: str, tmp_path:
     wanted = described(name)
     del wanted["snapshot"]
     assert found == wanted
+
+
+def test_delta_runs_replace_what_changed() -> None:
+    def row(key: str, namespace: Any, **rest: Any) -> dict[str, Any]:
+        return {"key": key, "namespace": namespace, **rest}
+
+    before = [row("a", b"", value=1), row("a", b"n", value=2), row("b", b"", value=3), row("c", b"", value=4)]
+    run = [
+        row("a", b"", value=5, tombstone=False),
+        row("b", b"", value=None, tombstone=True),
+        row("d", b"", value=6, tombstone=False),
+    ]
+    after = [row("a", b"n", value=2), row("c", b"", value=4), row("a", b"", value=5), row("d", b"", value=6)]
+    assert apply_run(before, run, []) == after
+    windows = [row("a", 0, rows=1), row("a", 60, rows=2)]
+    assert apply_run(windows, [row("b", 60, rows=3, tombstone=False)], [60]) == [row("a", 0, rows=1), row("b", 60, rows=3)]
+    timers = [row("a", b"", time=1), row("a", b"", time=2)]
+    assert apply_run(timers, [row("a", b"", time=2, tombstone=True)], []) == timers[:1]
 
 
 DUCKDB = """

@@ -18,7 +18,7 @@ import xxhash
 
 from .errors import UnreadableError, require
 from .native import read_rocksdb
-from .tables import rows_of_table
+from .tables import apply_run, combine, raw_rows
 
 HEADER = re.compile(
     rb'\{"format":"holdfast-snapshot","version":(\d{1,9}),"length":(\d{1,18}),"checksum":"(xxh3_128:[0-9a-f]{32})","snapshot":'
@@ -58,7 +58,7 @@ def check_key_groups(operator: dict[str, Any]) -> None:
         for handle in subtask.get("keyed", ()):
             groups = handle["key_groups"]
             require(0 <= groups["start"] <= groups["stop"] <= operator["max_parallelism"], "key groups")
-            for meta in handle["states"]:
+            for meta in handle["states"] if handle["format"] != "arrow-delta" else ():
                 ranges.setdefault(meta["name"], []).append((groups["start"], groups["stop"]))
     for name, found in ranges.items():
         found.sort()
@@ -103,11 +103,11 @@ def read_operator(operator: dict[str, Any], folder: Path, kind: str) -> dict[str
     for subtask in operator["subtasks"]:
         for handle in subtask.get("keyed", ()):
             require(handle["type"] == "keyed", f"keyed state of type {handle['type']!r}")
-            for meta, rows in read_keyed(handle, operator["max_parallelism"], folder, kind):
-                key_types.add(meta["key_type"])
-                state = states.setdefault(meta["name"], {"kind": meta["kind"], "value_type": meta["value_type"], "rows": []})
-                require((state["kind"], state["value_type"]) == (meta["kind"], meta["value_type"]), "subtasks differ")
-                state["rows"] += rows
+        for meta, rows in read_keyed(subtask.get("keyed", ()), operator["max_parallelism"], folder, kind):
+            key_types.add(meta["key_type"])
+            state = states.setdefault(meta["name"], {"kind": meta["kind"], "value_type": meta["value_type"], "rows": []})
+            require((state["kind"], state["value_type"]) == (meta["kind"], meta["value_type"]), "subtasks differ")
+            state["rows"] += rows
     for state in states.values():
         state["rows"].sort(key=lambda row: json.dumps(row, sort_keys=True))
     for index, subtask in enumerate(operator["subtasks"]):
@@ -125,23 +125,37 @@ def read_operator(operator: dict[str, Any], folder: Path, kind: str) -> dict[str
     return found | {"key_type": next(iter(key_types), None)}
 
 
-def read_keyed(handle: dict[str, Any], max_parallelism: int, folder: Path, kind: str) -> list[tuple[dict[str, Any], list[Any]]]:
-    """(what a state is, its rows) of each state of one handle."""
-    start, stop = handle["key_groups"]["start"], handle["key_groups"]["stop"]
-    parts = [read_part(part, folder, kind) for part in handle["parts"]]
-    if handle["format"] == "rocksdb":
-        return read_rocksdb(handle, dict(zip(handle["names"], parts, strict=True)), max_parallelism)
-    require(handle["format"] in ("arrow", "parquet"), f"format {handle['format']!r}")
-    require(len(parts) == len(handle["states"]), "parts")
+def read_keyed(
+    handles: list[dict[str, Any]], max_parallelism: int, folder: Path, kind: str
+) -> list[tuple[dict[str, Any], list[Any]]]:
+    """(what a state is, its rows) of each state of one subtask."""
     found = []
-    for meta, data in zip(handle["states"], parts, strict=True):
-        table = (
-            pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
-            if handle["format"] == "parquet"
-            else pa.ipc.open_file(data).read_all()
-        )
-        rows = rows_of_table(table, meta, max_parallelism)
-        groups = table.column("key_group").to_pylist()
-        require(groups == sorted(groups) and all(start <= group < stop for group in groups), "rows of other key groups")
-        found.append((meta, rows))
-    return found
+    tables: dict[tuple[int, int, str], tuple[dict[str, Any], list[dict[str, Any]], list[int]]] = {}
+    for handle in handles:
+        start, stop = handle["key_groups"]["start"], handle["key_groups"]["stop"]
+        parts = [read_part(part, folder, kind) for part in handle["parts"]]
+        if handle["format"] == "rocksdb":
+            found += read_rocksdb(handle, dict(zip(handle["names"], parts, strict=True)), max_parallelism)
+            continue
+        is_run = handle["format"] == "arrow-delta"
+        require(is_run or handle["format"] in ("arrow", "parquet"), f"format {handle['format']!r}")
+        require(len(parts) == len(handle["states"]), "parts")
+        for meta, data in zip(handle["states"], parts, strict=True):
+            if handle["format"] == "parquet":
+                table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+            else:
+                table = pa.ipc.open_file(data).read_all()
+            rows = raw_rows(table, meta, max_parallelism, is_run=is_run)
+            groups = table.column("key_group").to_pylist()
+            require(groups == sorted(groups) and all(start <= group < stop for group in groups), "rows of other key groups")
+            place = (start, stop, meta["name"])
+            if not is_run:
+                tables[place] = (meta, rows, [])
+                continue
+            require(place in tables and tables[place][0] == meta, f"a run of {meta['name']!r} without its table")
+            _, before, runs = tables[place]
+            runs.append(len(rows))
+            require(len(runs) <= 16, "more than 16 runs")
+            replaced = json.loads((table.schema.metadata or {}).get(b"holdfast.replaced", b"[]"))
+            tables[place] = (meta, apply_run(before, rows, replaced), runs)
+    return found + [(meta, combine(rows, meta)) for meta, rows, _ in tables.values()]

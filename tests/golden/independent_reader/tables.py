@@ -17,10 +17,16 @@ ROW_KINDS = ("value", "list", "map", "reducing", "aggregating")
 
 def rows_of_table(table: pa.Table, meta: dict[str, Any], max_parallelism: int) -> list[Any]:
     """Rows of a state; list elements and map entries are put together."""
+    return combine(raw_rows(table, meta, max_parallelism), meta)
+
+
+def raw_rows(table: pa.Table, meta: dict[str, Any], max_parallelism: int, *, is_run: bool = False) -> list[dict[str, Any]]:
+    """Rows as they are, with `key` in place of the key's columns and without the key group, which is checked."""
     fields = key_fields(meta["key_type"])
     names = [f"key_{index}" for index in range(len(fields))] if meta["key_type"].startswith("tuple<") else ["key"]
-    for name, nullable in columns_of(meta, names).items():
+    for name, nullable in (columns_of(meta, names) | ({"tombstone": False} if is_run else {})).items():
         require(name in table.column_names, f"no column {name!r}")
+        nullable = nullable or (is_run and name not in ("key_group", *names, "namespace", "tombstone"))
         require(nullable or not table.column(name).null_count, f"null in column {name!r}")
     rows: list[dict[str, Any]] = []
     for row in table.to_pylist():
@@ -29,7 +35,18 @@ def rows_of_table(table: pa.Table, meta: dict[str, Any], max_parallelism: int) -
         require(row.pop("key_group") == group, f"key group of {members}")
         shown = [key_json(member) for member in members]
         rows.append({"key": shown[0] if names == ["key"] else {"tuple": shown}, **row})
-    return combine(rows, meta)
+    return rows
+
+
+def apply_run(before: list[dict[str, Any]], run: list[dict[str, Any]], replaced: list[int]) -> list[dict[str, Any]]:
+    """The rows of a state after a delta run."""
+
+    def identity(row: dict[str, Any]) -> str:
+        return json.dumps([row["key"], row["namespace"], row.get("time")], sort_keys=True, default=bytes.hex)
+
+    changed = {identity(row) for row in run}
+    kept = [row for row in before if row["namespace"] not in replaced and identity(row) not in changed]
+    return kept + [{name: value for name, value in row.items() if name != "tombstone"} for row in run if not row["tombstone"]]
 
 
 def columns_of(meta: dict[str, Any], keys: list[str]) -> dict[str, bool]:
