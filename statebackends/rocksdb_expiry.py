@@ -15,7 +15,7 @@ from statebackends.rocksdb_store import RocksStore, Row
 from statebackends.statecodec import StampedCodec
 
 SWEEP_ROWS_MIN = 20_000
-"""Rows looked at behind a snapshot, beside as many as were written; about 30 ms."""
+"""Rows looked at behind a snapshot, beside as many as were written; about 50 ms of processor time."""
 STRETCH_ROWS = 2_000
 """Rows looked at without giving others a chance to write."""
 
