@@ -22,6 +22,7 @@ from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.incremental import measure as measure_incremental
+from benchmarks.restore import measure as measure_restore
 from benchmarks.simulation import measure as measure_simulation
 
 Row = dict[str, Any]
@@ -176,6 +177,11 @@ def incremental(bench: Bench, quick: bool) -> list[Row]:
     return [{"kind": row["workload"], "figures": json.dumps(row)} for row in measure_incremental(quick=quick)]
 
 
+def restore(bench: Bench, quick: bool) -> list[Row]:
+    """Keyed state restored at the same and at another parallelism, from storage and from copies, beside `cp`."""
+    return measure_restore(quick=quick)
+
+
 def simulation(bench: Bench, quick: bool) -> list[Row]:
     """Simulated jobs per minute, with faults and without."""
     return measure_simulation(quick=quick)
@@ -183,7 +189,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "w3": w3, "acks": acks,
-    "simulation": simulation,
+    "restore": restore, "simulation": simulation,
 }  # fmt: skip
 
 

@@ -104,18 +104,21 @@ class RecoveringStorage:
         return result
 
     def _read(self, operation: ReadFile, handle: FileHandle) -> bytes:
-        data = self._from_copy(operation.path, lambda copy: _content(copy, handle))
-        if data is not None:
-            self._restored.local += len(data)
-        else:
-            data = self._storage.execute(operation)
-            self._restored.remote += len(data)
+        found = self._from_copy(operation.path, lambda copy: _content(copy, handle))
+        if found is not None:
+            copy, content = found
+            self._restored.local += len(content)
+            if self._copies is not None and self._keep_for is not None:
+                self._copies.adopt(self._keep_for, operation.path, copy)
+            return content
+        data: bytes = self._storage.execute(operation)
+        self._restored.remote += len(data)
         if self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
             self._copies.keep_bytes(self._keep_for, operation.path, [data])
         return data
 
-    def _from_copy(self, path: str, take: Callable[[str], bytes | None]) -> bytes | None:
-        """What the first good copy gives; None if there is none."""
+    def _from_copy(self, path: str, take: Callable[[str], bytes | None]) -> tuple[str, bytes] | None:
+        """The first good copy, and what it gives; None if there is none."""
         for copy in self._found.get(name_of(path), ()):
             try:
                 taken = take(copy)
@@ -125,7 +128,7 @@ class RecoveringStorage:
                 self._damaged(path, copy, str(error))
                 continue
             if taken is not None:
-                return taken
+                return copy, taken
             self._damaged(path, copy, "length or checksum differ")
         return None
 
