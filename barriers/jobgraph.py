@@ -99,7 +99,7 @@ class JobConfig(msgspec.Struct, frozen=True):
     state_backend: str = "memory"
     """memory | filesystem | rocksdb."""
     incremental_checkpoints: bool = True
-    """Of backends that can (rocksdb): a checkpoint stores only the files that the one before it does not have."""
+    """Of backends that can (rocksdb, filesystem): a checkpoint stores only what the one before it does not have."""
     inline_threshold: int = 20_480
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
     local_recovery: bool = True
@@ -123,7 +123,7 @@ class JobConfig(msgspec.Struct, frozen=True):
     @property
     def is_incremental(self) -> bool:
         """Whether checkpoints build on earlier ones."""
-        return self.incremental_checkpoints and self.state_backend == "rocksdb"
+        return self.incremental_checkpoints and self.state_backend in ("rocksdb", "filesystem")
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""

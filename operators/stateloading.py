@@ -77,7 +77,7 @@ class StateLoader:
         self._settings = replace(
             settings,
             memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
-            rocksdb_incremental=self._config.is_incremental,
+            incremental=self._config.is_incremental,
         )
 
     def load(self) -> Callable[[], None]:

@@ -54,8 +54,16 @@ TimerRow: TypeAlias = tuple[int, bytes, bytes, int]
 class FrozenTimerRows(Protocol):
     """Timers as they were at one barrier."""
 
+    def mark(self, barrier: int, base: int) -> None:
+        """Loop thread, right after the freeze: note what changed before this barrier. No base below `base` will be asked for."""
+
     def rows(self) -> Iterator[TimerRow]:
-        """Pool thread, once: all rows, in any order."""
+        """Pool thread: all rows, in any order."""
+
+    def changes(self, base: int) -> tuple[list[TimerRow], list[TimerRow]] | None:
+        """Pool thread: rows that are new since the checkpoint `base` or were written again, and rows that are gone.
+
+        None: that is not known."""
 
     def release(self) -> None:
         """Loop thread: the rows are not needed any more."""
@@ -71,6 +79,9 @@ class TimerRowProvider(Protocol):
 
     def load(self, rows: Sequence[TimerRow]) -> None:
         """Add restored rows of our key groups; may be called several times."""
+
+    def track(self, base: int) -> None:
+        """The rows as they are now are those of the checkpoint `base`: note changes from now on."""
 
 
 class KeyedStateBackend(Protocol):

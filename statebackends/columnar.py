@@ -1,12 +1,14 @@
 """Columnar keyed state: accumulators in numpy columns, one dense row per (namespace, key), updated a batch at a time.
 
-It decides how rows are found, frozen and restored. What an aggregate computes is in accumulators.py, how keys become
+It decides how rows are found, frozen and restored, and which of them an increment holds: beside the accumulators a column
+says in which epoch, between two barriers, a row changed last. What an aggregate computes is in accumulators.py, how keys become
 slots in keyindex.py, how frozen rows stay as they were in frozen.py. It lives in memory in every backend, and is
 snapshotted as one table (key group, key, namespace, one column per accumulator part)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,11 @@ from statebackends.keyindex import KeyIndex, create_key_index, distinct_codes
 from statebackends.state import ColumnarStateDescriptor, KeyColumn
 
 _CAPACITY_MIN = 1024
+_REMOVED_MAX = 1 << 16
+"""Namespaces removed since the base, before their rows cost less than their names."""
 KeyColumnOf = Callable[[list[pa.Array]], KeyColumn]
+Columns = tuple[list[pa.Array], pa.Array, list[pa.Array]]
+"""Key arrays, namespaces, accumulator parts."""
 
 
 class NumpyColumnarState:
@@ -40,18 +46,21 @@ class NumpyColumnarState:
         self._column_of = column_of
         self._operator = operator
         self._tables: dict[int, _Rows] = {}
+        self._epoch: int | None = None  # from 1; None: changes are not noted
+        self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
+        self._removed: dict[int, int] = {}  # namespace -> epoch in which it went
 
     def update(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64] | int, columns: Sequence[Values]) -> None:
         """Fold one batch in. columns[i] feeds aggregates[i] (None for count(*)): numpy, masked or Arrow, length of keys."""
         for namespace, rows in _runs(namespaces, len(keys)):
             if rows is None:
-                self._rows(namespace).update(keys, columns)
+                self._rows(namespace).update(keys, columns, self._epoch)
             else:
                 taken = pa.array(rows)
                 part = self._column_of([array.take(taken) for array in keys.arrays])
                 values = [column.take(taken if isinstance(column, pa.Array) else rows) if column is not None else None
                           for column in columns]  # fmt: skip
-                self._rows(namespace).update(part, values)
+                self._rows(namespace).update(part, values, self._epoch)
 
     def namespaces(self) -> list[int]:
         return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
@@ -79,10 +88,17 @@ class NumpyColumnarState:
         if not 0 <= count <= self.row_count(namespace):
             raise InvariantError(f"{count} rows can't be dropped from {self.row_count(namespace)}")
         if count:
-            self._tables[namespace].dropped += count
+            rows = self._tables[namespace]
+            rows.dropped += count
+            rows.dropped_in = self._epoch or 0
 
     def remove(self, namespace: int) -> None:
-        self._tables.pop(namespace, None)
+        rows = self._tables.pop(namespace, None)
+        if rows is not None and self._epoch is not None:
+            self._removed[namespace] = self._epoch
+            if len(self._removed) > _REMOVED_MAX:
+                self._removed.clear()
+                self._marks.clear()  # no base is known any more, so that the next snapshot is full
 
     def _batch(self, keys: list[pa.Array], results: list[pa.Array]) -> pa.RecordBatch:
         names = [*self.key_names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
@@ -95,6 +111,28 @@ class NumpyColumnarState:
     def freeze(self) -> FrozenState:
         """O(namespaces): the rows as they are now, for another thread."""
         return FrozenState([_FrozenTable(namespace, rows) for namespace, rows in self._tables.items() if rows.count], self)
+
+    def track(self, base: int) -> None:
+        """Note changes from now on: the rows are those of the checkpoint `base`. O(namespaces)."""
+        self._epoch, self._marks, self._removed = 1, {base: 0}, {}
+        for rows in self._tables.values():
+            rows.track()
+
+    def mark(self, barrier: int, base: int) -> ColumnarChanges:
+        """Right after `freeze`: what is known of changes before this barrier; the first call begins to note them.
+
+        No base below `base` will ever be asked for. O(namespaces + barriers since the base)."""
+        if self._epoch is None:
+            self.track(barrier)
+            return ColumnarChanges({}, {})
+        self._marks = {known: epoch for known, epoch in self._marks.items() if known >= base}
+        oldest = min(self._marks.values(), default=self._epoch)
+        self._removed = {namespace: epoch for namespace, epoch in self._removed.items() if epoch > oldest}
+        replaced = {namespace: rows.dropped_in for namespace, rows in self._tables.items() if rows.dropped_in > oldest}
+        changes = ColumnarChanges(dict(self._marks), self._removed | replaced)
+        self._marks[barrier] = self._epoch
+        self._epoch += 1
+        return changes
 
     def load(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64], parts: Sequence[pa.Array]) -> None:
         """Set rows from a snapshot's columns: all accumulator parts, in the order of `part_names`."""
@@ -115,6 +153,8 @@ class NumpyColumnarState:
         rows = self._tables.get(namespace)
         if rows is None:
             rows = self._tables[namespace] = self._new_rows()
+            if self._epoch is not None:
+                rows.track()
         return rows
 
     def _new_rows(self) -> _Rows:
@@ -130,12 +170,16 @@ def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
 class _Rows:
     """The rows of one namespace."""
 
-    __slots__ = ("_capacity", "_freezes", "accumulators", "dropped", "index")
+    __slots__ = ("_capacity", "_freezes", "accumulators", "changed", "dropped", "dropped_in", "index")
 
     def __init__(self, descriptor: ColumnarStateDescriptor, index: KeyIndex, operator: str) -> None:
         self.index = index
         self.dropped = 0
         """Rows at the front that are forgotten."""
+        self.dropped_in = 0
+        """Epoch in which that was last."""
+        self.changed: Column | None = None
+        """Epoch in which each row changed last; None: nobody asks."""
         self._capacity = _CAPACITY_MIN
         self.accumulators = [
             Accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name) for aggregate in descriptor.aggregates
@@ -146,9 +190,11 @@ class _Rows:
     def count(self) -> int:
         return self.index.count - self.dropped
 
-    def update(self, keys: KeyColumn, columns: Sequence[Values]) -> None:
+    def update(self, keys: KeyColumn, columns: Sequence[Values], epoch: int | None) -> None:
         before = self.index.count
         slots = self._slots_to_change(keys)
+        if self.changed is not None and epoch is not None:
+            self.changed[slots] = epoch
         for accumulator, values in zip(self.accumulators, columns, strict=True):
             accumulator.update(slots, values, before)
 
@@ -161,10 +207,15 @@ class _Rows:
             accumulator.load(slots, parts[position : position + count], before)
             position += count
 
+    def track(self) -> None:
+        self.changed = np.zeros(self._capacity, np.uint32)
+        self.dropped_in = 0
+
     def freeze(self) -> FrozenColumns:
         columns: list[Column | None] = []
         for accumulator in self.accumulators:
             columns += [*accumulator.columns, accumulator.seen]
+        columns.append(self.changed)
         frozen = FrozenColumns(columns, self.index.count)
         self._freezes.append(frozen)
         return frozen
@@ -182,6 +233,10 @@ class _Rows:
             self._capacity = max(self.index.count, 2 * self._capacity)
             for accumulator in self.accumulators:
                 accumulator.resize(self._capacity)
+            if self.changed is not None:
+                changed = np.zeros(self._capacity, np.uint32)
+                changed[: len(self.changed)] = self.changed
+                self.changed = changed
             self._freezes.clear()  # the frozen arrays were replaced, so nobody changes them any more
         elif self._freezes and len(slots):
             for frozen in self._freezes:
@@ -193,7 +248,7 @@ class _Rows:
 class _FrozenTable:
     """The rows of one namespace at one barrier."""
 
-    __slots__ = ("_columns", "_dropped", "_keys", "_namespace", "_rows")
+    __slots__ = ("_columns", "_copied", "_dropped", "_keys", "_namespace", "_rows")
 
     def __init__(self, namespace: int, rows: _Rows) -> None:
         self._namespace = namespace
@@ -201,23 +256,46 @@ class _FrozenTable:
         self._columns = rows.freeze()
         self._keys = rows.index.frozen_keys()
         self._dropped = rows.dropped
+        self._copied: list[Column | None] | None = None
 
-    def columns(self) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
-        keys = [array.slice(self._dropped) for array in self._keys()]
-        namespaces = pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0]))
-        return keys, namespaces, [array.slice(self._dropped) for array in self._parts()]
+    @property
+    def namespace(self) -> int:
+        return self._namespace
+
+    def columns(self, since: int | None = None) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
+        """All rows, or those that changed after the epoch `since`."""
+        if self._copied is None:
+            self._copied = self._columns.copy()
+        *columns, changed = self._copied
+        keys, parts = list(self._keys()), list(self._parts(columns))
+        if since is None:
+            keys, parts = [[array.slice(self._dropped) for array in arrays] for arrays in (keys, parts)]
+        else:
+            rows = np.arange(len(keys[0])) if changed is None else np.flatnonzero(changed > since)
+            taken = pa.array(rows[rows >= self._dropped])
+            keys, parts = [[array.take(taken) for array in arrays] for arrays in (keys, parts)]
+        return keys, pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0])), parts
 
     def release(self) -> None:
         self._rows.thaw(self._columns)
 
-    def _parts(self) -> Iterator[pa.Array]:
-        columns = self._columns.copy()
+    def _parts(self, columns: list[Column | None]) -> Iterator[pa.Array]:
         position = 0
         for accumulator in self._rows.accumulators:
             count = len(accumulator.parts)
             parts = [column for column in columns[position : position + count] if column is not None]
             yield from accumulator.snapshot_arrays(parts, columns[position + count])
             position += count + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarChanges:
+    """What is known of a state's changes at one barrier; immutable."""
+
+    marks: dict[int, int]
+    """Bases that an increment can build on -> the epoch that each ended."""
+    replaced: dict[int, int]
+    """Namespaces that lost rows, as a whole or some -> the epoch in which it was last."""
 
 
 class FrozenState:
@@ -227,12 +305,26 @@ class FrozenState:
         self._tables = tables
         self._state = state
 
-    def columns(self) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
-        """Pool thread, once: key arrays, namespaces and accumulator parts of all rows, in no particular order."""
-        if not self._tables:
+    def columns(self) -> Columns:
+        """Pool thread: key arrays, namespaces and accumulator parts of all rows, in no particular order."""
+        return self._joined([table.columns() for table in self._tables])
+
+    def changed_columns(self, changes: ColumnarChanges, base: int) -> tuple[list[int], Columns] | None:
+        """Pool thread: (namespaces to be forgotten of the base, rows that changed since it or are new).
+
+        None: what changed since this base is not known."""
+        since = changes.marks.get(base)
+        if since is None:
+            return None
+        replaced = {namespace for namespace, epoch in changes.replaced.items() if epoch > since}
+        rows = [table.columns(None if table.namespace in replaced else since) for table in self._tables]
+        return sorted(replaced), self._joined(rows)
+
+    def _joined(self, tables: Sequence[Columns]) -> Columns:
+        if not tables:
             empty = [pa.array([], field.type) for field in self._state.part_fields]
             return [pa.array([], field) for field in self._state.field_types], pa.array([], pa.int64()), empty
-        keys, namespaces, parts = zip(*[table.columns() for table in self._tables], strict=True)
+        keys, namespaces, parts = zip(*tables, strict=True)
         return _joined(keys), pa.concat_arrays(namespaces), _joined(parts)
 
     def release(self) -> None:

@@ -50,7 +50,7 @@ def create_keyed_backend(
         case "memory":
             return MemoryKeyedBackend(config, snapshot_bytes_max=settings.memory_snapshot_bytes_max)
         case "filesystem":
-            return FilesystemKeyedBackend(config)
+            return FilesystemKeyedBackend(config, incremental=settings.incremental)
         case "rocksdb":
             # rocksdict is a large native library, and most processes of a job with another backend never need it
             from statebackends.rocksdb import RocksKeyedBackend

@@ -1,4 +1,6 @@
-"""The `filesystem` backend: state as Python objects in memory, snapshots as files in checkpoint storage."""
+"""The `filesystem` backend: state as Python objects in memory, snapshots as files in checkpoint storage.
+
+A checkpoint stores what changed since the one before it: see tablechains.py."""
 
 from __future__ import annotations
 

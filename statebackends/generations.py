@@ -2,18 +2,25 @@
 
 A barrier freezes in O(1): what was live becomes a frozen layer and a new live dict goes on top. Frozen layers never
 change while a snapshot pins them, so a pool thread may read them. When the pins are gone, the layers above are folded
-down in O(changed since the barrier). With no snapshot in flight there is one dict, and every access is one lookup.
+down in O(changed since the barrier). With no snapshot in flight there is one dict, and every access is one lookup; where
+increments are made there are two, and the keys of the live one are those that changed since the barrier: whoever writes to
+it has noted a change, and only keys that didn't change since cost a second lookup.
 What a key's value means is decided in keyedstates.py."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Any, Final
 
 from statebackends.backend import TimerRow
+from statebackends.changes import ChangedKeys, ChangeLog
 
 _ROWS_PER_CHUNK = 1 << 14
+_ROWS_PER_FOLD = 1 << 12
+_LAYERS_MAX = 8
+"""Frozen layers that no snapshot pins, before the loop thread folds what no other thread got to fold."""
 
 
 class _Mark:
@@ -49,7 +56,7 @@ class MapLayer(dict[Any, Any]):
 class Generations:
     """Layers of one (state, namespace). `live` is the newest; `older` are frozen, newest first."""
 
-    __slots__ = ("_pins", "deleted", "layered", "live", "older")
+    __slots__ = ("_folded", "_log", "_pins", "_sealed", "deleted", "layered", "live", "lock", "older", "pinned")
 
     maps = False
     """Whether values are MapLayers."""
@@ -61,7 +68,14 @@ class Generations:
         """Whether reads must look below `live`; deletions then leave tombstones."""
         self.deleted = False
         """Whether some layer may hold tombstones."""
+        self.pinned = False
+        """Whether a snapshot reads frozen layers: what is found there must be copied before it is changed."""
         self._pins: list[int] = []  # of each snapshot in flight: how many of the oldest layers it reads
+        self._log: ChangeLog | None = None
+        self._sealed: Layer | None = None  # the layer that the last barrier froze, until it is noted
+        self._folded: tuple[Layer, ...] = ()  # frozen layers that are in the lowest one by now
+        self.lock = threading.Lock()
+        """Held by other threads while they read frozen layers, or fold them."""
 
     def find(self, key: Any) -> tuple[Any, bool]:
         """(value or MISSING, whether it belongs to a frozen generation and must be copied before it is changed)."""
@@ -71,7 +85,7 @@ class Generations:
         for layer in self.older:
             found = layer.get(key, MISSING)
             if found is not MISSING:
-                return (MISSING if found is TOMBSTONE else found), True
+                return (MISSING if found is TOMBSTONE else found), self.pinned
         return self.find_below(key), False
 
     def find_below(self, key: Any) -> Any:
@@ -79,24 +93,69 @@ class Generations:
         return MISSING
 
     def remove(self, key: Any) -> None:
-        if self.layered:
+        if self._may_be_below(key):
             self.live[key] = TOMBSTONE
             self.deleted = True
         else:
             self.live.pop(key, None)
 
+    def _may_be_below(self, key: Any) -> bool:
+        """Where there is but one layer below, keys that come and go between two barriers leave no tombstone behind."""
+        return self.layered and (self._log is None or len(self.older) != 1 or key in self.older[0])
+
     def freeze(self) -> tuple[Layer, ...]:
         """The layers as they are now, newest first; they don't change until `thaw` is called with the same length."""
+        self._seal()
+        self._pins.append(len(self.older))
+        self.pinned = True
+        return self.older
+
+    def _seal(self) -> None:
+        self._sealed = None
         if self.live:
+            self._sealed = self.live
             self.older = (self.live, *self.older)
             self.live = {}
             self.layered = True
-        self._pins.append(len(self.older))
-        return self.older
+
+    def track(self, base: int) -> None:
+        """Note changes from now on: the rows are those of the checkpoint `base`, or there are none yet (0)."""
+        self._seal()
+        self._begin(base)
+
+    def mark(self, barrier: int, base: int) -> ChangedKeys:
+        """What changed before the barrier that `freeze` was called for just now; the first call begins to note changes.
+
+        No base below `base` will ever be asked for. O(barriers since the base)."""
+        if self._log is None:
+            self._begin(barrier)
+            return ChangedKeys(barrier, ())
+        return self._log.close(barrier, self._sealed or (), base, sum(map(len, self.older)))
+
+    def _begin(self, base: int) -> None:
+        """From now on nothing is folded into the live layer, and there is always one below."""
+        self._log = ChangeLog(base)
+        if not self.older:
+            self.older = ({},)
+            self.layered = True
+
+    @property
+    def complete_from(self) -> int | None:
+        """The lowest base that an increment can build on; None: changes are not noted yet."""
+        return None if self._log is None else self._log.complete_from
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing in it, and nothing to tell of."""
+        return not self.live and not self._pins and not any(self.older) and (self._log is None or self._log.is_empty)
 
     def thaw(self, depth: int) -> None:
         """Unpin the `depth` oldest layers and fold every layer that nobody pins: O(changed since the oldest barrier)."""
         self._pins.remove(depth)
+        self.pinned = bool(self._pins)
+        if self._log is not None:
+            self._drop_folded()
+            return
         kept = max(self._pins, default=0)
         free = len(self.older) - kept
         if free <= 0:
@@ -108,6 +167,39 @@ class Generations:
         self.older = self.older[free:]
         self.layered = kept > 0
         self.deleted = self.deleted and self.layered
+
+    def _drop_folded(self) -> None:
+        """Changes are noted. Only the lowest layer is ever changed, and only while nobody else reads it."""
+        if self._pins:
+            return
+        if self._folded:
+            self.older = (*self.older[: len(self.older) - len(self._folded)], self._folded[-1])
+            self._folded = ()
+        if len(self.older) > _LAYERS_MAX:
+            for layer in reversed(self.older[:-1]):
+                self._fold(self.older[-1], layer, lowest=True)
+            self.older = self.older[-1:]
+
+    def fold(self, layers: tuple[Layer, ...]) -> None:
+        """Pool thread, done with what `freeze` gave: fold it into the lowest layer, unless another snapshot reads that.
+
+        Until the pin is gone the layers above hide the lowest one, so that reads on the loop thread see no difference."""
+        with self.lock:
+            if self._log is None or len(layers) < 2 or self._pins != [len(layers)]:
+                return
+            for layer in reversed(layers[:-1]):
+                self._fold_by_chunks(layers[-1], layer)
+            self._folded = layers
+
+    def _fold_by_chunks(self, target: Layer, newer: Layer) -> None:
+        keys_left, values_left = iter(newer), iter(newer.values())
+        while keys := list(islice(keys_left, _ROWS_PER_FOLD)):
+            values = list(islice(values_left, _ROWS_PER_FOLD))
+            target.update(zip(keys, values, strict=True))
+            if self.deleted:
+                for key, value in zip(keys, values, strict=True):
+                    if value is TOMBSTONE:
+                        del target[key]
 
     def _fold(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
         """Fold a newer layer into `target`; in the lowest layer tombstones delete instead of being kept."""
@@ -136,7 +228,7 @@ class MapGenerations(Generations):
                     return (MISSING if found is TOMBSTONE else found), frozen
                 if entries.cleared:
                     return MISSING, False
-            frozen = True
+            frozen = self.pinned
         return self.find_entry_below(key, entry), False
 
     def find_entry_below(self, key: Any, entry: Any) -> Any:
@@ -155,7 +247,7 @@ class MapGenerations(Generations):
         for position, layer in enumerate(layers):
             entries = layer.get(key)
             if entries is not None:
-                stack.append((entries, position > 0))
+                stack.append((entries, position > 0 and self.pinned))
                 if entries.cleared:
                     cleared = True
                     break
@@ -167,14 +259,16 @@ class MapGenerations(Generations):
         return found, frozen
 
     def remove(self, key: Any) -> None:
-        if self.layered:
+        if self._may_be_below(key):
             self.live[key] = MapLayer(cleared=True)
         else:
             self.live.pop(key, None)
 
     def remove_entry(self, key: Any, entry: Any) -> None:
         entries = self.live.get(key)
-        if self.layered:
+        if entries is not None and entries.cleared:
+            entries.pop(entry, None)
+        elif self._may_have_below(key, entry):
             if entries is None:
                 entries = self.live[key] = MapLayer()
             entries[entry] = TOMBSTONE
@@ -182,6 +276,10 @@ class MapGenerations(Generations):
             entries.pop(entry, None)
             if not entries:
                 del self.live[key]
+
+    def _may_have_below(self, key: Any, entry: Any) -> bool:
+        """As `_may_be_below`, for an entry of a key whose map was not cleared."""
+        return self._may_be_below(key) and (self._log is None or len(self.older) != 1 or entry in self.older[0][key])
 
     def _fold(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
         for key, entries in newer.items():
@@ -196,6 +294,18 @@ class MapGenerations(Generations):
                     below.pop(entry, None)
                 if not below:
                     del target[key]
+
+    def _fold_by_chunks(self, target: Layer, newer: Layer) -> None:
+        """A key's entries are replaced, not changed: the loop thread may be iterating over them."""
+        for key, entries in newer.items():
+            merged = MapLayer()
+            if not entries.cleared:
+                merged.update(target.get(key, ()))
+            _apply(merged, entries)
+            if merged:
+                target[key] = merged
+            else:
+                target.pop(key, None)
 
 
 def _apply(found: Layer, entries: MapLayer) -> None:
@@ -219,6 +329,9 @@ class GenerationRows:
     def load(self, rows: Sequence[TimerRow]) -> None:
         self._load(rows)
 
+    def track(self, base: int) -> None:
+        self._generations.track(base)
+
 
 class FrozenGenerationRows:
     """`backend.FrozenTimerRows`."""
@@ -226,10 +339,34 @@ class FrozenGenerationRows:
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
         self._layers = generations.freeze()
+        self._changed: ChangedKeys | None = None
+
+    def mark(self, barrier: int, base: int) -> None:
+        self._changed = self._generations.mark(barrier, base)
 
     def rows(self) -> Iterator[TimerRow]:
-        for keys, _ in visible_chunks(self._layers, _ROWS_PER_CHUNK, maps=False):
-            yield from keys
+        with self._generations.lock:
+            for keys, _ in visible_chunks(self._layers, _ROWS_PER_CHUNK, maps=False):
+                yield from keys
+        self._done()
+
+    def changes(self, base: int) -> tuple[list[TimerRow], list[TimerRow]] | None:
+        changed = self._changed
+        if changed is None or base < changed.complete_from:
+            return None
+        present: list[TimerRow] = []
+        removed: list[TimerRow] = []
+        with self._generations.lock:
+            for keys in changed.chunks(base, _ROWS_PER_CHUNK):
+                for key, found in zip(keys, lookup(keys, self._layers, maps=False), strict=True):
+                    (removed if found is MISSING else present).append(key)
+        self._done()
+        return present, removed
+
+    def _done(self) -> None:
+        if self._changed is not None:
+            self._changed.forgotten.clear()
+        self._generations.fold(self._layers)
 
     def release(self) -> None:
         self._generations.thaw(len(self._layers))
@@ -256,6 +393,16 @@ def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterato
                 keys = [key for key, value in zip(keys, values, strict=True) if value is not TOMBSTONE]
                 values = [value for value in values if value is not TOMBSTONE]
             yield keys, values
+
+
+def lookup(keys: Sequence[Any], layers: Sequence[Layer], *, maps: bool) -> list[Any]:
+    """What some layers, newest first, have as one state for each key; MISSING for none."""
+    if maps:
+        return [_visible_entries(key, layers) or MISSING for key in keys]
+    found = [MISSING] * len(keys)
+    for layer in reversed(layers):
+        found = [layer.get(key, below) for key, below in zip(keys, found, strict=True)]
+    return [MISSING if value is TOMBSTONE else value for value in found]
 
 
 def _visible_entries(key: Any, layers: Sequence[Layer]) -> Layer:

@@ -5,15 +5,19 @@ object. What becomes of a snapshot's tables is the subclasses'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from statebackends.generations import Generations, MapGenerations, MapLayer, visible_chunks
-from statebackends.keyedbase import KeyedBackendBase
+from statebackends.handles import KeyedStateHandle
+from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.statecodec import StateCodec
-from statebackends.tablesources import GenerationsSource, TableSource, TablesSnapshot
+from statebackends.storage.operations import Storage
+from statebackends.tablechains import StoredChains
+from statebackends.tablesnapshot import TablesSnapshot
+from statebackends.tablesources import ChangingSource, GenerationsSource
 
 _ENTRY_BYTES = 200
 """Estimate for one entry of a dict: key bytes, value object, slot."""
@@ -21,6 +25,13 @@ _ENTRY_BYTES = 200
 
 class HeapKeyedBackend(KeyedBackendBase):
     """All rows in dicts; a snapshot encodes them as tables."""
+
+    def __init__(self, config: KeyedBackendConfig, *, incremental: bool = False) -> None:
+        super().__init__(config)
+        self._chains = StoredChains() if incremental else None
+        self._is_tracking = False
+        self._complete_from: dict[str, int] = {}
+        """Per state: the lowest base since which the namespaces that were forgotten told their changes."""
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         self._codec(state_name)
@@ -31,24 +42,33 @@ class HeapKeyedBackend(KeyedBackendBase):
                 yield from keys
 
     def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
-        self._forget_namespaces()
+        for (name, _), generations in self._forget_namespaces().items():
+            complete_from = generations.complete_from
+            self._complete_from[name] = max(
+                self._complete_from.get(name, 0), checkpoint_id if complete_from is None else complete_from
+            )
         self._mark_barrier()
-        return self._pending(self._row_sources() + self._memory_sources())
+        sources = self._row_sources() + self._memory_sources()
+        self._mark(sources, checkpoint_id)
+        self._is_tracking = self._chains is not None
+        return self._pending(sources)
 
-    def _pending(self, sources: list[TableSource]) -> TablesSnapshot:
-        return TablesSnapshot(sources, self._key_groups)
+    def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
+        return TablesSnapshot(sources, self._key_groups, self._chains)
 
-    def _row_sources(self) -> list[TableSource]:
+    def _row_sources(self) -> list[ChangingSource]:
         by_name: dict[str, list[tuple[bytes, Generations]]] = {name: [] for name in self._codecs}
         for (name, namespace), generations in self._generations.items():
             by_name[name].append((namespace, generations))
         return [
-            GenerationsSource(self._rows, self._codecs[name], tables, self._barrier_horizon_ms(name))
+            GenerationsSource(
+                self._rows, self._codecs[name], tables, self._barrier_horizon_ms(name), self._complete_from.get(name, 0)
+            )
             for name, tables in by_name.items()
         ]
 
     def _is_idle(self, generations: Generations) -> bool:
-        return not generations.live and not generations.layered
+        return generations.is_idle
 
     def state_size(self) -> int:
         rows = sum(len(layer) for generations in self._generations.values() for layer in (generations.live, *generations.older))
@@ -63,7 +83,16 @@ class HeapKeyedBackend(KeyedBackendBase):
                 state.remove(namespace)
 
     def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
-        return MapGenerations() if codec.kind == "map" else Generations()
+        generations = MapGenerations() if codec.kind == "map" else Generations()
+        if self._is_tracking:
+            generations.track(0)
+        return generations
+
+    def restore(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
+    ) -> None:
+        super().restore(handles, storage, folder, checkpoint_id=checkpoint_id)
+        self._is_tracking = self._restored_id is not None
 
     def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
         for namespace, keys, _, values in self._rows.chunks(codec, table):

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from statebackends.backend import PendingSnapshot, TimerRowProvider
 from statebackends.columnar import NumpyColumnarState
+from statebackends.deltaruns import merged_runs
 from statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
@@ -35,10 +36,13 @@ from statebackends.snapshot import read_part
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
 from statebackends.storage.operations import Storage, run_flow
+from statebackends.tablechains import StoredChains, restored_chains
+from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, table_pieces
 from statebackends.tablesources import (
+    TIME,
+    ChangingSource,
     ColumnarSource,
     RestoredSource,
-    TableSource,
     TimerSource,
     columnar_rows,
     timer_meta,
@@ -102,6 +106,8 @@ class KeyedBackendBase(ABC):
         self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
         self._generations: dict[tuple[str, bytes], Generations] = {}
         self._table_expiries: dict[tuple[str, bytes], TableExpiry] = {}
+        self._chains: StoredChains | None = None  # of a backend that writes increments
+        self._restored_id: int | None = None  # of the checkpoint that they begin with
         self._timers: dict[str, TimerRowProvider] = {}
         self._restored_timers: dict[str, pa.Table] = {}
 
@@ -174,12 +180,15 @@ class KeyedBackendBase(ABC):
         restored = self._restored_timers.pop(name, None)
         if restored is not None:
             provider.load(timer_rows(self._rows, restored))
+            if self._restored_id is not None:
+                provider.track(self._restored_id)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
         """Nothing depends on it: what a snapshot pinned is released with its flow."""
 
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
-        """As for completion."""
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if self._chains is not None:
+            self._chains.forget(checkpoint_id)
 
     @abstractmethod
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]: ...
@@ -231,7 +240,7 @@ class KeyedBackendBase(ABC):
         expiry = self._expiries.get(name)
         return None if expiry is None else expiry.barrier_horizon_ms
 
-    def _forget_namespaces(self) -> list[Generations]:
+    def _forget_namespaces(self) -> dict[tuple[str, bytes], Generations]:
         """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
         idle = [
             place
@@ -240,7 +249,7 @@ class KeyedBackendBase(ABC):
         ]
         for place in idle:
             self._table_expiries.pop(place, None)
-        return [self._generations.pop(place) for place in idle]
+        return {place: self._generations.pop(place) for place in idle}
 
     def _codec(self, name: str) -> StateCodec:
         codec = self._codecs.get(name)
@@ -258,14 +267,21 @@ class KeyedBackendBase(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- snapshots
 
-    def _memory_sources(self) -> list[TableSource]:
+    def _memory_sources(self) -> list[ChangingSource]:
         """What every backend holds in memory, frozen: columnar state and timers, registered or not yet."""
-        sources: list[TableSource] = [
+        sources: list[ChangingSource] = [
             ColumnarSource(self._rows, self._metas[name], state) for name, state in self._columnar.items()
         ]
         sources += [TimerSource(self._rows, name, provider) for name, provider in self._timers.items()]
         sources += [RestoredSource(timer_meta(name, self.key_type), table) for name, table in self._restored_timers.items()]
         return sources
+
+    def _mark(self, sources: Sequence[ChangingSource], checkpoint_id: int) -> None:
+        """At a barrier: sources note their changes, if anybody is going to ask."""
+        if self._chains is not None:
+            base = self._chains.base
+            for source in sources:
+                source.mark(checkpoint_id, base)
 
     # ----------------------------------------------------------------------------------------------------------- restoring
 
@@ -277,11 +293,17 @@ class KeyedBackendBase(ABC):
         self._check(ours)
         native = [handle for handle in ours if handle.format == self.native_format]
         self._restore_native(native, storage, folder, checkpoint_id)
-        for handle in ours:
-            if handle.format != self.native_format:
-                for meta, part in zip(handle.states, handle.parts, strict=True):
-                    if self._declared(meta) is not None:
-                        self._restore_part(meta, part, handle.format, storage, folder)
+        pieces = [piece for piece in table_pieces(ours, operator=self._operator) if self._declared(piece.meta) is not None]
+        for piece in pieces:
+            self._restore_piece(piece, storage, folder)
+        if self._chains is not None and checkpoint_id is not None:
+            declared = {piece.meta.name: meta for piece in pieces if (meta := self._declared(piece.meta)) is not None}
+            self._chains.remember(checkpoint_id, restored_chains(pieces, self._key_groups, declared))
+            self._restored_id = checkpoint_id
+            for generations in self._generations.values():
+                generations.track(checkpoint_id)
+            for state in self._columnar.values():
+                state.track(checkpoint_id)
 
     def _declared(self, stored: StateMeta) -> StateMeta | None:
         if stored.kind == TIMERS_KIND and stored.name not in self._metas:
@@ -291,7 +313,7 @@ class KeyedBackendBase(ABC):
     def _check(self, handles: Sequence[KeyedStateHandle]) -> None:
         unclaimed: dict[str, int] = {}
         for handle in handles:
-            if handle.format not in ("arrow", "parquet", self.native_format):
+            if handle.format not in (*TABLE_FORMATS, DELTA_FORMAT, self.native_format):
                 self._refuse_format(handle.format)
             for position, meta in enumerate(handle.states):
                 declared = self._declared(meta)
@@ -319,10 +341,30 @@ class KeyedBackendBase(ABC):
             declared=self.native_format or "arrow",
         )
 
-    def _restore_part(self, meta: StateMeta, part: StateHandle, table_format: str, storage: Storage, folder: str) -> None:
+    def _restore_piece(self, piece: TablePiece, storage: Storage, folder: str) -> None:
+        meta = piece.meta
+        path = getattr(piece.base, "path", f"inline part of state {meta.name!r}")
+        table = self._read_table(meta, piece.base, piece.format, storage, folder)
+        runs = [self._read_table(meta, run, "arrow", storage, folder) for run in piece.runs]
+        try:
+            if runs:
+                own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
+                table = merged_runs(table, runs, self.key_type, self.max_parallelism, own_keys=own_keys)
+            self._load_table(meta, table)
+        except StateValueError as error:
+            raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
+        except (CorruptStateError, KeyError, ValueError, pa.ArrowException) as error:
+            raise CorruptStateError(
+                f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",
+                path=path,
+                operator=self._operator,
+                reason="table",
+            ) from error
+
+    def _read_table(self, meta: StateMeta, part: StateHandle, table_format: str, storage: Storage, folder: str) -> pa.Table:
         path = getattr(part, "path", f"inline part of state {meta.name!r}")
         data: bytes = run_flow(read_part(part, folder, operator=self._operator), storage)
-        table = decode_keyed_table(
+        return decode_keyed_table(
             data,
             table_format,
             self._key_groups,
@@ -331,17 +373,6 @@ class KeyedBackendBase(ABC):
             operator=self._operator,
             max_parallelism=self.max_parallelism,
         )
-        try:
-            self._load_table(meta, table)
-        except StateValueError as error:
-            raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
-        except (CorruptStateError, KeyError, pa.ArrowException) as error:
-            raise CorruptStateError(
-                f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",
-                path=path,
-                operator=self._operator,
-                reason="table",
-            ) from error
 
     def _load_table(self, meta: StateMeta, table: pa.Table) -> None:
         if meta.kind == TIMERS_KIND:

@@ -49,6 +49,17 @@ class KeyedRows:
             raise self.named(error, codec.name) from error
         return pa.Table.from_batches(batches, schema)
 
+    def key_columns_of(self, keys: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[pa.Array]:
+        """The columns of a table before the state's own, for (namespace, encoded keys): key group, key fields, namespace."""
+        encoded: list[bytes] = []
+        namespaces: list[pa.Array] = []
+        for namespace, some in keys:
+            encoded += some
+            namespaces.append(pa.repeat(pa.scalar(namespace, pa.binary()), len(some)))
+        arrays = self.key_type.arrays_of_encoded(encoded)
+        groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
+        return [pa.array(groups), *arrays, pa.concat_arrays(namespaces or [pa.array([], pa.binary())])]
+
     def named(self, error: StateValueError, state: str) -> StateValueError:
         """The same error, saying whose value it was."""
         fields = {**error.fields, "operator": self.operator, "state": state}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.generations import MISSING, Generations, MapGenerations, MapLayer
+from statebackends.generations import MISSING, TOMBSTONE, Generations, MapGenerations, MapLayer
 from statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -51,8 +51,12 @@ class GenerationalValueState(Generic[V]):
 
     def value(self, default: V | None = None) -> V | None:
         generations = self._generations
+        found = generations.live.get(self._context.key, MISSING)
+        if found is not MISSING and found is not TOMBSTONE:
+            live: V = found
+            return live
         if not generations.layered:
-            return generations.live.get(self._context.key, default)
+            return default
         found, frozen = generations.find(self._context.key)
         if found is MISSING:
             return default

@@ -14,7 +14,8 @@ from statebackends.handles import KeyedStateHandle, KeyGroupRange
 from statebackends.heap import HeapKeyedBackend
 from statebackends.keyedbase import KeyedBackendConfig
 from statebackends.storage.operations import Flow
-from statebackends.tablesources import TableSource, TablesSnapshot, write_tables
+from statebackends.tablesnapshot import TablesSnapshot
+from statebackends.tablesources import ChangingSource, write_tables
 
 
 class MemoryKeyedBackend(HeapKeyedBackend):
@@ -24,7 +25,7 @@ class MemoryKeyedBackend(HeapKeyedBackend):
         super().__init__(config)
         self._snapshot_bytes_max = snapshot_bytes_max
 
-    def _pending(self, sources: list[TableSource]) -> TablesSnapshot:
+    def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
         return InlineSnapshot(sources, self._key_groups, self._admit)
 
     def _admit(self, size: int) -> None:
@@ -43,11 +44,11 @@ class MemoryKeyedBackend(HeapKeyedBackend):
 class InlineSnapshot(TablesSnapshot):
     """Every part of a checkpoint inline; a savepoint as usual."""
 
-    def __init__(self, sources: list[TableSource], key_groups: KeyGroupRange, admit: Callable[[int], None]) -> None:
+    def __init__(self, sources: list[ChangingSource], key_groups: KeyGroupRange, admit: Callable[[int], None]) -> None:
         super().__init__(sources, key_groups)
         self._admit = admit
 
-    def _write(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
+    def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
         if target.canonical:
             return write_tables(self._sources, self._key_groups, target)
         return write_tables(self._sources, self._key_groups, replace(target, inline_threshold=1 << 62), self._admit)

@@ -30,7 +30,9 @@ from statebackends.sharedpaths import shared_path
 from statebackends.snapshot import file_name, part_path, write_part
 from statebackends.statecodec import StateCodec
 from statebackends.storage.operations import Flow, Storage, UploadFile
-from statebackends.tablesources import TableSource, write_tables
+from statebackends.tablechains import StoredChains
+from statebackends.tablesnapshot import TablesSnapshot
+from statebackends.tablesources import ChangingSource, TableSource, write_tables
 
 NATIVE_FORMAT = "rocksdb"
 _CHECK_EVERY = 512
@@ -50,6 +52,7 @@ class RocksKeyedBackend(KeyedBackendBase):
         self._disposed = False
         self._snapshots = 0
         self._stored = StoredFiles()
+        self._chains = StoredChains() if settings.incremental else None
         self._until_check = _CHECK_EVERY
 
     # ------------------------------------------------------------------------------------------------------ while running
@@ -112,16 +115,19 @@ class RocksKeyedBackend(KeyedBackendBase):
     def snapshot(self, checkpoint_id: int) -> RocksSnapshot:
         tier = self._tier
         tier.retire()
-        forgotten = {id(generations) for generations in self._forget_namespaces()}
+        forgotten = {id(generations) for generations in self._forget_namespaces().values()}
         tier.tables = [table for table in tier.tables if id(table) not in forgotten]
         self._snapshots += 1
         copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
         generation = tier.seal(copy)
-        stored = self._stored if self._settings.rocksdb_incremental else None
+        stored = self._stored if self._settings.incremental else None
         states = [(codec, self._barrier_horizon_ms(codec.name)) for codec in self._codecs.values()]
-        return RocksSnapshot(self._rows, states, self._key_groups, tier, generation, self._memory_sources(), stored)
+        sources = self._memory_sources()
+        self._mark(sources, checkpoint_id)
+        return RocksSnapshot(self._rows, states, self._key_groups, tier, generation, sources, stored, self._chains)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        super().notify_checkpoint_aborted(checkpoint_id)
         self._stored.forget(checkpoint_id)
 
     def _is_idle(self, generations: Generations) -> bool:
@@ -200,8 +206,9 @@ class RocksSnapshot:
         key_groups: KeyGroupRange,
         tier: FrontTier,
         generation: SealedGeneration,
-        memory_sources: list[TableSource],
+        memory_sources: list[ChangingSource],
         stored: StoredFiles | None,
+        chains: StoredChains | None,
     ) -> None:
         """`stored`: of earlier checkpoints; None: everything is written anew, into the snapshot's own folder."""
         self._rows = rows
@@ -212,6 +219,7 @@ class RocksSnapshot:
         self._copy = str(generation.copy_folder)
         self._memory_sources = memory_sources
         self._stored = stored
+        self._chains = chains
         self._released = False
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
@@ -263,10 +271,8 @@ class RocksSnapshot:
             stored.remember(target.checkpoint_id, shared)
         metas = tuple(codec.meta for codec, _ in self._states)
         native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, tuple(parts), tuple(self._generation.names))
-        if not self._memory_sources:
-            return (native,)
-        tables: KeyedStateHandle = yield from write_tables(self._memory_sources, self._key_groups, target)
-        return native, tables
+        tables = yield from TablesSnapshot(self._memory_sources, self._key_groups, self._chains).flow(target)
+        return native, *tables
 
     def _store_file(self, local_path: str, name: str, target: SnapshotTarget, *, is_shared: bool) -> Flow[StateHandle]:
         if os.path.getsize(local_path) < target.inline_threshold:
@@ -287,7 +293,7 @@ class RocksSnapshot:
                 _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms)
                 for codec, horizon_ms in self._states
             ]
-            handle: KeyedStateHandle = yield from write_tables(stored + self._memory_sources, self._key_groups, target)
+            handle: KeyedStateHandle = yield from write_tables([*stored, *self._memory_sources], self._key_groups, target)
         finally:
             copy.close()
         return (handle,)

@@ -79,7 +79,7 @@ class RocksGenerations(Generations):
         self.namespace = namespace
         self.state_id = store.state_id(codec.name)
         self.cache = ReadCache()
-        self.layered = self.deleted = True
+        self.layered = self.deleted = self.pinned = True
 
     def find_below(self, key: Any) -> Any:
         found = self.cache.get(key)

@@ -39,8 +39,8 @@ class StateBackendSettings:
     """`rocksdb`: what newer runs may add to the size of the oldest before all are merged into one. More: this is rarer."""
     rocksdb_background_compaction: bool = True
     """`rocksdb`: merge while the job runs. False: by whoever makes a checkpoint's copy, all runs at once; for repeatable runs."""
-    rocksdb_incremental: bool = True
-    """`rocksdb`: a checkpoint stores only the files that its base does not have."""
+    incremental: bool = True
+    """`rocksdb`, `filesystem`: a checkpoint stores only what its base does not have: new files, changed rows."""
 
     def __post_init__(self) -> None:
         for setting in fields(self):

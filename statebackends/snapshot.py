@@ -24,7 +24,7 @@ from statebackends.handles import (
     external_places,
 )
 from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.sharedpaths import is_checkpoint_folder, shared_name
+from statebackends.sharedpaths import is_checkpoint_folder, shared_name, shared_path
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
 
@@ -98,6 +98,16 @@ def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarge
     return FileHandle(path, length, checksum_of(*chunks))
 
 
+def write_shared_part(data: Buffer, name: str, target: SnapshotTarget, *, inline_threshold: int | None = None) -> Flow[StateHandle]:
+    """As `write_part`, but the file is one that later checkpoints may share. `inline_threshold`: instead of the target's."""
+    length = memoryview(data).nbytes
+    if length < (target.inline_threshold if inline_threshold is None else inline_threshold):
+        return InlineHandle(bytes(data))
+    path = shared_path(f"{target.shared_prefix}-{file_name(name)}")
+    yield WriteFile(part_path(target.folder, path), [data])
+    return FileHandle(path, length, checksum_of(data))
+
+
 def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) -> Flow[bytes]:
     """The bytes of one part, checked. Raises CorruptStateError naming file and operator."""
     if isinstance(handle, InlineHandle):
@@ -137,9 +147,7 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                 seen.add(handle)
                 if metadata.kind != "checkpoint" and shared_name(handle.path) is not None:
                     detail = "leaves the folder of the savepoint"
-                    problem: SnapshotProblem | None = SnapshotProblem(
-                        ProblemKind.PATH, operator.uid, subtask, handle.path, detail
-                    )
+                    problem: SnapshotProblem | None = SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail)
                 else:
                     problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
                 if problem is not None:

@@ -5,7 +5,8 @@ backends; which sources there are is theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,10 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statebackends.backend import SnapshotTarget, TimerRow, TimerRowProvider
-from statebackends.columnar import NumpyColumnarState
+from statebackends.changes import ChangedKeys
+from statebackends.columnar import ColumnarChanges, Columns, NumpyColumnarState
+from statebackends.deltaruns import delta_run
 from statebackends.errors import CorruptStateError
 from statebackends.expiry import unexpired_chunks
-from statebackends.generations import Generations, visible_chunks
+from statebackends.generations import MISSING, Generations, lookup, visible_chunks
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
 from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.keyedtables import (
@@ -50,29 +53,88 @@ class TableSource(Protocol):
         """Loop thread: the frozen rows are not needed any more."""
 
 
+class ChangingSource(TableSource, Protocol):
+    """One that can also tell what changed since an earlier barrier."""
+
+    def mark(self, barrier: int, base: int) -> None:
+        """Loop thread, right after it was made: note what changed before this barrier. No base below `base` will be asked for."""
+
+    def changes(self, base: int) -> pa.Table | None:
+        """Pool thread, at most once, before `table` if that is called too: a delta run upon the checkpoint `base`.
+
+        None: what changed since is not known."""
+
+
 class GenerationsSource:
     """A value, list, map, reducing or aggregating state in memory: all its namespaces."""
 
     def __init__(
-        self, rows: KeyedRows, codec: StateCodec, tables: Sequence[tuple[bytes, Generations]], horizon_ms: int | None = None
+        self,
+        rows: KeyedRows,
+        codec: StateCodec,
+        tables: Sequence[tuple[bytes, Generations]],
+        horizon_ms: int | None = None,
+        complete_from: int = 0,
     ) -> None:
-        """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
+        """`horizon_ms`: what is stamped at or before it has expired, and is left out. `complete_from`: the lowest base since which
+        every namespace that is not among `tables` told its changes."""
         self._horizon_ms = horizon_ms
         self.meta = codec.meta
         self._rows = rows
         self._codec = codec
+        self._complete_from = complete_from
         self._frozen = [(namespace, generations, generations.freeze()) for namespace, generations in tables]
+        self._changed: list[ChangedKeys] | None = None
+
+    def mark(self, barrier: int, base: int) -> None:
+        self._changed = [generations.mark(barrier, base) for _, generations, _ in self._frozen]
 
     def table(self) -> pa.Table:
-        maps = self._codec.kind == "map"
-        chunks: Iterable[Chunk] = (
-            (namespace, keys, values)
-            for namespace, _, layers in self._frozen
-            for keys, values in visible_chunks(layers, ROWS_PER_BATCH, maps=maps)
-        )
-        if self._horizon_ms is not None:
-            chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
-        return self._rows.table(self._codec, chunks)
+        table = self._rows.table(self._codec, self._unexpired(self._all_chunks()))
+        self._done()
+        return table
+
+    def changes(self, base: int) -> pa.Table | None:
+        changed = self._changed
+        if changed is None or base < max([self._complete_from, *(each.complete_from for each in changed)]):
+            return None
+        asked: list[tuple[bytes, list[bytes]]] = []
+        shown: dict[bytes, set[bytes]] = {}
+        chunks = list(self._unexpired(self._changed_chunks(base, changed, asked)))
+        for namespace, keys, _ in chunks:
+            shown.setdefault(namespace, set()).update(keys)
+        gone = [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
+        run = delta_run(self._rows.table(self._codec, chunks), self._rows.key_columns_of(gone))
+        self._done()
+        return run
+
+    def _all_chunks(self) -> Iterator[Chunk]:
+        for namespace, generations, layers in self._frozen:
+            with generations.lock:
+                for keys, values in visible_chunks(layers, ROWS_PER_BATCH, maps=self._codec.kind == "map"):
+                    yield namespace, keys, values
+
+    def _unexpired(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+        return chunks if self._horizon_ms is None else unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+
+    def _changed_chunks(
+        self, base: int, changed: Sequence[ChangedKeys], asked: list[tuple[bytes, list[bytes]]]
+    ) -> Iterator[Chunk]:
+        """Those that are there; `asked` gets the keys that changed."""
+        for (namespace, generations, layers), since in zip(self._frozen, changed, strict=True):
+            with generations.lock:
+                for keys in since.chunks(base, ROWS_PER_BATCH):
+                    asked.append((namespace, keys))
+                    values = lookup(keys, layers, maps=self._codec.kind == "map")
+                    there = [value is not MISSING for value in values]
+                    yield namespace, list(compress(keys, there)), list(compress(values, there))
+
+    def _done(self) -> None:
+        """What was frozen and forgotten is put away here, not on the loop thread."""
+        for changed in self._changed or ():
+            changed.forgotten.clear()
+        for _, generations, layers in self._frozen:
+            generations.fold(layers)
 
     def release(self) -> None:
         for _, generations, layers in self._frozen:
@@ -85,11 +147,26 @@ class ColumnarSource:
     def __init__(self, rows: KeyedRows, meta: StateMeta, state: NumpyColumnarState) -> None:
         self.meta = meta
         self._rows = rows
+        self._state = state
         self._fields = state.part_fields
         self._frozen = state.freeze()
+        self._changes: ColumnarChanges | None = None
+
+    def mark(self, barrier: int, base: int) -> None:
+        self._changes = self._state.mark(barrier, base)
 
     def table(self) -> pa.Table:
-        keys, namespaces, parts = self._frozen.columns()
+        return self._table(self._frozen.columns())
+
+    def changes(self, base: int) -> pa.Table | None:
+        found = None if self._changes is None else self._frozen.changed_columns(self._changes, base)
+        if found is None:
+            return None
+        replaced, columns = found
+        return delta_run(self._table(columns), [], replaced)
+
+    def _table(self, columns_of_rows: Columns) -> pa.Table:
+        keys, namespaces, parts = columns_of_rows
         schema = keyed_table_schema(self._rows.key_type, self.meta, self._fields, namespace=pa.int64())
         column = self._rows.key_type.column(keys, max_parallelism=self._rows.max_parallelism, operator=self._rows.operator)
         order = pa.array(np.argsort(column.key_groups.astype(np.uint16), kind="stable"))  # radix sort: 10 times faster
@@ -108,17 +185,31 @@ class TimerSource:
         self._rows = rows
         self._frozen = provider.freeze()
 
+    def mark(self, barrier: int, base: int) -> None:
+        self._frozen.mark(barrier, base)
+
     def table(self) -> pa.Table:
-        timers = list(self._frozen.rows())
-        times, keys, namespaces, groups = zip(*timers, strict=True) if timers else ((), (), (), ())
+        return sort_by_key_group(self._table(self._columns(list(self._frozen.rows()))))
+
+    def changes(self, base: int) -> pa.Table | None:
+        found = self._frozen.changes(base)
+        if found is None:
+            return None
+        present, removed = found
+        return delta_run(self._table(self._columns(present)), self._columns(removed))
+
+    def _table(self, columns: list[pa.Array]) -> pa.Table:
         schema = keyed_table_schema(self._rows.key_type, self.meta, [pa.field(TIME, pa.int64(), nullable=False)])
-        columns = [
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _columns(self, timers: list[TimerRow]) -> list[pa.Array]:
+        times, keys, namespaces, groups = zip(*timers, strict=True) if timers else ((), (), (), ())
+        return [
             pa.array(groups, pa.int32()),
             *self._rows.key_type.arrays_of_encoded(keys),
             pa.array(namespaces, pa.binary()),
             pa.array(times, pa.int64()),
         ]
-        return sort_by_key_group(pa.Table.from_arrays(columns, schema=schema))
 
     def release(self) -> None:
         self._frozen.release()
@@ -133,6 +224,12 @@ class RestoredSource:
 
     def table(self) -> pa.Table:
         return sort_by_key_group(self._table)
+
+    def mark(self, barrier: int, base: int) -> None:
+        """They don't change."""
+
+    def changes(self, base: int) -> pa.Table | None:
+        return delta_run(self._table.slice(0, 0), [])
 
     def release(self) -> None:
         """The table is immutable."""
@@ -191,28 +288,3 @@ def write_tables(
         part: StateHandle = yield from write_part(memoryview(data), f"{source.meta.name}.{table_format}", target)
         parts.append(part)
     return KeyedStateHandle(key_groups, table_format, tuple(source.meta for source in sources), tuple(parts))
-
-
-class TablesSnapshot:
-    """`backend.PendingSnapshot` of sources alone."""
-
-    def __init__(self, sources: Sequence[TableSource], key_groups: KeyGroupRange) -> None:
-        self._sources = list(sources)
-        self._key_groups = key_groups
-        self._released = False
-
-    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
-        if not self._sources:
-            return ()
-        handle: KeyedStateHandle = yield from self._write(target)
-        return (handle,)
-
-    def _write(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
-        return write_tables(self._sources, self._key_groups, target)
-
-    def release(self) -> None:
-        """Idempotent."""
-        if not self._released:
-            self._released = True
-            for source in self._sources:
-                source.release()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from statebackends.handles import KeyedStateHandle, OperatorListHandle, OperatorState, StateMeta
+from statebackends.handles import KeyedStateHandle, OperatorListHandle, OperatorState, StateHandle, StateMeta
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata
@@ -18,9 +18,9 @@ from statebackends.snapshots.parts import PartReader
 from statebackends.state import OPERATOR_KINDS
 from statebackends.statecodec import TIMERS_KIND
 from statebackends.storage.operations import Storage
+from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 
 NATIVE = "rocksdb"
-TABLE_FORMATS = ("arrow", "parquet")
 KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
 """All that there are in version 1: another kind is of a newer version, and would be misread as one of these."""
 
@@ -33,6 +33,8 @@ class KeyedPiece:
     handle: KeyedStateHandle
     index: int
     """The state's position in the handle's states."""
+    runs: tuple[StateHandle, ...] = ()
+    """Delta runs upon the table, oldest first."""
 
     @property
     def is_native(self) -> bool:
@@ -41,7 +43,7 @@ class KeyedPiece:
     @property
     def size(self) -> int:
         """Bytes; -1 where files are shared by all states of the operator."""
-        return -1 if self.is_native else self.handle.parts[self.index].length
+        return -1 if self.is_native else self.handle.parts[self.index].length + sum(run.length for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +171,17 @@ class StoredSnapshot:
 
 
 def states_of(operator: OperatorState) -> dict[str, StoredState]:
-    """The states of an operator, sorted by name."""
+    """The states of an operator, sorted by name. Raises CorruptStateError for a delta run without its table."""
     keyed: dict[str, list[KeyedPiece]] = {}
     lists: dict[str, list[ListPiece]] = {}
     metas: dict[str, StateMeta] = {}
     for subtask, state in enumerate(operator.subtasks):
+        runs = {(piece.key_groups, piece.meta.name): piece.runs for piece in table_pieces(state.keyed, operator=operator.uid)}
         for handle in state.keyed:
-            for index, meta in enumerate(handle.states):
+            for index, meta in enumerate(handle.states if handle.format != DELTA_FORMAT else ()):
                 metas.setdefault(meta.name, meta)
-                keyed.setdefault(meta.name, []).append(KeyedPiece(subtask, handle, index))
+                own_runs = () if handle.format == NATIVE else runs.get((handle.key_groups, meta.name), ())
+                keyed.setdefault(meta.name, []).append(KeyedPiece(subtask, handle, index, own_runs))
         for listed in state.operator:
             metas.setdefault(listed.state.name, listed.state)
             lists.setdefault(listed.state.name, []).append(ListPiece(subtask, listed))
@@ -215,8 +219,10 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     groups = handle.key_groups
     if not 0 <= groups.start <= groups.stop <= max_parallelism:
         return f"key groups [{groups.start}, {groups.stop}) of {max_parallelism}"
-    if handle.format not in (NATIVE, *TABLE_FORMATS):
+    if handle.format not in (NATIVE, DELTA_FORMAT, *TABLE_FORMATS):
         return f"unknown format {handle.format!r}"
+    if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > RUNS_MAX for meta in handle.states):
+        return f"more than {RUNS_MAX} delta runs upon one table"
     if handle.format != NATIVE:
         return "" if len(handle.parts) == len(handle.states) else f"{len(handle.parts)} parts of {len(handle.states)} states"
     if len(handle.parts) != len(handle.names):

@@ -1,16 +1,18 @@
 """The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
 
-Keyed rows come in key-group order. A batch has at most BATCH_ROWS rows; nothing else is held."""
+Keyed rows come in key-group order. A batch has at most BATCH_ROWS rows; nothing else is held, but for tables with delta runs:
+of those a slice of key groups at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from statebackends.deltaruns import merged_runs
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import FileHandle, KeyGroupRange
 from statebackends.keyedrows import KeyedRows
@@ -107,12 +109,12 @@ def _batches(
 
 
 @contextmanager
-def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece) -> Iterator[TableFile]:
-    """One canonical part, open; errors of its content name it."""
-    part = piece.handle.parts[piece.index]
+def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int | None = None) -> Iterator[TableFile]:
+    """One canonical part, open, or the delta run of a number upon it; errors of its content name it."""
+    part = piece.handle.parts[piece.index] if run is None else piece.runs[run]
     source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
     try:
-        yield TableFile.open(source, piece.handle.format)
+        yield TableFile.open(source, piece.handle.format if run is None else "arrow")
     except _TABLE_ERRORS as error:
         path = part.path if isinstance(part, FileHandle) else "inline"
         raise state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path) from error
@@ -121,9 +123,19 @@ def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece) -> Iterat
 def _table_batches(
     reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    with _opened(reader, state, piece) as file:
-        for batch in file.sorted_batches(groups, schema.names):
-            yield conform(batch, schema)
+    with ExitStack() as files:
+        base = files.enter_context(_opened(reader, state, piece))
+        runs = [files.enter_context(_opened(reader, state, piece, run)) for run in range(len(piece.runs))]
+        if not runs:
+            for batch in base.sorted_batches(groups):
+                yield conform(batch, schema)
+            return
+        own_keys = (TIME,) if state.meta.kind == TIMERS_KIND else ()
+        for part in base.slices(groups):
+            tables = [pa.Table.from_batches(list(file.sorted_batches(part)), file.schema) for file in (base, *runs)]
+            merged = merged_runs(tables[0], tables[1:], state.key_type(), state.operator.max_parallelism, own_keys=own_keys)
+            for batch in merged.to_batches(max_chunksize=BATCH_ROWS):
+                yield conform(batch, schema)
 
 
 def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -36,8 +36,6 @@ class TableFile(ABC):
 
     def sorted_batches(self, groups: KeyGroupRange, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of some key groups in key-group order; all columns, or those of these that there are, and the key group."""
-        if self.schema.get_field_index(KEY_GROUP) < 0:
-            raise ValueError(f"no column {KEY_GROUP!r}")
         counts, in_order = self._count(groups)
         names = None if columns is None else [name for name in self.schema.names if name == KEY_GROUP or name in columns]
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
@@ -49,8 +47,14 @@ class TableFile(ABC):
                 table = sort_by_key_group(pa.Table.from_batches(list(found), schema))
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
+    def slices(self, groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
+        """Consecutive ranges with at most SORT_ROWS_MAX of its rows each, or of one key group."""
+        yield from _slices(self._count(groups)[0], groups)
+
     def _count(self, groups: KeyGroupRange) -> tuple[npt.NDArray[np.int64], bool]:
         """Rows of each key group of the range, and whether all rows are in order."""
+        if self.schema.get_field_index(KEY_GROUP) < 0:
+            raise ValueError(f"no column {KEY_GROUP!r}")
         counts = np.zeros(len(groups), np.int64)
         last, in_order = -1, True
         for batch in self.batches([KEY_GROUP]):

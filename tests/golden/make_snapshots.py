@@ -79,6 +79,7 @@ RECIPES = {
     "v1-ttl-savepoint": Recipe("savepoint-9f0cde-77aa", "memory", True, 20_480, {"sessions": 2}, TTL_JOB),
     "v1-ttl-rocksdb": Recipe("chk-8", "rocksdb", False, 1_024, {"sessions": 2}, TTL_JOB),
     "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, earlier=(BEFORE,)),
+    "v1-filesystem-incremental": Recipe("job/chk-42", "filesystem", False, 512, {"totals": 2}, AFTER, earlier=(BEFORE,)),
     "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 

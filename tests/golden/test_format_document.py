@@ -20,9 +20,10 @@ from statebackends.accumulators import parts_of, value_type_text
 from statebackends.keygroups import assign_key_groups, key_group_of_hash, operator_id, spread
 from statebackends.keys import KeyType
 from statebackends.serializers import TypeSpec
-from statebackends.snapshots.contents import KEYED_KINDS, NATIVE, TABLE_FORMATS
+from statebackends.snapshots.contents import KEYED_KINDS, NATIVE
 from statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
 from statebackends.storage.checksums import checksum_of
+from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
 from statebackends.valueshapes import SCALARS
 from tests.golden.independent_reader import container, keys
 
@@ -87,7 +88,7 @@ def test_kinds_and_formats_are_those_of_the_code() -> None:
     kinds = code(next(row for row in table_after("**State**") if row[0] == "`kind`")[1])
     assert set(kinds) == KEYED_KINDS | OPERATOR_KINDS
     formats = code(next(row for row in table_after("**KeyedHandle**") if row[0] == "`format`")[1])
-    assert {text.strip('"') for text in formats} == {NATIVE, *TABLE_FORMATS}
+    assert {text.strip('"') for text in formats} == {NATIVE, DELTA_FORMAT, *TABLE_FORMATS}
 
 
 # --------------------------------------------------------------------------------------------------------------------- keys
@@ -177,3 +178,7 @@ def test_the_columns_of_aggregates_are_as_described(kind: pa.DataType) -> None:
         assert [part.nullable for part in parts_of(aggregate)] == [nullable] * len(wanted)
         descriptor = ColumnarStateDescriptor("s", (aggregate,))
         assert value_type_text(descriptor) == f"columnar<out={function}({kind})>"
+
+
+def test_the_bound_on_delta_runs_is_as_described() -> None:
+    assert f"at most {RUNS_MAX} runs" in DOCUMENT

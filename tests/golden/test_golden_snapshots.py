@@ -28,6 +28,8 @@ from tests.golden.plainjson import in_order, unexpired
 from tests.golden.restoring import Restored, keyed_contents
 
 SEALED = {
+    "v1-filesystem-incremental": "2d04d876d375ca42ca0222a897a042fb",
+    "v1-filesystem-incremental-base": "d69a29ecd197fcc2aa1a3c410c135d44",
     "v1-filesystem": "def98517ea29bc631fbadb57e6025561",
     "v1-memory": "b0b4b1e706607ebfc33385cc0a964ac0",
     "v1-native-savepoint": "d9911b55f5f41215ef98f16199831a10",

@@ -43,7 +43,7 @@ def rocks(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("name", StateBackendSettings.__dataclass_fields__)
 @pytest.mark.parametrize("value", [-1, 1 << 60, True, 1.5, "5 MiB", None])
 def test_settings_out_of_bounds_are_refused_by_name(name: str, value: Any) -> None:
-    if value is True and name in ("rocksdb_incremental", "rocksdb_background_compaction"):
+    if value is True and name in ("incremental", "rocksdb_background_compaction"):
         value = 1
     with pytest.raises(InvalidConfigError) as raised:
         StateBackendSettings(**{name: value})

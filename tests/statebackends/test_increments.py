@@ -244,7 +244,7 @@ def test_small_tables_travel_inline_each_time(job: Job) -> None:
 
 
 def test_switched_off_everything_is_exclusive(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "rocksdb", StateBackendSettings(rocksdb_incremental=False))
+    cluster = Cluster(tmp_path, "rocksdb", StateBackendSettings(incremental=False))
     job = Job(cluster)
     backends = [cluster.backend(DESCRIPTORS)]
     write(backends, range(300), 1)

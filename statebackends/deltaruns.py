@@ -1,0 +1,140 @@
+"""Delta runs: what changed in a table of keyed state since a base, as a table, and a base with its runs as one table again.
+
+A run has the columns of its base, and `tombstone`. It has all rows of every key that changed (the elements of a list and the
+entries of a map as a whole), or one row with a tombstone if nothing is left of it; a timer, whose key is all of its row, is
+there or has a tombstone. Columnar state loses whole namespaces at a time: the schema's metadata names those of which the runs
+before are to be forgotten. Pure; which files hold a base and its runs is tablechains.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackends.keyedtables import NAMESPACE, key_columns, sort_by_key_group
+from statebackends.keyindex import distinct_codes
+from statebackends.keys import KeyType
+
+TOMBSTONE_COLUMN = "tombstone"
+REPLACED_METADATA = b"holdfast.replaced"
+"""Key in the schema's metadata: a JSON list of namespaces."""
+
+_BUCKETS = 1 << 20
+_Rows = npt.NDArray[np.int64]
+
+
+def run_schema(base: pa.Schema) -> pa.Schema:
+    """Schema of a run on a base of this schema."""
+    return base.append(pa.field(TOMBSTONE_COLUMN, pa.bool_(), nullable=False))
+
+
+def delta_run(changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence[int] = ()) -> pa.Table:
+    """A run of the rows of changed keys, of removed ones (key group, key fields, namespace, and a timer's time: the first columns
+    of `changed`) and of namespaces to be forgotten; sorted by key group."""
+    schema = run_schema(changed.schema)
+    if replaced:
+        schema = schema.with_metadata({**(schema.metadata or {}), REPLACED_METADATA: msgspec.json.encode(list(replaced))})
+    shown = changed.append_column(schema.field(TOMBSTONE_COLUMN), pa.repeat(pa.scalar(False), changed.num_rows))
+    tables = [pa.Table.from_arrays(shown.columns, schema=schema)]
+    count = len(removed[0]) if removed else 0
+    if count:
+        blank = [_blank(field, count) for field in list(changed.schema)[len(removed) :]]
+        tables.append(pa.Table.from_arrays([*removed, *blank, pa.repeat(pa.scalar(True), count)], schema=schema))
+    return sort_by_key_group(pa.concat_tables(tables))
+
+
+def merged_runs(
+    base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, *, own_keys: Sequence[str] = ()
+) -> pa.Table:
+    """The rows of a base and of its runs, oldest first, as one table like the base, sorted by key group.
+
+    All may be cut to the same key groups. `own_keys`: columns that are part of a row's identity beside key and namespace.
+    Raises KeyError, ValueError or pyarrow's errors for tables that are not a base and its runs."""
+    tables = [base.combine_chunks(), *(run.combine_chunks() for run in runs)]
+    names = [*key_columns(key_type), NAMESPACE, *own_keys]
+    hashes = [
+        key_type.column([table.column(name) for name in key_columns(key_type)], max_parallelism=max_parallelism).hashes()
+        for table in tables
+    ]
+    touched = np.zeros(_BUCKETS, np.bool_)
+    for of_run in hashes[1:]:
+        touched[of_run % _BUCKETS] = True
+    alive = [np.ones(len(table), np.bool_) for table in tables]
+    for position, run in enumerate(tables[1:], 1):
+        _forget(tables[:position], alive[:position], replaced_by(run.schema))
+        alive[position] &= ~_tombstones(run)
+    # Only rows that share a bucket with a changed key need a closer look: all rows of runs, and few of the base.
+    looked_at = [np.flatnonzero(touched[of_table % _BUCKETS]) for of_table in hashes]
+    picked = [table.select(names).take(pa.array(rows)) for table, rows in zip(tables, looked_at, strict=True)]
+    codes, count = _codes(picked, key_type, max_parallelism, own_keys)
+    sources = np.repeat(np.arange(len(tables)), [len(rows) for rows in looked_at])
+    newest = np.zeros(count, np.int64)
+    newest[codes] = sources  # sources ascend, and the last assignment stays
+    start = 0
+    for rows, of_table in zip(looked_at, alive, strict=True):
+        stop = start + len(rows)
+        of_table[rows] &= sources[start:stop] == newest[codes[start:stop]]
+        start = stop
+    kept = [_cut(table, of_table, base.schema) for table, of_table in zip(tables, alive, strict=True)]
+    return sort_by_key_group(pa.concat_tables(kept).combine_chunks())
+
+
+def replaced_by(schema: pa.Schema) -> list[int]:
+    """Namespaces of which a run replaces what came before. Raises ValueError."""
+    stored = (schema.metadata or {}).get(REPLACED_METADATA)
+    if stored is None:
+        return []
+    try:
+        return msgspec.json.decode(stored, type=list[int])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{REPLACED_METADATA.decode()}: {error}") from error
+
+
+def _tombstones(run: pa.Table) -> npt.NDArray[np.bool_]:
+    column = run.column(TOMBSTONE_COLUMN)
+    if column.null_count or column.type != pa.bool_():
+        raise ValueError(f"column {TOMBSTONE_COLUMN!r} holds nulls or is not a bool")
+    found: npt.NDArray[np.bool_] = column.to_numpy()
+    return found
+
+
+def _forget(tables: Sequence[pa.Table], alive: Sequence[npt.NDArray[np.bool_]], namespaces: list[int]) -> None:
+    if namespaces:
+        for table, of_table in zip(tables, alive, strict=True):
+            found = pc.is_in(table.column(NAMESPACE), value_set=pa.array(namespaces, pa.int64()))
+            of_table &= ~found.to_numpy(zero_copy_only=False) if isinstance(found, pa.Array) else ~found.to_numpy()
+
+
+def _codes(tables: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, own_keys: Sequence[str]) -> tuple[_Rows, int]:
+    """A number for each row: equal for equal keys, namespaces and own keys."""
+    encoded: list[bytes] = []
+    for table in tables:
+        arrays = [table.column(name) for name in key_columns(key_type)]
+        encoded += key_type.column(arrays, max_parallelism=max_parallelism).encoded()
+    codes, count = distinct_codes(pa.array(encoded, pa.binary()))
+    for name in (NAMESPACE, *own_keys):
+        more, more_count = distinct_codes(pa.concat_arrays([_whole(table.column(name)) for table in tables]))
+        codes, count = distinct_codes(pa.array(codes * more_count + more))  # below rows squared: fits int64
+    return codes, count
+
+
+def _cut(table: pa.Table, rows: npt.NDArray[np.bool_], schema: pa.Schema) -> pa.Table:
+    columns: list[Any] = [table.column(name) for name in schema.names]
+    kept = pa.Table.from_arrays(columns, schema=schema)
+    return kept if rows.all() else kept.filter(pa.array(rows))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def _blank(field: pa.Field, count: int) -> pa.Array:
+    """Values that nobody reads: nulls, or zeros where the base allows none."""
+    if field.nullable:
+        return pa.nulls(count, field.type)
+    return pa.array(np.zeros(count, np.int64)).cast(field.type)
