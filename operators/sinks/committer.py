@@ -5,7 +5,7 @@ until their commit is known to be done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -65,6 +65,8 @@ class FileCommitter(Operator):
         self._paths = SinkPaths(self._settings.sink_id)
         self._storage = self._settings.storage(context.storage)
         self._pending: dict[int, list[StagedFile]] = {}
+        self._settled: dict[int, list[StagedFile]] = {}
+        """Committed by an earlier attempt, and in the log behind `_known`: whoever reads on from there must know them for its own."""
         self._known: LogPosition | None = None
         self._log: OpenLog | None = None
         self._released = context.restored_checkpoint_id
@@ -117,7 +119,7 @@ class FileCommitter(Operator):
         checkpoint = PendingCheckpoint(ready, tuple(self._pending[ready]))
 
         def committed(log: OpenLog) -> None:
-            del self._pending[ready]
+            self._settled[ready] = self._pending.pop(ready)
             self.context.counters.named["commits"] = self.context.counters.named.get("commits", 0) + 1
             self._log_changed(log)
 
@@ -130,6 +132,7 @@ class FileCommitter(Operator):
             # Else the entries that committed them lie before this position: a job restored from a snapshot that had both
             # would not read them again, and commit those files a second time.
             self._known = log.position
+            self._settled.clear()
         self._commit_next()
 
     def _start(self, flow: Flow[Any], ended: Callable[[Any], None]) -> None:
@@ -156,11 +159,11 @@ class FileCommitter(Operator):
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         entries: list[CommitterState] = [] if self._known is None else [self._known]
-        entries += self._pending_checkpoints()
+        entries += _checkpoints({**self._settled, **self._pending})
         self.context.operator_state.list_state(COMMITTABLES.name).update(msgspec.msgpack.encode(entry) for entry in entries)
 
     def _pending_checkpoints(self) -> tuple[PendingCheckpoint, ...]:
-        return tuple(PendingCheckpoint(checkpoint, tuple(files)) for checkpoint, files in sorted(self._pending.items()))
+        return _checkpoints(self._pending)
 
     def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
         """Absolute locations: the sink's path is not below the state directory."""
@@ -175,6 +178,10 @@ class FileCommitter(Operator):
 
     def close(self) -> None:
         self._closed = True
+
+
+def _checkpoints(files: Mapping[int, list[StagedFile]]) -> tuple[PendingCheckpoint, ...]:
+    return tuple(PendingCheckpoint(checkpoint, tuple(some)) for checkpoint, some in sorted(files.items()))
 
 
 def _files(checkpoints: Iterable[PendingCheckpoint]) -> Iterable[StagedFile]:

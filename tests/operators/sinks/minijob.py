@@ -66,8 +66,10 @@ class MiniJob:
         self.allow_output_repeat = False
         self.file_size_max = 128 << 20
 
-    def start(self) -> None:
-        """A new attempt from the newest completed snapshot. Raises what the committer failed with."""
+    def start(self, flows: int | None = None) -> None:
+        """A new attempt from the newest completed snapshot; `flows`: only so many of its committer's are over when this returns.
+
+        Raises what the committer failed with."""
         self.attempt += 1
         sink = ParquetSink(ROOT, file_size_max=self.file_size_max, open_storage=lambda url: self.storage)
         sink.sink_id = "out"
@@ -85,7 +87,12 @@ class MiniJob:
         committer.open()
         writer.open()
         self.position = self.completed.position
-        self.run_pool()
+        if flows is None:
+            self.run_pool()
+        else:
+            for _ in range(min(flows, 1 + len(self.completed.committer))):
+                if self.contexts[1].tasks:
+                    self.contexts[1].tasks.pop(0)()
 
     def _context(self) -> ManualContext:
         return ManualContext(

@@ -74,7 +74,26 @@ def test_any_sequence_of_deaths_is_recovered_exactly(kills: list[tuple[int, bool
     recover(job, storage, kills)
 
 
-STEPS = ("emit", "checkpoint", "abort", "lost notice", "savepoint", "late notice", "fail", "die")
+@pytest.mark.parametrize("flows", range(5))
+def test_a_snapshot_between_two_repeated_commits_knows_both(flows: int) -> None:
+    """Two checkpoints were committed by an attempt that died; the next one forgot the first when it had found it in the log, and
+    still had to look for the second: restored from there, it took the first for output beyond its own, and never ran again."""
+    storage = MortalStorage({})
+    job = MiniJob(storage, DictStorage())
+    job.start()
+    for _ in range(2):
+        job.emit(ROWS)
+        job.decide(job.snapshot())
+    job.notify(2)
+    job.start(flows)
+    job.emit(ROWS)
+    job.decide(job.snapshot())
+    job.start()
+    assert job.committed() == list(range(3 * ROWS))
+    assert published(storage) == job.committed()
+
+
+STEPS = ("emit", "checkpoint", "abort", "lost notice", "savepoint", "late notice", "fail", "fail soon", "die")
 
 
 @settings(max_examples=250, deadline=None)
@@ -104,6 +123,9 @@ def test_notices_lost_late_and_aborted_lose_and_repeat_nothing(data: st.DataObje
             case "fail":
                 job.abort_undecided()
                 job.start()
+            case "fail soon":
+                job.abort_undecided()
+                job.start(data.draw(st.integers(0, 3)))
             case "die":
                 storage.changes, storage.dies_at = 0, data.draw(st.integers(0, 4))
                 try:
