@@ -30,6 +30,7 @@ from statebackends.snapshot import METADATA_NAME
 from statebackends.statecodec import state_metas
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent, run_flow
+from tests.golden.contents_deltas_v1 import FIRST, SECOND, THIRD
 from tests.golden.contents_rounds_v1 import AFTER, BEFORE
 from tests.golden.contents_ttl_v1 import TTL_JOB
 from tests.golden.contents_v1 import JOB
@@ -80,6 +81,7 @@ RECIPES = {
     "v1-ttl-rocksdb": Recipe("chk-8", "rocksdb", False, 1_024, {"sessions": 2}, TTL_JOB),
     "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, earlier=(BEFORE,)),
     "v1-filesystem-incremental": Recipe("job/chk-42", "filesystem", False, 512, {"totals": 2}, AFTER, earlier=(BEFORE,)),
+    "v1-filesystem-deltas": Recipe("job/chk-43", "filesystem", False, 512, {"totals": 2}, (THIRD,), earlier=((FIRST,), (SECOND,))),
     "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 

@@ -28,9 +28,11 @@ from tests.golden.plainjson import in_order, unexpired
 from tests.golden.restoring import Restored, keyed_contents
 
 SEALED = {
+    "v1-filesystem": "def98517ea29bc631fbadb57e6025561",
+    "v1-filesystem-deltas": "72b37360dfdbd28f5d3909f9f0e7594f",
+    "v1-filesystem-deltas-base": "711c5e132d2402301103280fbe6109c2",
     "v1-filesystem-incremental": "2d04d876d375ca42ca0222a897a042fb",
     "v1-filesystem-incremental-base": "d69a29ecd197fcc2aa1a3c410c135d44",
-    "v1-filesystem": "def98517ea29bc631fbadb57e6025561",
     "v1-memory": "b0b4b1e706607ebfc33385cc0a964ac0",
     "v1-native-savepoint": "d9911b55f5f41215ef98f16199831a10",
     "v1-rocksdb": "cc574eab25d89ada4622b9fe6150a1e3",
