@@ -243,3 +243,44 @@ def test_tables(folder: Path, tmp_path: Path, what: str) -> None:
 
     rewrite(folder, change)
     assert_refused(folder, tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------- delta runs
+
+
+def keyed_handles(document: Document) -> list[Document]:
+    found: list[Document] = document["operators"][0]["subtasks"][0]["keyed"]
+    return found
+
+
+def run_of(document: Document) -> Document:
+    return next(handle for handle in keyed_handles(document) if handle["format"] == "arrow-delta")
+
+
+def too_many_runs(document: Document) -> None:
+    handle = run_of(document)
+    handle["states"] += handle["states"][:1] * 15
+    handle["parts"] += handle["parts"][:1] * 15
+
+
+RUNS: dict[str, Callable[[Document], Any]] = {
+    "a run before its table": lambda d: keyed_handles(d).reverse(),
+    "a run without its table": lambda d: [
+        (handle["states"].pop(0), handle["parts"].pop(0)) for handle in keyed_handles(d) if handle["format"] == "arrow"
+    ],
+    "a run upon a table of another type": lambda d: run_of(d)["states"][0].update(value_type="int"),
+    "a run of other key groups": lambda d: run_of(d)["key_groups"].update(stop=63),
+    "more than 16 runs": too_many_runs,
+    "a part too few": lambda d: run_of(d)["parts"].pop(),
+}
+
+
+@pytest.mark.parametrize("what", list(RUNS))
+def test_delta_runs(tmp_path: Path, what: str) -> None:
+    shutil.copytree(GOLDEN / "v1-filesystem-deltas", tmp_path / "moved")
+    folder = tmp_path / "moved/job/chk-43"
+    rewrite(folder, RUNS[what])
+    with pytest.raises(UnreadableError):
+        read_snapshot(folder)
+    with pytest.raises(CorruptStateError):
+        hf.Snapshot(folder).table("totals", "count").read_all()
