@@ -66,7 +66,7 @@ class FileCommitter(Operator):
         self._storage = self._settings.storage(context.storage)
         self._pending: dict[int, list[StagedFile]] = {}
         self._settled: dict[int, list[StagedFile]] = {}
-        """Committed by an earlier attempt, and in the log behind `_known`: whoever reads on from there must know them for its own."""
+        """Committed by an earlier attempt, in the log behind `_known`: whoever reads on from there must know them for its own."""
         self._known: LogPosition | None = None
         self._log: OpenLog | None = None
         self._released = context.restored_checkpoint_id
