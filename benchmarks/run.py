@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
+from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.restore import measure as measure_restore
 from benchmarks.simulation import measure as measure_simulation
@@ -177,6 +178,12 @@ def incremental(bench: Bench, quick: bool) -> list[Row]:
     return [{"kind": row["workload"], "figures": json.dumps(row)} for row in measure_incremental(quick=quick)]
 
 
+def heap(bench: Bench, quick: bool) -> list[Row]:
+    """Checkpoints of state in memory, full and as delta runs, beside the raw write of the same bytes."""
+    table = [row for kind in ("filesystem", "memory") for row in measure_heap(kind, 100_000 if quick else 1_000_000)]
+    return [{"backend": row["backend"], "what": row["what"], "figures": json.dumps(row)} for row in table]
+
+
 def restore(bench: Bench, quick: bool) -> list[Row]:
     """Keyed state restored at the same and at another parallelism, from storage and from copies, beside `cp`."""
     return measure_restore(quick=quick)
@@ -188,7 +195,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
-    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "w3": w3, "acks": acks,
+    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
     "restore": restore, "simulation": simulation,
 }  # fmt: skip
 

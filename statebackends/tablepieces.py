@@ -13,7 +13,7 @@ TABLE_FORMATS = ("arrow", "parquet")
 DELTA_FORMAT = "arrow-delta"
 """Format of a handle whose parts are delta runs: several of one state, oldest first, upon the table of the same state and key
 groups in the handle before it. Readers that don't know it refuse it, and so never take a base for all there is."""
-RUNS_MAX = 16
+RUNS_MAX = 32
 """Runs upon one base."""
 
 

@@ -155,7 +155,7 @@ def read_keyed(
             require(place in tables and tables[place][0] == meta, f"a run of {meta['name']!r} without its table")
             _, before, runs = tables[place]
             runs.append(len(rows))
-            require(len(runs) <= 16, "more than 16 runs")
+            require(len(runs) <= 32, "more than 32 runs")
             replaced = json.loads((table.schema.metadata or {}).get(b"holdfast.replaced", b"[]"))
             tables[place] = (meta, apply_run(before, rows, replaced), runs)
     return found + [(meta, combine(rows, meta)) for meta, rows, _ in tables.values()]

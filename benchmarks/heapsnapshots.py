@@ -1,0 +1,188 @@
+"""Snapshots of state in memory: 1 M keys of 100 bytes, full and with 1 % of the keys changed, and what they cost the loop.
+
+Run `python -m benchmarks.heapsnapshots [--keys N]`. Durations are of the asynchronous part; `raw` is a write with fsync of the same
+bytes in the same run, and `load` the machine's while it ran."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness import raw_write_ms
+from statebackends.backend import SnapshotTarget
+from statebackends.factory import BackendKind, create_keyed_backend
+from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from statebackends.keyedbase import KeyedBackendBase
+from statebackends.keys import KeyType
+from statebackends.settings import StateBackendSettings
+from statebackends.state import ValueStateDescriptor
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import run_flow
+
+VALUE_BYTES = 100
+INCREMENTS = 20
+MAX_PARALLELISM = 128
+STATE = ValueStateDescriptor("value", bytes)
+KEY = KeyType.of(int)
+Row = dict[str, Any]
+
+
+class Rig:
+    """One backend with its keys, and checkpoints that complete at once."""
+
+    def __init__(self, kind: BackendKind, key_count: int, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.storage = LocalStorage(folder / "state")
+        self.rng = random.Random(42)
+        self.keys = [(KEY.encode(key), KEY.key_group(key, MAX_PARALLELISM)) for key in range(key_count)]
+        self.files: dict[str, FileHandle] = {}
+        self.number = 0
+        self.handles: tuple[KeyedStateHandle, ...] = ()
+        self.backend = self.new_backend()
+        self.state = self.backend.get_state(STATE)
+
+    def new_backend(self) -> KeyedBackendBase:
+        return create_keyed_backend(
+            self.kind,
+            descriptors=[STATE],
+            key_type=KEY,
+            key_groups=KeyGroupRange(0, MAX_PARALLELISM),
+            max_parallelism=MAX_PARALLELISM,
+            operator="op",
+            subtask=0,
+            local_dir=str(self.folder / "local"),
+            settings=StateBackendSettings(memory_snapshot_bytes_max=2 << 30),
+        )
+
+    def change(self, keys: Sequence[tuple[bytes, int]]) -> None:
+        for key, group in keys:
+            self.backend.set_current_key(key, group)
+            self.state.update(self.rng.randbytes(VALUE_BYTES))
+
+    def checkpoint(self) -> Row:
+        self.number += 1
+        started = time.perf_counter()
+        pending = self.backend.snapshot(self.number)
+        frozen = time.perf_counter()
+        self._store(pending)
+        stored = time.perf_counter()
+        pending.release()
+        released = time.perf_counter()
+        size = sum(handle.new_size for handle in self.acked)
+        return {
+            "sync_ms": (frozen - started) * 1000 + (released - stored) * 1000,
+            "async_ms": (stored - frozen) * 1000,
+            "bytes": size,
+            "raw_ms": raw_write_ms(self.folder, size),
+        }
+
+    def _store(self, pending: Any) -> None:
+        base = self.number - 1 if self.number > 1 else None
+        folder, prefix = f"job/chk-{self.number}", "op-0-1-n"
+        target = SnapshotTarget(self.number, folder, prefix, False, 20_480, f"{self.number}-1-op-0-n", base)
+        self.acked = run_flow(pending.flow(target), self.storage)
+        self.files |= {part.path: part for handle in self.acked for part in handle.parts if isinstance(part, FileHandle)}
+        self.handles = tuple(
+            msgspec.structs.replace(
+                handle,
+                parts=tuple(self.files[part.path] if isinstance(part, PlaceholderHandle) else part for part in handle.parts),
+            )
+            for handle in self.acked
+        )
+
+    def restore_s(self) -> float:
+        backend = self.new_backend()
+        started = time.perf_counter()
+        backend.restore(self.handles, self.storage, f"job/chk-{self.number}", checkpoint_id=self.number)
+        duration = time.perf_counter() - started
+        if sum(1 for _ in backend.keys("value")) != len(self.keys):
+            raise AssertionError("keys are missing")
+        backend.dispose()
+        return duration
+
+    def loop_rates(self, seconds: float) -> tuple[float, float]:
+        """Updates per second of the keyed loop with a checkpoint every `seconds`, and without any: whole rounds of both."""
+        values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
+        some = self.rng.choices(self.keys, k=200_000)
+        rates = {True: 0.0, False: 0.0}
+        for _ in range(3):
+            for with_checkpoint in rates:
+                rates[with_checkpoint] += self._loop(some, values, seconds, with_checkpoint=with_checkpoint) / 3
+        return rates[True], rates[False]
+
+    def _loop(self, keys: Sequence[tuple[bytes, int]], values: list[bytes], seconds: float, *, with_checkpoint: bool) -> float:
+        backend, state = self.backend, self.state
+        started = time.perf_counter()
+        thread: threading.Thread | None = None
+        pending: Any = None
+        if with_checkpoint:
+            self.number += 1
+            pending = backend.snapshot(self.number)
+            thread = threading.Thread(target=self._store, args=(pending,))
+            thread.start()
+        count = 0
+        hot = keys[: max(1, len(self.keys) // 100)]  # 1 % of the keys change
+        while time.perf_counter() - started < seconds:
+            for number in range(1_000):
+                key, group = hot[(count + number) % len(hot)]
+                backend.set_current_key(key, group)
+                if state.value() is not None:
+                    state.update(values[number])
+            count += 1_000
+            if thread is not None and not thread.is_alive():
+                pending.release()
+                thread = None
+        if thread is not None:
+            thread.join()
+            pending.release()
+        return count / seconds
+
+
+def measure(kind: BackendKind, key_count: int) -> list[Row]:
+    """Rows of one backend."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        rig = Rig(kind, key_count, Path(name))
+        rig.change(rig.keys)
+        rows.append({"what": "full", **rig.checkpoint()})
+        if kind != "memory":
+            increments = []
+            for _ in range(INCREMENTS):
+                rig.change(rig.rng.sample(rig.keys, len(rig.keys) // 100))
+                increments.append(rig.checkpoint())
+            rows.append({"what": "second, 1 % changed", **increments[0]})
+            means = {field: mean(each[field] for each in increments) for field in increments[0]}
+            rows.append({"what": f"mean of {INCREMENTS} increments", **means})
+        rows.append({"what": "restore", "async_ms": rig.restore_s() * 1000})
+        if kind != "memory":
+            with_it, without = rig.loop_rates(2.0)
+            rows.append({"what": "keyed loop, a checkpoint every 2 s", "per_second": with_it, "of_without": with_it / without})
+        rig.backend.dispose()
+    return [{"backend": kind, "keys": key_count, **row, "load": round(os.getloadavg()[0], 1)} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    key_count = parser.parse_args().keys
+    for kind in ("filesystem", "memory"):
+        for row in measure(kind, key_count):
+            shown = {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+            sys.stdout.write(f"{shown}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
