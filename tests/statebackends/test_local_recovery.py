@@ -192,6 +192,23 @@ def test_increments_are_restored_from_the_copies_of_several_lives(rocks: Job) ->
     assert (told.remote, rocks.read([again])) == (0, expected)
 
 
+def test_delta_runs_are_restored_from_copies_with_the_table_that_they_lie_upon(tmp_path: Path) -> None:
+    job = Job(tmp_path, "filesystem")
+    backend, copies, first = first_checkpoint(job)
+    job.write([backend], range(5), 2)
+    second = job.take(backend, copies, 2, base=1)
+    assert set(first) < set(second), "the base's tables, and runs"
+    assert copies.confirm(2)
+    copies.sweep()
+    assert copies.held == tuple(second)
+    copies.close()
+    life = job.life()
+    again, told = job.restore(2, life)
+    assert (told.remote, job.remote.reads, job.read([again])) == (0, [], job.read([backend]))
+    assert life.held == tuple(second)
+    job.cluster.close()
+
+
 def test_a_running_database_never_changes_its_copies(rocks: Job) -> None:
     _, copies, _ = first_checkpoint(rocks, range(2_000))
     copies.close()
