@@ -170,7 +170,7 @@ def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
 class _Rows:
     """The rows of one namespace."""
 
-    __slots__ = ("_capacity", "_freezes", "accumulators", "changed", "dropped", "dropped_in", "index")
+    __slots__ = ("_all_changed", "_capacity", "_freezes", "accumulators", "changed", "dropped", "dropped_in", "index")
 
     def __init__(self, descriptor: ColumnarStateDescriptor, index: KeyIndex, operator: str) -> None:
         self.index = index
@@ -180,6 +180,7 @@ class _Rows:
         """Epoch in which that was last."""
         self.changed: Column | None = None
         """Epoch in which each row changed last; None: nobody asks."""
+        self._all_changed = (0, 0)  # (epoch, rows) for which every row is noted
         self._capacity = _CAPACITY_MIN
         self.accumulators = [
             Accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name) for aggregate in descriptor.aggregates
@@ -193,10 +194,21 @@ class _Rows:
     def update(self, keys: KeyColumn, columns: Sequence[Values], epoch: int | None) -> None:
         before = self.index.count
         slots = self._slots_to_change(keys)
-        if self.changed is not None and epoch is not None:
-            self.changed[slots] = epoch
+        if epoch is not None:
+            self._note(slots, epoch)
         for accumulator, values in zip(self.accumulators, columns, strict=True):
             accumulator.update(slots, values, before)
+
+    def _note(self, slots: Slots, epoch: int) -> None:
+        """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""
+        count = self.index.count
+        if self.changed is None or self._all_changed == (epoch, count):
+            return
+        if len(slots) > 2 * count:
+            self.changed[:count] = epoch  # a snapshot in flight may see it: it then holds rows that it need not
+            self._all_changed = (epoch, count)
+        else:
+            self.changed[slots] = epoch
 
     def load(self, keys: KeyColumn, parts: Sequence[pa.Array]) -> None:
         before = self.index.count

@@ -49,9 +49,16 @@ def delta_run(changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence
 
 
 def merged_runs(
-    base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, *, own_keys: Sequence[str] = ()
+    base: pa.Table,
+    runs: Sequence[pa.Table],
+    key_type: KeyType,
+    max_parallelism: int,
+    *,
+    own_keys: Sequence[str] = (),
+    in_order: bool = True,
 ) -> pa.Table:
-    """The rows of a base and of its runs, oldest first, as one table like the base, sorted by key group.
+    """The rows of a base and of its runs, oldest first, as one table like the base; sorted by key group if `in_order`, which costs
+    as much again.
 
     All may be cut to the same key groups. `own_keys`: columns that are part of a row's identity beside key and namespace.
     Raises KeyError, ValueError or pyarrow's errors for tables that are not a base and its runs."""
@@ -80,6 +87,10 @@ def merged_runs(
         stop = start + len(rows)
         of_table[rows] &= sources[start:stop] == newest[codes[start:stop]]
         start = stop
+    if not in_order:
+        return pa.concat_tables(
+            _like(table, base.schema).filter(pa.array(of_table)) for table, of_table in zip(tables, alive, strict=True)
+        )
     everything = pa.concat_tables([_like(table, base.schema) for table in tables]).combine_chunks()
     kept = np.flatnonzero(np.concatenate(alive))
     groups = everything.column(KEY_GROUP).to_numpy()[kept].astype(np.uint16)  # radix sort: 10 times faster

@@ -349,7 +349,7 @@ class KeyedBackendBase(ABC):
         try:
             if runs:
                 own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
-                table = merged_runs(table, runs, self.key_type, self.max_parallelism, own_keys=own_keys)
+                table = merged_runs(table, runs, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
             self._load_table(meta, table)
         except StateValueError as error:
             raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error

@@ -230,6 +230,28 @@ def test_rows_that_left_a_window_at_the_front_stay_away(job: Job) -> None:
     assert sorted(found.read(10).column("user").to_pylist()) == sorted(key for key, _ in rows[30:])
 
 
+def test_rows_are_noted_with_large_batches_and_with_small_ones(job: Job) -> None:
+    backend = job.cluster.backend((WINDOWS,))
+    model: dict[str, int] = {}
+
+    def update(keys: Sequence[str], value: int) -> None:
+        columnar_update(backend, 10, [(key, value) for key in keys])
+        for key in keys:
+            model[key] = model.get(key, 0) + value
+
+    some = [f"k{number}" for number in range(10)]
+    update(some, 1)
+    job.checkpoint([backend], 1, None)
+    for number, batches in enumerate(([some[:1] * 50, ["new"], some[2:3]], [some[:2]], [["late"], some * 3, ["new"] * 50]), 2):
+        for keys in batches:
+            update(keys, number)
+        assert runs_of(job.checkpoint([backend], number, number - 1), "windows") == number - 1
+        restored = job.cluster.backend((WINDOWS,))
+        restored.restore(job.completed[number], job.cluster.storage, f"job/chk-{number}")
+        found = restored.columnar_state(WINDOWS, ["user"]).read(10).to_pylist()
+        assert {row["user"]: row["sum_v"] for row in found} == model
+
+
 def test_a_namespace_that_was_forgotten_without_having_told_its_changes_makes_a_table_whole(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
