@@ -13,7 +13,7 @@ help:
 	@echo 'make test    all tests, in TEST_PROCESSES=2 processes'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
-	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught'
+	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -38,6 +38,7 @@ chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --seeds $(SEEDS) $(ARGS)
 	@$(PYTHON) -m holdfast chaos sim --workload long --seeds 4
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
 
 lock:
 	@scripts/setup --no-java

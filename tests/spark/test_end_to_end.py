@@ -89,6 +89,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     return value
 
 
+@pytest.mark.endurance
 def test_the_same_worker_is_killed_six_times_and_the_output_is_exact(spark: SparkSession, tmp_path: Path) -> None:
     frame = events(spark)
     env, windows, counts = build(frame, tmp_path, ROWS / 20)
@@ -219,6 +220,7 @@ def test_a_killed_driver_leaves_no_worker_and_its_job_is_resumed_exactly(spark: 
     assert_exact(spark, events(spark), windows, counts)
 
 
+@pytest.mark.endurance
 def test_a_killed_executor_of_a_cluster_costs_nothing_but_time(tmp_path: Path) -> None:
     driver, described = drive(tmp_path, "local-cluster[2,2,1024]", ROWS / 8, restarts=1)
     try:

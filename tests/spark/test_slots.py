@@ -52,6 +52,7 @@ def pids(folder: Path, slot: int) -> set[int]:
     return {int(path.name.split("-")[1]) for path in folder.glob(f"{slot}-*")}
 
 
+@pytest.mark.endurance
 def test_the_same_slot_is_killed_six_times_and_the_other_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     apply_settings(spark.sparkContext)
     runner = SlotRunner(SlotSupervisor(2), RddBackend(spark.sparkContext, TEMPLATE, "job", idle_task(tmp_path)), lambda *_: None)
