@@ -166,6 +166,7 @@ spark.stop()
 """
 
 
+@pytest.mark.endurance
 def test_executors_without_the_package_import_it_from_the_zip(tmp_path: Path) -> None:
     root = str(Path(__file__).resolve().parents[2])
     script = tmp_path / "driver.py"
