@@ -12,11 +12,13 @@ import pyarrow as pa
 
 from statebackends.backend import PendingSnapshot, SnapshotTarget
 from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.handles import KeyedStateHandle
+from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType
+from statebackends.metadata import SnapshotMetadata
 from statebackends.settings import StateBackendSettings
+from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.state import (
     AggregatingStateDescriptor,
     ColumnAggregate,
@@ -233,3 +235,21 @@ def union(backends: Sequence[KeyedBackendBase], namespaces: Sequence[bytes] = (b
         assert not found.keys() & part.keys()
         found |= part
     return found
+
+
+def stored(cluster: Cluster, snapshot: Any) -> StoredSnapshot:
+    """What `Cluster.take` returned, as the tools see it."""
+    handles, folder = snapshot
+    operator = OperatorState("op", "0" * 32, "op", 1, 16, (OperatorSubtaskState(keyed=handles),))
+    metadata = SnapshotMetadata(
+        job_id="j",
+        job_name="j",
+        checkpoint_id=1,
+        kind="checkpoint",
+        attempt=1,
+        epoch=1,
+        trigger_timestamp_ms=0,
+        completion_timestamp_ms=0,
+        operators=(operator,),
+    )
+    return StoredSnapshot(metadata, cluster.storage, folder)

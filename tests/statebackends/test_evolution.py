@@ -21,9 +21,7 @@ from hypothesis import strategies as st
 
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
 from statebackends.factory import BACKEND_KINDS
-from statebackends.handles import OperatorState, OperatorSubtaskState
 from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata
 from statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, migrate
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.copying import copy_snapshot
@@ -41,7 +39,7 @@ from statebackends.state import (
 from statebackends.statecodec import check_compatible, state_meta
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import run_flow
-from tests.statebackends.backend_harness import KEY, Cluster, use
+from tests.statebackends.backend_harness import KEY, Cluster, stored, use
 
 AS_IS, MIGRATION, INCOMPATIBLE = Compatibility
 
@@ -511,20 +509,3 @@ def _restore_and_read(cluster: Cluster, snapshot: StoredSnapshot, state: KeyedSt
     restored = cluster.restored(((handle,), snapshot.folder), [state], allow_unclaimed_state=True)
     use(restored, "key")
     restored.get_state(state).value()
-
-
-def stored(cluster: Cluster, snapshot: Any) -> StoredSnapshot:
-    handles, folder = snapshot
-    operator = OperatorState("op", "0" * 32, "op", 1, 16, (OperatorSubtaskState(keyed=handles),))
-    metadata = SnapshotMetadata(
-        job_id="j",
-        job_name="j",
-        checkpoint_id=1,
-        kind="checkpoint",
-        attempt=1,
-        epoch=1,
-        trigger_timestamp_ms=0,
-        completion_timestamp_ms=0,
-        operators=(operator,),
-    )
-    return StoredSnapshot(metadata, cluster.storage, folder)

@@ -15,11 +15,10 @@ import pytest
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
 from statebackends.expiry import unexpired_rows
 from statebackends.factory import BACKEND_KINDS, BackendKind, create_keyed_backend
-from statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
+from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keyedtables import TTL_STAMP, decode_keyed_table, encode_keyed_table
 from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata
 from statebackends.serializers import Compatibility, Pickled, TypeSpec
 from statebackends.snapshot import read_part
 from statebackends.snapshots.contents import StoredSnapshot
@@ -37,7 +36,7 @@ from statebackends.state import (
 from statebackends.statecodec import StateCodec, check_compatible, has_stamps, state_meta
 from statebackends.storage.operations import run_flow
 from statebackends.ttl import Ttl, split_ttl_text, ttl_text
-from tests.statebackends.backend_harness import KEY, Cluster, MeanAggregate, use
+from tests.statebackends.backend_harness import KEY, Cluster, MeanAggregate, stored, use
 
 HOUR_MS = 3_600_000
 TTL = Ttl(timedelta(hours=1))
@@ -535,23 +534,6 @@ def test_a_comparison_counts_stamps_and_orders_sets() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- tools
-
-
-def stored(cluster: Cluster, snapshot: Any) -> StoredSnapshot:
-    handles, folder = snapshot
-    operator = OperatorState("op", "0" * 32, "op", 1, 16, (OperatorSubtaskState(keyed=handles),))
-    metadata = SnapshotMetadata(
-        job_id="j",
-        job_name="j",
-        checkpoint_id=1,
-        kind="checkpoint",
-        attempt=1,
-        epoch=1,
-        trigger_timestamp_ms=0,
-        completion_timestamp_ms=0,
-        operators=(operator,),
-    )
-    return StoredSnapshot(metadata, cluster.storage, folder)
 
 
 def rows(snapshot: StoredSnapshot, name: str) -> list[dict[str, Any]]:
