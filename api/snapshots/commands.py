@@ -146,16 +146,23 @@ def edit(
     uid: Annotated[str, typer.Option("--uid", metavar="UID", help="The operator.")],
     state: Annotated[str, typer.Option("--state", metavar="NAME", help="Its state.")],
     function: Annotated[
-        str, typer.Option("--function", metavar="NAME", help="FILE.py:function or module:function, from a batch of rows to others.")
-    ],
+        str | None,
+        typer.Option("--function", metavar="NAME", help="FILE.py:function or module:function, from a batch of rows to others."),
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="FILE", help="Parquet file of all rows that the state is to have.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a savepoint in which a function of yours has made one state anew; print where it is."""
+    """Write a savepoint in which a function or a file of yours has made one state anew; print where it is."""
+    from api.snapshots.frames import parquet_rows
     from api.snapshots.snapshot import Snapshot
     from operators.pipelines import load_function
 
-    apply, _ = load_function(function, "function")
-    edited = Snapshot(path).edit(target, uid=uid, state=state, function=apply)
+    if (function is None) == (rows is None):
+        raise typer.BadParameter("give either --function or --rows")
+    change = load_function(function, "function")[0] if function is not None else parquet_rows(rows or "")
+    edited = Snapshot(path).edit(target, {(uid, state): change})
     if as_json:
         console.show_json({"location": edited.location, "size": edited.metadata.size})
     else:

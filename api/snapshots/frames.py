@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
 from statebackends.snapshots.editing import Batches, Change
@@ -78,6 +79,23 @@ def batches_of(frame: Any, schema: pa.Schema, uid: str, state: str) -> Iterator[
         raise InvalidConfigError(
             f"operator {uid!r}, state {state!r}: {type(frame).__name__} is no table or DataFrame", operator=uid, state=state
         )
+
+
+def parquet_rows(path: str) -> pa.RecordBatchReader:
+    """The rows of a local Parquet file, as they are needed. Raises InvalidConfigError."""
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidConfigError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
+    return pa.RecordBatchReader.from_batches(file.schema_arrow, _parquet_batches(file, path))
+
+
+def _parquet_batches(file: pq.ParquetFile, path: str) -> Iterator[pa.RecordBatch]:
+    with file:
+        try:
+            yield from file.iter_batches(ROWS_MAX)
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidConfigError(f"{path} can't be read: {error}", path=path) from error
 
 
 def _of_pandas(frame: Any, schema: pa.Schema, uid: str, state: str) -> pa.Table:

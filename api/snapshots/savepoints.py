@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -12,20 +12,46 @@ import pyarrow as pa
 
 from api.snapshots.frames import batches_of, is_frame
 from api.snapshots.snapshot import Snapshot
-from statebackends.errors import HoldfastError, InvalidConfigError, UserFunctionError
+from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
+from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
 from statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
-from statebackends.snapshots.bootstrapping import NewState, Shape, layout_of_descriptor, write_savepoint
+from statebackends.snapshots.bootstrapping import (
+    NewEntries,
+    NewState,
+    Shape,
+    layout_of_descriptor,
+    layout_of_timers,
+    write_savepoint,
+)
 from statebackends.snapshots.editing import Batches
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.places import Location, place_of
-from statebackends.state import ColumnarStateDescriptor, MapStateDescriptor, StateDescriptor
+from statebackends.snapshots.rows import JSON, SUBTASK
+from statebackends.state import ColumnarStateDescriptor, MapStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from statebackends.statecodec import state_meta
+from statebackends.tablesources import TIME
+
+
+@dataclass(frozen=True, slots=True)
+class _Timers:
+    """Stands for a descriptor, which timers have none of."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenEntries:
+    uid: str
+    descriptor: OperatorListStateDescriptor
+    entries: Any
+    renamed: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
     uid: str
-    descriptor: StateDescriptor
+    descriptor: StateDescriptor | _Timers
     frame: Any
     key: tuple[str, ...]
     key_type: KeyType | None
@@ -38,7 +64,7 @@ class Savepoint:
     """What a savepoint is to hold; each step gives another one, and `write` writes it."""
 
     _shape: Shape
-    _states: tuple[_Given, ...] = ()
+    _states: tuple[_Given | _GivenEntries, ...] = ()
 
     @staticmethod
     def create(*, max_parallelism: int, parallelism: int = 1, job_name: str = "bootstrap") -> Savepoint:
@@ -68,12 +94,7 @@ class Savepoint:
         further columns are not looked at. `stamp`: when a value with a TTL was written, ms; without it, now. Several key columns
         are a tuple. `key_type` as in `key_by`; without it, that of the columns. Columnar state has its accumulators under the
         names that an export shows. Rows are read by `write`. Raises InvalidConfigError."""
-        if not is_frame(frame):
-            raise InvalidConfigError(
-                f"operator {uid!r}, state {descriptor.name!r}: {type(frame).__name__} is no table or DataFrame",
-                operator=uid,
-                state=descriptor.name,
-            )
+        _check_frame(uid, descriptor.name, frame)
         renamed = {}
         if not isinstance(descriptor, ColumnarStateDescriptor):
             renamed[value] = VALUE
@@ -82,6 +103,66 @@ class Savepoint:
         for given, own in ((namespace, NAMESPACE), (position, POSITION), (stamp, TTL_STAMP)):
             if given is not None:
                 renamed[given] = own
+        return self._with_rows(uid, descriptor, frame, key, key_type, renamed)
+
+    def with_timers(
+        self,
+        uid: str,
+        frame: Any,
+        *,
+        key: str | Sequence[str] = "key",
+        key_type: Any = None,
+        time: str = TIME,
+        namespace: str | None = None,
+        processing_time: bool = False,
+    ) -> Savepoint:
+        """Add timers of the operator `uid`, a row a timer: its key, and in the column `time` when it fires, in ms since 1970.
+
+        Event time, unless `processing_time`. One that is due already fires at once. `key`, `key_type` and `namespace` as in
+        `with_state`. Raises InvalidConfigError."""
+        timers = _Timers(PROCESSING_TIMERS if processing_time else EVENT_TIMERS)
+        _check_frame(uid, timers.name, frame)
+        renamed = {time: TIME} if namespace is None else {time: TIME, namespace: NAMESPACE}
+        return self._with_rows(uid, timers, frame, key, key_type, renamed)
+
+    def with_operator_state(
+        self,
+        uid: str,
+        descriptor: OperatorListStateDescriptor,
+        entries: Any,
+        *,
+        value: str = VALUE,
+        json: str | None = None,
+        subtask: str | None = None,
+        position: str | None = None,
+    ) -> Savepoint:
+        """Add the list, union or broadcast state that a descriptor declares for the operator `uid`.
+
+        `entries`: a sequence of bytes, as the operator encodes them, or a frame with them in the column `value`; with `json`, that
+        column has JSON texts instead, which are stored as msgpack. `subtask` and `position` name columns that say whose each entry
+        is (below `parallelism`), and their order; without, entries are dealt out evenly in the order of the rows. Of broadcast
+        state one copy is enough. Raises InvalidConfigError."""
+        if not isinstance(descriptor, OperatorListStateDescriptor):
+            raise InvalidConfigError(
+                f"operator {uid!r}, state {descriptor.name!r}: {type(descriptor).__name__} declares keyed state: use with_state",
+                operator=uid,
+                state=descriptor.name,
+            )
+        if not is_frame(entries):
+            entries = _entries_frame(uid, descriptor.name, entries)
+        renamed = {value: VALUE} if json is None else {json: JSON}
+        renamed |= {given: own for given, own in ((subtask, SUBTASK), (position, POSITION)) if given is not None}
+        return replace(self, _states=(*self._states, _GivenEntries(uid, descriptor, entries, renamed)))
+
+    def _with_rows(
+        self,
+        uid: str,
+        descriptor: StateDescriptor | _Timers,
+        frame: Any,
+        key: str | Sequence[str],
+        key_type: Any,
+        renamed: dict[str, str],
+    ) -> Savepoint:
         keys = (key,) if isinstance(key, str) else tuple(key)
         declared = None if key_type is None else KeyType.of(key_type)
         if declared is not None and len(declared.fields) != len(keys):
@@ -98,7 +179,9 @@ class Savepoint:
         Raises InvalidConfigError, InvalidKeyError and StateValueError naming operator, state and row; StorageUnavailableError.
         Then the folder is as it was."""
         place = place_of(target)
-        states = [_prepared(state, self._shape) for state in self._states]
+        states = [
+            _prepared(state, self._shape) if isinstance(state, _Given) else _prepared_entries(state) for state in self._states
+        ]
         return Snapshot._of(write_savepoint(states, self._shape, place.storage, place.folder))
 
 
@@ -117,10 +200,49 @@ def filled_by(function: Callable[[Savepoint], Any], name: str, empty: Savepoint)
     return filled
 
 
+def _check_frame(uid: str, state: str, frame: Any) -> None:
+    if not is_frame(frame):
+        raise InvalidConfigError(
+            f"operator {uid!r}, state {state!r}: {type(frame).__name__} is no table or DataFrame", operator=uid, state=state
+        )
+
+
+def _entries_frame(uid: str, state: str, entries: Any) -> pa.Table:
+    if isinstance(entries, Sequence) and not isinstance(entries, bytes | str):
+        wrong = next((row for row, entry in enumerate(entries) if not isinstance(entry, bytes)), None)
+        if wrong is None:
+            return pa.table({VALUE: pa.array(entries, pa.binary())})
+        kind = type(entries[wrong]).__name__
+        raise StateValueError(
+            f"operator {uid!r}, state {state!r}, row {wrong}: {kind} is not bytes, as the operator encodes it",
+            operator=uid,
+            state=state,
+            row=wrong,
+        )
+    raise InvalidConfigError(
+        f"operator {uid!r}, state {state!r}: {type(entries).__name__} is neither a sequence of bytes nor a table or DataFrame",
+        operator=uid,
+        state=state,
+    )
+
+
+def _prepared_entries(given: _GivenEntries) -> NewEntries:
+    meta = state_meta(given.descriptor, None)
+    expected = pa.schema([(name, pa.binary()) for name, own in given.renamed.items() if own == VALUE])
+    batches = batches_of(given.entries, expected, given.uid, given.descriptor.name)
+    return NewEntries(given.uid, meta, _selected(batches, given.renamed, given))
+
+
+def _layout(given: _Given, key_type: KeyType, shape: Shape) -> StateLayout:
+    if isinstance(given.descriptor, _Timers):
+        return layout_of_timers(given.uid, given.descriptor.name, key_type, shape)
+    return layout_of_descriptor(given.uid, given.descriptor, key_type, shape)
+
+
 def _prepared(given: _Given, shape: Shape) -> NewState:
     """The state with its key type, which the first batch may have to tell."""
     declared = given.key_type
-    expected = layout_of_descriptor(given.uid, given.descriptor, declared or _any_key(given), shape)
+    expected = _layout(given, declared or _any_key(given), shape)
     batches = iter(batches_of(given.frame, _as_given(expected, given), given.uid, given.descriptor.name))
     first = next(batches, None)
     if first is None and declared is None:
@@ -134,7 +256,7 @@ def _prepared(given: _Given, shape: Shape) -> NewState:
             declared = KeyType.from_arrow([first.schema.field(name).type for name in given.key])
         except InvalidConfigError as error:
             raise _unknown_key(given, error.message) from error
-    layout = layout_of_descriptor(given.uid, given.descriptor, declared, shape)
+    layout = _layout(given, declared, shape)
     rows = batches if first is None else chain([first], batches)
     return NewState(layout, _named(rows, given, layout))
 
@@ -162,6 +284,11 @@ def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: 
     if isinstance(given.descriptor, ColumnarStateDescriptor):
         own = [name for name in layout.schema.names if name not in ("key_group", *key_columns(layout.key_type), NAMESPACE)]
         wanted |= {name: name for name in own}
+    return _selected(batches, wanted, given)
+
+
+def _selected(batches: Iterator[pa.RecordBatch | pa.Table], wanted: Mapping[str, str], given: _Given | _GivenEntries) -> Batches:
+    """The wanted columns alone, under the names that they map to."""
     for batch in batches:
         names = batch.schema.names
         missing = [name for name in wanted if names.count(name) != 1]
@@ -170,7 +297,7 @@ def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: 
         yield pa.Table.from_arrays([batch.column(name) for name in wanted], names=list(wanted.values()))
 
 
-def _no_column(given: _Given, name: str, names: Sequence[str]) -> InvalidConfigError:
+def _no_column(given: _Given | _GivenEntries, name: str, names: Sequence[str]) -> InvalidConfigError:
     known = ", ".join(names)
     return InvalidConfigError(
         f"operator {given.uid!r}, state {given.descriptor.name!r}: no column {name!r} in the frame, or twice; it has: {known}",

@@ -18,6 +18,7 @@ from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.editing import CANONICAL, Batches
+from statebackends.snapshots.entries import EntryLists
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.parts import PartReader
 from statebackends.snapshots.sorting import KeyGroupSorter
@@ -27,6 +28,7 @@ from statebackends.snapshots.values import codec_of_meta
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import state_meta
 from statebackends.storage.operations import Storage
+from statebackends.tablesources import TIME, timer_meta
 
 JOB_ID = "0" * 32
 """Of no job: a name's hash is never this."""
@@ -51,6 +53,15 @@ class NewState:
 
 
 @dataclass(frozen=True, slots=True)
+class NewEntries:
+    """One operator state of one operator, and where its entries come from."""
+
+    uid: str
+    meta: StateMeta
+    batches: Batches
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """What the savepoint says of the job that it stands for."""
 
@@ -69,7 +80,7 @@ class Shape:
 def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyType, shape: Shape) -> StateLayout:
     """The table of a declared state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
     if isinstance(descriptor, OperatorListStateDescriptor):
-        reason = f"{descriptor.kind} is not keyed state; its entries are the operator's own"
+        reason = f"{descriptor.kind} is not keyed state: give its entries by with_operator_state"
         raise InvalidConfigError(f"operator {uid!r}, state {descriptor.name!r}: {reason}", operator=uid, state=descriptor.name)
     meta = state_meta(descriptor, key_type)
     if isinstance(descriptor, ColumnarStateDescriptor):
@@ -81,13 +92,20 @@ def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyTyp
     return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, codec, shape.created_ms)
 
 
-def write_savepoint(states: Sequence[NewState], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
+def layout_of_timers(uid: str, name: str, key_type: KeyType, shape: Shape) -> StateLayout:
+    """The table of the timers of an operator that are stored under a name."""
+    meta = timer_meta(name, key_type)
+    schema = keyed_table_schema(key_type, meta, [pa.field(TIME, pa.int64(), nullable=False)])
+    return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
+
+
+def write_savepoint(states: Sequence[NewState | NewEntries], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
     """Write the states into a folder that is new or empty, `_metadata` last.
 
     Raises InvalidConfigError for a state that is there twice, or an operator of several key types; InvalidKeyError and
     StateValueError naming operator, state and row. Then the folder is as it was."""
     shape.check()
-    by_operator: dict[str, list[NewState]] = {}
+    by_operator: dict[str, list[NewState | NewEntries]] = {}
     for state in states:
         by_operator.setdefault(state.uid, []).append(state)
     for uid, own in by_operator.items():
@@ -110,30 +128,43 @@ def write_savepoint(states: Sequence[NewState], shape: Shape, storage: Storage, 
     return StoredSnapshot(metadata, storage, folder)
 
 
-def _check_states(uid: str, states: Sequence[NewState]) -> None:
+def _check_states(uid: str, states: Sequence[NewState | NewEntries]) -> None:
     names = [state.meta.name for state in states]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidConfigError(f"operator {uid!r}: state {twice!r} is given twice", operator=uid, state=twice)
-    keys = sorted({state.layout.key_type.text for state in states})
+    keys = sorted({state.layout.key_type.text for state in states if isinstance(state, NewState)})
     if len(keys) > 1:
         raise InvalidConfigError(f"operator {uid!r}: its states have keys of {' and '.join(keys)}", operator=uid)
 
 
-def _operator(uid: str, states: Sequence[NewState], shape: Shape, target: ClaimedFolder, storage: Storage) -> OperatorState:
+def _operator(
+    uid: str, states: Sequence[NewState | NewEntries], shape: Shape, target: ClaimedFolder, storage: Storage
+) -> OperatorState:
     with PartReader(storage, lambda path, *, operator: path) as scratch:
         files = TableFiles(target, scratch)
-        rows = {state.meta.name: _sorted(state, scratch) for state in states}
-        metas = tuple(sorted((state.meta for state in states), key=lambda meta: meta.name))
-        schemas = {state.meta.name: state.layout.schema for state in states}
+        keyed = sorted((state for state in states if isinstance(state, NewState)), key=lambda state: state.meta.name)
+        rows = [_sorted(state, scratch) for state in keyed]
+        metas = tuple(state.meta for state in keyed)
+        lists = [(state.meta, _dealt(state, shape)) for state in states if isinstance(state, NewEntries)]
         subtasks = []
         for subtask in range(shape.parallelism):
             groups = assign_key_groups(shape.max_parallelism, shape.parallelism, subtask)
             parts = tuple(
-                files.write(uid, subtask, meta.name, schemas[meta.name], rows[meta.name].tables(groups)) for meta in metas
+                files.write(uid, subtask, state.meta.name, state.layout.schema, sorter.tables(groups))
+                for state, sorter in zip(keyed, rows, strict=True)
             )
-            subtasks.append(OperatorSubtaskState((KeyedStateHandle(groups, CANONICAL, metas, parts),)))
+            handles = (KeyedStateHandle(groups, CANONICAL, metas, parts),) if keyed else ()
+            entries = tuple(files.write_list(uid, subtask, meta, dealt[subtask]) for meta, dealt in lists)
+            subtasks.append(OperatorSubtaskState(handles, entries))
     return OperatorState(uid, operator_id(uid), uid, shape.parallelism, shape.max_parallelism, tuple(subtasks))
+
+
+def _dealt(state: NewEntries, shape: Shape) -> dict[int, list[bytes]]:
+    entries = EntryLists(state.uid, state.meta, range(shape.parallelism))
+    for batch in state.batches:
+        entries.add(batch)
+    return entries.dealt()
 
 
 def _sorted(state: NewState, scratch: PartReader) -> KeyGroupSorter:

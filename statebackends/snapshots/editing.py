@@ -5,7 +5,7 @@ stream; `_metadata` comes last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -22,10 +22,11 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateHandle,
 )
-from statebackends.keyedtables import KEY_GROUP
+from statebackends.keyedtables import KEY_GROUP, VALUE
 from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from statebackends.snapshots.entries import EntryLists, refuse_json
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.parts import PartReader
 from statebackends.snapshots.rows import state_batches, state_schema
@@ -33,6 +34,7 @@ from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.snapshots.tablefiles import TableFiles
 from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
 from statebackends.snapshots.values import stored_codec
+from statebackends.state import Redistribution
 from statebackends.storage.operations import Storage
 
 Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]
@@ -52,23 +54,20 @@ def edit_snapshot(
 
     Raises NotFoundError for a state that is not there; InvalidKeyError, StateValueError, InvalidConfigError naming operator, state
     and row for rows that it can't have; CorruptStateError, StorageUnavailableError. Then the folder is as it was."""
-    edited = {(uid, name): source.state(uid, name) for uid, name in changes}
-    for (uid, name), state in edited.items():
-        if not state.is_keyed:
-            raise InvalidConfigError(
-                f"operator {uid!r}, state {name!r}: {state.meta.kind} is not keyed state; its entries are the operator's own",
-                operator=uid,
-                state=name,
-            )
+    for uid, name in changes:
+        source.state(uid, name)
     with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:
         files = TableFiles(target, reader)
         operators = []
         for operator in source.metadata.operators:
-            sorted_rows = {}
+            sorted_rows, lists = {}, {}
             for name, state in states_of(operator).items():
-                if (operator.uid, name) in changes:
-                    sorted_rows[name] = _changed(reader, state, changes[operator.uid, name], now_ms)
-            operators.append(_Rewriting(source, reader, target, files, operator, sorted_rows).operator())
+                change = changes.get((operator.uid, name))
+                if change is not None and state.is_keyed:
+                    sorted_rows[name] = _changed(reader, state, change, now_ms)
+                elif change is not None:
+                    lists[name] = _changed_entries(reader, state, change)
+            operators.append(_Rewriting(source, reader, target, files, operator, sorted_rows, lists).operator())
             reader.forget()
         names = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
         properties = {name: value for name, value in source.metadata.properties.items() if name != NATIVE_PROPERTY}
@@ -97,6 +96,44 @@ def _changed(reader: PartReader, state: StoredState, change: Change, now_ms: int
     return rows
 
 
+def _changed_entries(reader: PartReader, state: StoredState, change: Change) -> dict[int, list[bytes]]:
+    """The entries that each subtask with a share of an operator state is to have. Of a broadcast state, one copy is shown."""
+    uid, schema = state.operator.uid, state_schema(reader, state)
+
+    def check_json() -> None:
+        for batch in state_batches(reader, state, schema):
+            for entry in batch.column(VALUE).to_pylist():
+                error = refuse_json(uid, state.meta, entry)
+                if error is not None:
+                    raise error
+
+    entries = EntryLists(uid, state.meta, sorted({piece.subtask for piece in state.lists}), check_json)
+    for batch in change(_one_copy(reader, state, schema), schema):
+        entries.add(batch)
+    return entries.dealt()
+
+
+def _one_copy(reader: PartReader, state: StoredState, schema: pa.Schema) -> Batches:
+    if state.meta.kind != Redistribution.BROADCAST.kind:
+        yield from state_batches(reader, state, schema)
+        return
+    copies = [
+        (piece, [entry for batch in state_batches(reader, replace(state, lists=(piece,)), schema) for entry in batch.column(VALUE)])
+        for piece in state.lists
+        if piece.handle.count
+    ]
+    for piece, entries in copies:
+        if entries != copies[0][1]:
+            raise InvalidConfigError(
+                f"operator {state.operator.uid!r}, state {state.meta.name!r}: the copies of subtasks {copies[0][0].subtask} and "
+                f"{piece.subtask} differ: say by a frame what it is to have",
+                operator=state.operator.uid,
+                state=state.meta.name,
+            )
+    for piece, _ in copies[:1]:
+        yield from state_batches(reader, replace(state, lists=(piece,)), schema)
+
+
 class _Rewriting:
     """One operator."""
 
@@ -108,6 +145,7 @@ class _Rewriting:
         files: TableFiles,
         operator: OperatorState,
         changed: Mapping[str, KeyGroupSorter],
+        lists: Mapping[str, Mapping[int, list[bytes]]],
     ) -> None:
         self._source = source
         self._reader = reader
@@ -116,13 +154,14 @@ class _Rewriting:
         self._operator = operator
         self._states = states_of(operator)
         self._changed = changed
+        self._lists = lists
 
     def operator(self) -> OperatorState:
         subtasks = tuple(
             msgspec.structs.replace(
                 state,
                 keyed=tuple(self._keyed(subtask, handle) for handle in state.keyed),
-                operator=tuple(self._list(subtask, handle) for handle in state.operator),
+                operator=tuple(self._list_handles(subtask, state)),
             )
             for subtask, state in enumerate(self._operator.subtasks)
         )
@@ -145,8 +184,15 @@ class _Rewriting:
         rows = state_batches(self._reader, state, schema, handle.key_groups) if len(handle.key_groups) else ()
         return self._files.write(uid, subtask, name, schema, rows)
 
-    def _list(self, subtask: int, handle: OperatorListHandle) -> OperatorListHandle:
-        return msgspec.structs.replace(handle, part=self._copied(subtask, handle.part, f"list-{handle.state.name}"))
+    def _list_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[OperatorListHandle]:
+        written = set()
+        for handle in state.operator:
+            meta = handle.state
+            if meta.name not in self._lists:
+                yield msgspec.structs.replace(handle, part=self._copied(subtask, handle.part, f"list-{meta.name}"))
+            elif meta.name not in written:
+                written.add(meta.name)
+                yield self._files.write_list(self._operator.uid, subtask, meta, self._lists[meta.name][subtask])
 
     def _copied(self, subtask: int, part: StateHandle, what: str) -> StateHandle:
         if not isinstance(part, FileHandle):

@@ -22,7 +22,7 @@ from statebackends.snapshots.contents import KeyedPiece, StoredState
 from statebackends.snapshots.native import native_batches
 from statebackends.snapshots.parts import PartReader
 from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
-from statebackends.snapshots.values import plain_entry, stored_codec
+from statebackends.snapshots.values import entry_json, stored_codec
 from statebackends.statecodec import TIMERS_KIND
 from statebackends.tablesources import TIME
 
@@ -149,16 +149,6 @@ def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> 
                 pa.array(np.full(len(some), piece.subtask, np.int32)),
                 pa.array(np.arange(start, start + len(some), dtype=np.int32)),
                 pa.array(some, pa.binary()),
-                pa.array([_json_text(entry) for entry in some], pa.utf8()),
+                pa.array([entry_json(entry) for entry in some], pa.utf8()),
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _json_text(entry: bytes) -> str | None:
-    value = plain_entry(entry)
-    if isinstance(value, bytes):
-        return None
-    try:
-        return msgspec.json.encode(value).decode("utf-8")
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
-        return None

@@ -1,19 +1,23 @@
-"""Parquet files of keyed state, written as they come: what a savepoint that no job takes is made of."""
+"""Parquet files of keyed state and lists of operator state, written as they come: what a savepoint that no job takes is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.handles import FileHandle
+from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
 from statebackends.snapshot import file_name
 from statebackends.snapshots.parts import PartReader, scratch_errors
 from statebackends.snapshots.targets import ClaimedFolder
 
 GROUP_ROWS = 1 << 17
 """Rows of one row group: what is held in memory."""
+INLINE_BYTES = 20_480
+"""Operator state of fewer bytes lives in `_metadata`, as that of a job does by default."""
 
 
 class TableFiles:
@@ -45,3 +49,15 @@ class TableFiles:
         handle = self._target.store(local, self.name(operator, subtask, f"{state}.parquet"))
         self._scratch.discard(local)
         return handle
+
+    def write_list(self, operator: str, subtask: int, meta: StateMeta, entries: Sequence[bytes]) -> OperatorListHandle:
+        """One operator state's share of one subtask."""
+        encoded = msgspec.msgpack.encode(entries)
+        if len(encoded) < INLINE_BYTES:
+            return OperatorListHandle(meta, InlineHandle(encoded), len(entries))
+        local = self._scratch.new_path("list")
+        with scratch_errors(local):
+            Path(local).write_bytes(encoded)
+        handle = self._target.store(local, self.name(operator, subtask, f"list-{meta.name}"))
+        self._scratch.discard(local)
+        return OperatorListHandle(meta, handle, len(entries))

@@ -127,6 +127,17 @@ def plain_entry(entry: bytes) -> Any:
         return entry
 
 
+def entry_json(entry: bytes) -> str | None:
+    """The JSON text of an operator's list entry, if it is msgpack of something that JSON has."""
+    value = plain_entry(entry)
+    if isinstance(value, bytes):
+        return None
+    try:
+        return msgspec.json.encode(value).decode("utf-8")
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+        return None
+
+
 def named(error: HoldfastError, state: StoredState, path: str | None = None) -> CorruptStateError:
     """An error about a value or a key, saying whose it was."""
     return state.corrupt(error.message, path)

@@ -172,7 +172,7 @@ CASES = {
     "operator state": Case(
         lambda s: s.with_state("t", OperatorListStateDescriptor("offsets"), frame(key=["a"], value=[1])),
         InvalidConfigError,
-        "operator_list is not keyed state",
+        "operator_list is not keyed state: give its entries by with_operator_state",
     ),
     "no frame": Case(lambda s: s.with_state("t", COUNT, [1]), InvalidConfigError, "list is no table or DataFrame"),
 }

@@ -230,7 +230,6 @@ def test_what_cant_be_edited_is_refused_before_anything_is_written(tmp_path: Pat
     for uid, state, kind, match in (
         (UID, "cuont", NotFoundError, "no state 'cuont'"),
         ("total", "count", NotFoundError, "no operator 'total'"),
-        (UID, "rules", InvalidConfigError, "operator_broadcast is not keyed state"),
     ):
         with pytest.raises(kind, match=match):
             source.edit(tmp_path / "edited", {(uid, state): doubled})
