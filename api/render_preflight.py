@@ -10,6 +10,9 @@ import msgspec
 from api import console
 from coordinator.preflight import OperatorFinding, PreflightReport
 
+TYPE_CHARACTERS_MAX = 32
+"""Of a state's type in the table."""
+
 
 def show_report(report: PreflightReport, *, as_json: bool) -> None:
     """Operators and states first, then what is wrong, then the verdict."""
@@ -23,8 +26,12 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
         console.show_line(f"{what}, for job {report.job_name} ({report.job_id})")
         if found.owner is not None:
             console.show_line(f"owned by job {found.owner}")
-    columns = ("OPERATOR", "IN BOTH?", "SIZE", "PARALLELISM", "STATE", "VERDICT", "STORED", "DECLARED")
+    columns = ("OPERATOR", "IN BOTH?", "SIZE", "PARALLELISM", "STATE", "STATE SIZE", "VERDICT", "STORED", "DECLARED")
     console.show_table(columns, (row for operator in report.operators for row in _rows(operator)), empty="no operators")
+    for operator in report.operators:
+        for state in operator.states:
+            for change in state.changes:
+                console.show_line(f"{change.kind}: operator {operator.uid!r}, state {state.name!r}: {change.text}")
     for file in report.files:
         owner = f"operator {file.operator!r} subtask {file.subtask}: " if file.operator else ""
         console.show_line(f"damaged: {owner}{file.path}: {file.detail}")
@@ -48,9 +55,15 @@ def _rows(operator: OperatorFinding) -> Iterator[tuple[Any, ...]]:
     head = (operator.uid, f"{operator.presence}{renamed}", console.size_text(operator.size), _parallelism(operator))
     for state in operator.states:
         pickled = " (pickled)" if state.pickled else ""
-        yield (*head, state.name, f"{state.verdict}{pickled}", state.stored, state.declared)
+        size = "" if state.size is None else console.size_text(state.size)
+        yield (*head, state.name, size, f"{state.verdict}{pickled}", _cut(state.stored), _cut(state.declared))
     if not operator.states:
-        yield (*head, "", "", "", "")
+        yield (*head, "", "", "", "", "")
+
+
+def _cut(text: str | None) -> str | None:
+    """A record's type fills a screen: notes, refusals and JSON have it whole, and the lines below the table what differs in it."""
+    return text if text is None or len(text) <= TYPE_CHARACTERS_MAX else f"{text[: TYPE_CHARACTERS_MAX - 1]}…"
 
 
 def _parallelism(operator: OperatorFinding) -> str:

@@ -19,11 +19,12 @@ from statebackends.errors import (
     RestoreError,
     UnclaimedStateError,
 )
-from statebackends.evolution import Compatibility
+from statebackends.evolution import ChangeKind, Compatibility
 from statebackends.handles import OperatorListHandle, OperatorState, StateMeta
 from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata
+from statebackends.snapshots.contents import states_of
 from statebackends.state import Redistribution
-from statebackends.statecodec import check_compatible, meta_text
+from statebackends.statecodec import check_compatible, meta_text, state_changes
 
 NATIVE_FORMATS = {"rocksdb": "rocksdb"}
 """Format of a keyed handle -> the only state backend that reads it; every backend reads the others."""
@@ -32,6 +33,9 @@ _FAMILIES = {"memory": "heap", "filesystem": "heap"}
 """Backends with the same working state and the same files."""
 
 _PICKLED = "pickled"
+
+TOLD_MAX = 8
+"""Changes of one state that a note tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,14 @@ class Judgement:
         """What becomes of the state that is not restored as it is, and what may surprise later."""
         said = [f"operator {uid!r} is not in the job: its state is dropped ({size} bytes)" for uid, size in self.dropped.items()]
         for uid, names in self.dropped_states.items():
-            said.append(f"operator {uid!r}: states {', '.join(names)} are dropped: it declares none of that name")
+            states = {state.name: state for found in self.operators if found.uid == uid for state in found.states}
+            told = ", ".join(_sized(name, states[name].size) for name in names)
+            said.append(f"operator {uid!r}: states {told} are dropped: it declares none of that name")
         for found in self.operators:
             who = f"operator {found.uid!r}"
             migrated = [state for state in found.states if state.verdict is SchemaVerdict.MIGRATION]
-            said += [f"{who}: state {state.name!r} is rewritten from {state.stored} to {state.declared}" for state in migrated]
+            for each in migrated:
+                said.append(f"{who}: state {each.name!r} is rewritten from {each.stored} to {each.declared}{_told(each)}")
             pickled = [state.name for state in found.states if state.pickled]
             if pickled:
                 said.append(f"{who}: {', '.join(pickled)} is pickled: only the classes that wrote it can read it")
@@ -84,7 +91,7 @@ def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_res
     removed = {uid: tuple(s.name for s in states if s.verdict is SchemaVerdict.REMOVED) for uid, states in findings.items()}
     dropped_states = {uid: names for uid, names in removed.items() if names}
     if dropped_states and not allow_non_restored_state:
-        found.append(_unclaimed_states(dropped_states, stored))
+        found.append(_unclaimed_states(dropped_states, stored, findings))
     vertices = []
     for vertex in graph.vertices:
         try:
@@ -155,7 +162,11 @@ def _operator_findings(
             yield OperatorFinding(
                 uid,
                 Presence.REMOVED,
-                tuple(_state_finding(state, None, SchemaVerdict.REMOVED) for _, state in sorted(_stored_states(old).items())),
+                tuple(
+                    _state_finding(state, None, SchemaVerdict.REMOVED, sizes.get(name))
+                    for sizes in (_sizes(old),)
+                    for name, state in sorted(_stored_states(old).items())
+                ),
                 size=old.size,
                 stored_parallelism=old.parallelism,
                 stored_max_parallelism=old.max_parallelism,
@@ -163,7 +174,25 @@ def _operator_findings(
             )
 
 
-def _state_finding(stored: StateMeta | None, declared: StateMeta | None, verdict: SchemaVerdict) -> StateFinding:
+def _sizes(operator: OperatorState) -> dict[str, int]:
+    """Bytes of each stored state that has files of its own."""
+    return {name: state.size for name, state in states_of(operator).items() if state.size >= 0}
+
+
+def _sized(name: str, size: int | None) -> str:
+    return name if size is None else f"{name} ({size} bytes)"
+
+
+def _told(state: StateFinding) -> str:
+    """What else changes in a state that is rewritten than that its values are widened, which its two types say already."""
+    changes = [change.text for change in state.changes if change.path or change.kind is not ChangeKind.WIDENED]
+    more = [f"and {len(changes) - TOLD_MAX} more (a preflight lists them)"] if len(changes) > TOLD_MAX else []
+    return f": {'; '.join(changes[:TOLD_MAX] + more)}" if changes else ""
+
+
+def _state_finding(
+    stored: StateMeta | None, declared: StateMeta | None, verdict: SchemaVerdict, size: int | None = None
+) -> StateFinding:
     some = declared or stored
     assert some is not None
     return StateFinding(
@@ -172,26 +201,27 @@ def _state_finding(stored: StateMeta | None, declared: StateMeta | None, verdict
         None if stored is None else meta_text(stored),
         None if declared is None else meta_text(declared),
         pickled=any(meta is not None and _PICKLED in meta.value_type for meta in (stored, declared)),
+        size=size,
+        changes=() if stored is None or declared is None else tuple(state_changes(stored, declared)),
     )
 
 
 def _compare_states(stored: OperatorState, declared: OperatorDescription, found: list[HoldfastError]) -> tuple[StateFinding, ...]:
     """Findings by name; errors are added to `found`: a state declared otherwise, a union that is not whole."""
     wanted = {state.name: state for state in declared.states}
-    old = _stored_states(stored)
+    old, sizes = _stored_states(stored), _sizes(stored)
     findings = {name: _state_finding(None, state, SchemaVerdict.ADDED) for name, state in wanted.items() if name not in old}
     for name, state in sorted(old.items()):
-        if name not in wanted:
-            findings[name] = _state_finding(state, None, SchemaVerdict.REMOVED)
-            continue
-        try:
-            verdict = check_compatible(state, wanted[name], operator=declared.uid)
-        except IncompatibleStateError as error:
-            found.append(error)
-            findings[name] = _state_finding(state, wanted[name], SchemaVerdict.INCOMPATIBLE)
-        else:
-            as_is = verdict is Compatibility.COMPATIBLE_AS_IS
-            findings[name] = _state_finding(state, wanted[name], SchemaVerdict.AS_IS if as_is else SchemaVerdict.MIGRATION)
+        declaration = wanted.get(name)
+        verdict = SchemaVerdict.REMOVED
+        if declaration is not None:
+            try:
+                as_is = check_compatible(state, declaration, operator=declared.uid) is Compatibility.COMPATIBLE_AS_IS
+                verdict = SchemaVerdict.AS_IS if as_is else SchemaVerdict.MIGRATION
+            except IncompatibleStateError as error:
+                found.append(error)
+                verdict = SchemaVerdict.INCOMPATIBLE
+        findings[name] = _state_finding(state, declaration, verdict, sizes.get(name))
     for name, subtasks in stored_lists(stored, declared, Redistribution.UNION).items():
         if findings[name].verdict is not SchemaVerdict.INCOMPATIBLE:
             found += _union_errors(declared.uid, name, subtasks)
@@ -234,7 +264,7 @@ def _unclaimed_operators(
     parts = [f"{uid!r} ({size} bytes)" for uid, size in sorted(dropped.items())]
     hint = "".join(f"; was {old!r} renamed to {guess!r}?" for old, guess in renames.items())
     return UnclaimedStateError(
-        f"the snapshot holds state of operators that the job lacks: {', '.join(parts)}{hint} "
+        f"the snapshot holds state of operators that the job lacks: {', '.join(parts)}{hint or '.'} "
         "Give the operator its old uid, or drop that state with allow_non_restored_state=True.",
         operators=dict(dropped),
         renames=renames,
@@ -256,8 +286,13 @@ def propose_rename(stored: OperatorState, new: Mapping[str, OperatorDescription]
     return best if same_states or ratio >= 0.6 else None
 
 
-def _unclaimed_states(dropped: Mapping[str, tuple[str, ...]], stored: Mapping[str, OperatorState]) -> UnclaimedStateError:
-    parts = [f"operator {uid!r}: {', '.join(names)}" for uid, names in sorted(dropped.items())]
+def _unclaimed_states(
+    dropped: Mapping[str, tuple[str, ...]], stored: Mapping[str, OperatorState], findings: Mapping[str, tuple[StateFinding, ...]]
+) -> UnclaimedStateError:
+    sizes = {uid: {state.name: state.size for state in findings[uid]} for uid in dropped}
+    parts = [
+        f"operator {uid!r}: {', '.join(_sized(name, sizes[uid][name]) for name in names)}" for uid, names in sorted(dropped.items())
+    ]
     return UnclaimedStateError(
         f"the snapshot holds states that the job does not declare: {'; '.join(parts)}. "
         "Declare them, or drop them with allow_non_restored_state=True.",

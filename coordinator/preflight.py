@@ -12,6 +12,7 @@ import msgspec
 
 from statebackends import errors
 from statebackends.errors import HoldfastError, RestoreError
+from statebackends.evolution import SchemaChange
 
 
 class Presence(StrEnum):
@@ -46,6 +47,10 @@ class StateFinding(msgspec.Struct, frozen=True):
     declared: str | None
     pickled: bool = False
     """Stored or declared as pickle: only the job's own classes can read it."""
+    size: int | None = None
+    """Bytes of it in the snapshot; None if it is not stored, or in native files, which hold all states of their operator."""
+    changes: tuple[SchemaChange, ...] = ()
+    """What its declaration loses, adds and widens; also what a refusal is for."""
 
 
 class OperatorFinding(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from statebackends.evolution import Compatibility, compare
+from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
 from statebackends.valueshapes import OpaqueShape, Shape, refused
 from statebackends.valuetext import parse_type
 from statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
@@ -141,13 +141,18 @@ def _parse(text: str) -> TypeSpec:
 
 def compatibility(stored_text: str, declared: TypeSpec) -> Compatibility:
     """Whether values stored under one type can be read under another; evolution.py has the rules."""
+    return worst_verdict(type_changes(stored_text, declared))
+
+
+def type_changes(stored_text: str, declared: TypeSpec) -> list[SchemaChange]:
+    """What differs between a stored type and the declared one."""
     if stored_text == declared.text:
-        return Compatibility.COMPATIBLE_AS_IS
+        return []
     try:
         stored = TypeSpec.parse(stored_text)
     except InvalidConfigError:
-        return Compatibility.INCOMPATIBLE
-    return compare(stored.shape, declared.shape)
+        return [SchemaChange("", ChangeKind.RETYPED, stored_text, declared.text)]
+    return list(find_changes(stored.shape, declared.shape))
 
 
 def migrate(stored_text: str, declared: TypeSpec, encoded: Sequence[bytes]) -> list[bytes]:

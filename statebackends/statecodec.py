@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from statebackends.accumulators import check_descriptor, value_type_text
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError, StateValueError
+from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from statebackends.handles import StateMeta
 from statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
-from statebackends.serializers import Compatibility, TypeSpec, compatibility, map_text, migrate, split_map_text
+from statebackends.serializers import TypeSpec, map_text, migrate, split_map_text, type_changes
 from statebackends.state import (
     ColumnarStateDescriptor,
     MapStateDescriptor,
@@ -231,14 +232,31 @@ def state_metas(descriptors: Sequence[StateDescriptor], key_type: KeyType | None
 
 def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -> Compatibility:
     """Whether stored rows can be read as they are or rewritten. Raises IncompatibleStateError."""
-    verdict = Compatibility.INCOMPATIBLE
-    if stored == declared:
-        return Compatibility.COMPATIBLE_AS_IS
-    if (stored.kind, stored.key_type) == (declared.kind, declared.key_type) and declared.kind in CODED_KINDS:
-        verdict = _verdict(stored, declared)
+    changes = state_changes(stored, declared)
+    verdict = worst_verdict(changes)
     if verdict is Compatibility.INCOMPATIBLE:
-        raise _incompatible(stored, declared, operator)
+        refusing = [change.text for change in changes if change.verdict is verdict and change.path]
+        raise _incompatible(stored, declared, operator, f": {'; '.join(refusing)}" if refusing else "")
     return verdict
+
+
+def state_changes(stored: StateMeta, declared: StateMeta) -> list[SchemaChange]:
+    """What differs between a stored state and the declared one of its name; nothing, if they are the same."""
+    if stored == declared:
+        return []
+    retyped = [SchemaChange("", ChangeKind.RETYPED, meta_text(stored), meta_text(declared))]
+    if (stored.kind, stored.key_type) != (declared.kind, declared.key_type) or declared.kind not in CODED_KINDS:
+        return retyped
+    try:
+        (old_key, old, had_stamps), (key, value, stamps) = value_texts(stored), value_texts(declared)
+    except InvalidConfigError:
+        return retyped
+    if old_key != key:
+        return retyped
+    changes = type_changes(old, TypeSpec.parse(value))
+    if had_stamps != stamps:
+        changes.append(SchemaChange("", ChangeKind.TTL_ADDED if stamps else ChangeKind.TTL_REMOVED))
+    return changes
 
 
 def not_widened(stored: StateMeta, declared: StateMeta, error: StateValueError, *, operator: str) -> IncompatibleStateError:
@@ -255,19 +273,6 @@ def _incompatible(stored: StateMeta, declared: StateMeta, operator: str, reason:
         stored=meta_text(stored),
         declared=meta_text(declared),
     )
-
-
-def _verdict(stored: StateMeta, declared: StateMeta) -> Compatibility:
-    try:
-        (old_key, old, had_stamps), (key, value, stamps) = value_texts(stored), value_texts(declared)
-    except InvalidConfigError:
-        return Compatibility.INCOMPATIBLE
-    if old_key != key:
-        return Compatibility.INCOMPATIBLE
-    verdict = compatibility(old, TypeSpec.parse(value))
-    if verdict is Compatibility.COMPATIBLE_AS_IS and had_stamps != stamps:
-        return Compatibility.COMPATIBLE_AFTER_MIGRATION
-    return verdict
 
 
 def meta_text(meta: StateMeta) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -246,3 +249,77 @@ def test_a_claim_mode_that_is_none_is_refused(job: Path) -> None:
         env.preflight("/s", claim_mode="LEGACY")
     with pytest.raises(InvalidConfigError, match="must be one of"):
         env.execute(restore="/s", claim_mode="claim")
+
+
+# ------------------------------------------------------------------------------------------------- the report in docs/
+
+BEFORE = """
+import msgspec
+import holdfast as hf
+
+class Last(msgspec.Struct):
+    delay: int
+    gate: str
+    note: str | None = None
+
+LAST = hf.ValueStateDescriptor("last", Last)
+TOTAL = hf.ValueStateDescriptor("total", int)
+SEEN = hf.MapStateDescriptor("seen", str, int)
+"""
+AFTER = """
+import msgspec
+import pyarrow as pa
+import holdfast as hf
+
+SCHEMA = pa.schema([("i", pa.int64()), ("carrier", pa.string())])
+
+class Last(msgspec.Struct):
+    delay: float                       # was int
+    gate: str
+    city: str = "?"                    # new; note is gone
+
+LAST = hf.ValueStateDescriptor("last", Last)
+TOTAL = hf.ValueStateDescriptor("total", int)
+
+class Delays(hf.ProcessFunction):
+    states = (LAST, TOTAL)             # seen is gone
+
+    def process_element(self, value, ctx, out):
+        out(value)
+
+def make_batch(indices):
+    carriers = pa.array(["AA"] * len(indices))
+    return pa.RecordBatch.from_arrays([pa.array(indices), carriers], schema=SCHEMA)
+
+def flights(env):
+    stream = env.from_source(hf.GeneratorSource(make_batch, 12, SCHEMA, 400)).uid("source")
+    stream.key_by("carrier").process(Delays(), returns=SCHEMA).uid("delays").sink_to(hf.Blackhole()).uid("discard")
+"""
+
+
+def test_the_report_that_the_documentation_shows_is_what_is_printed(tmp_path: Path) -> None:
+    before: dict[str, Any] = {}
+    exec(BEFORE, before)
+    keys = ["AA", "UA"]
+    last = pa.table({"key": keys, "value": [{"delay": 5, "gate": "B1", "note": None}, {"delay": 0, "gate": "C2", "note": "late"}]})
+    seen = pa.table({"key": keys, "map_key": ["JFK", "JFK"], "value": [1, 2]})
+    savepoint = (
+        hf.Savepoint.create(max_parallelism=128, parallelism=2, job_name="flights")
+        .with_state("delays", before["LAST"], last)
+        .with_state("delays", before["TOTAL"], pa.table({"key": keys, "value": [10, 20]}))
+        .with_state("delays", before["SEEN"], seen)
+        .with_state("routes", before["TOTAL"], pa.table({"key": keys, "value": [1, 2]}))
+        .write(tmp_path / "savepoints" / "savepoint-7")
+    )
+    (tmp_path / "flights.py").write_text(AFTER)
+    printed = run(savepoint.location, f"{tmp_path / 'flights.py'}:flights", code=1)
+    page = (Path(__file__).parents[2] / "docs" / "restore.md").read_text()
+    command = "$ holdfast preflight /data/savepoints/savepoint-7 flights.py:flights\n"
+    shown = page.partition(command)[2].partition("```")[0]
+    assert _comparable(printed) == _comparable(shown), printed
+
+
+def _comparable(report: str) -> list[str]:
+    """Without sizes, times and ids, which another version of Arrow or another day changes, and the spaces of tables."""
+    told = re.sub(r"\b[\d.]+ (B|KiB|bytes)\b", "SIZE", re.sub(r"\([0-9a-f.]{7,32}\)", "(ID)", report))
+    return [" ".join(line.split()) for line in re.sub(r"\d{4}-\d\d-\d\d [\d:]+Z", "WHEN", told).splitlines()]

@@ -79,6 +79,64 @@ def test_every_operator_and_state_is_told_with_its_verdict() -> None:
     assert [state.pickled for state in found["gone"].states] == [True]
 
 
+def test_sizes_and_changes_of_every_state_are_told() -> None:
+    last = StateMeta("last", "value", "struct<total: int, note: str>", "utf8")
+    newer = StateMeta("last", "value", "struct<total: float, city: str = default>", "utf8")
+    bad = StateMeta("counts", "value", "str", "utf8")
+    old = snapshot(
+        stored("source", lists([b"a"], [b"bc"])), stored("count", keyed(2, COUNTS, EXTRA, last)), stored("gone", keyed(3))
+    )
+    count = vertex(operator("count", "process", bad, newer, key_type="utf8"))
+    judgement = judge_snapshot(old, graph_of(word_count().vertices[0], count), allow_non_restored_state=True)
+    found = {(finding.uid, state.name): state for finding in judgement.operators for state in finding.states}
+    sizes = {name: state.size for name, state in found.items()}
+    source = next(state for uid, state in found if uid == "source")
+    assert sizes == {
+        ("source", source): old.operators[0].size,
+        ("count", "counts"): 2,
+        ("count", "extra"): 2,
+        ("count", "last"): 2,
+        ("gone", "counts"): 3,
+    }
+    assert old.operators[0].size > 0
+    changes = {name: [(change.path, change.kind) for change in state.changes] for name, state in found.items()}
+    assert changes == {
+        ("source", source): [],
+        ("count", "counts"): [("", "retyped")],
+        ("count", "extra"): [],
+        ("count", "last"): [("total", "widened"), ("note", "removed"), ("city", "added")],
+        ("gone", "counts"): [],
+    }
+    rewritten = next(note for note in judgement.notes if "is rewritten" in note)
+    assert "note (str) is removed, and what was stored in it is lost" in rewritten
+    assert "city (str) is added, with its default" in rewritten
+    report = PreflightReport(job_id=JOB, job_name="word count", operators=judgement.operators)
+    assert msgspec.json.decode(msgspec.json.encode(report), type=PreflightReport) == report
+    old_form = msgspec.json.encode(report).replace(b'"changes"', b'"later"').replace(b'"size"', b'"other"')
+    assert msgspec.json.decode(old_form, type=PreflightReport).operators[0].states[0].changes == ()
+    refusals = judge_snapshot(old, graph_of(word_count().vertices[0], count)).refusals
+    assert any("operator 'count': extra (2 bytes)." in refusal.message for refusal in refusals)
+
+
+def test_states_in_native_files_have_no_size_of_their_own() -> None:
+    old = snapshot(TWO.operators[0], stored("count", native()))
+    found = judge_snapshot(old, word_count(state_backend="rocksdb")).operators
+    assert [(state.name, state.size) for state in found[1].states] == [("counts", None)]
+    assert found[1].size > 0
+
+
+def test_a_note_tells_a_few_changes_and_that_there_are_more() -> None:
+    removed = ", ".join(f"r{number}: int" for number in range(20))
+    old = StateMeta("counts", "value", f"struct<a: int, {removed}>", "utf8")
+    new = StateMeta("counts", "value", "struct<a: int>", "utf8")
+    count = vertex(operator("count", "process", new, key_type="utf8"))
+    metadata = snapshot(TWO.operators[0], stored("count", keyed(2, old)))
+    judgement = judge_snapshot(metadata, graph_of(word_count().vertices[0], count))
+    (note,) = judgement.notes
+    assert note.endswith("; and 12 more (a preflight lists them)")
+    assert len(judgement.operators[1].states[0].changes) == 20
+
+
 def test_all_that_is_wrong_is_refused_at_once_and_the_first_is_raised() -> None:
     old = snapshot(stored("source", lists([b"a"], [b"b"])), stored("count", native()), stored("gone", keyed(1)))
     wrong = vertex(
@@ -112,7 +170,7 @@ def test_what_is_accepted_is_noted() -> None:
     judgement = judge_snapshot(old, graph_of(word_count().vertices[0], vertex(unnamed)), allow_non_restored_state=True)
     assert judgement.refusals == ()
     assert [note.partition(":")[0] for note in judgement.notes[:2]] == ["operator 'gone' is not in the job", "operator 'count'"]
-    assert "extra are dropped" in judgement.notes[1]
+    assert "extra (2 bytes) are dropped" in judgement.notes[1]
     assert "'counts' is rewritten from value of int by utf8 to value of float by utf8" in judgement.notes[2]
     assert "extra is pickled" in judgement.notes[3]
     assert "no uid of its own" in judgement.notes[4]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
 from statebackends.factory import BACKEND_KINDS
 from statebackends.keys import KeyType
-from statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, migrate
+from statebackends.recordshapes import RecordShape
+from statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, migrate, type_changes
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.copying import copy_snapshot
 from statebackends.snapshots.diffing import diff_snapshots
@@ -36,9 +37,10 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.statecodec import check_compatible, state_meta
+from statebackends.statecodec import check_compatible, state_changes, state_meta
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import run_flow
+from statebackends.ttl import Ttl
 from tests.statebackends.backend_harness import KEY, Cluster, stored, use
 
 AS_IS, MIGRATION, INCOMPATIBLE = Compatibility
@@ -473,6 +475,82 @@ def test_whatever_is_not_refused_decodes_under_the_new_type(one: Evolved, other:
             found = declared.decode(migrated[0])
             declared.check(found)
             assert declared.from_arrow(stored.to_arrow([value])) == [found]
+
+
+CHANGES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
+    "the same": (int, int, []),
+    "widened": (int, float, [("", "widened")]),
+    "nullable and widened": (int, float | None, [("", "nullable"), ("", "widened")]),
+    "widened below null": (int | None, float | None, [("", "widened")]),
+    "another type": (int, str, [("", "retyped")]),
+    "added": (A, AB, [("b", "added")]),
+    "added, with default": (Pair, PairInserted, [("z", "added")]),
+    "required": (A, AB_REQUIRED, [("b", "required")]),
+    "no default any more": (A_DEFAULT, A, [("a", "required")]),
+    "removed": (OrderWithTags, OrderWithoutCount, [("count", "removed"), ("tags", "removed"), ("note", "removed")]),
+    "moved, by name": (AB, BA, []),
+    "moved, by position": (Pair, PairMoved, [("", "reordered")]),
+    "renamed, and nothing left": (A, RENAMED, [("", "retyped")]),
+    "everything at once": (ARRAY, ARRAY_MOVED, [("a", "widened"), ("c", "added"), ("", "reordered")]),
+    "a typed dict": (OptionsWith, OptionsWithout, [("a", "retyped"), ("b", "removed"), ("c", "removed")]),
+    "at any depth": (
+        NESTED,
+        NESTED_NEW,
+        [
+            ("inner.b", "added"),
+            ("many[].b", "added"),
+            ("by{}.b", "added"),
+            ("pair[0].b", "added"),
+            ("pair[1]", "widened"),
+            ("maybe.b", "added"),
+        ],
+    ),
+    "refused far down": (DEEP, DEEP_BAD, [("x[]{}[].a", "retyped")]),
+    "keys of dicts": (dict[int, A], dict[float, AB], [("", "retyped")]),
+    "pickle": (Pickled, int, [("", "retyped")]),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), CHANGES.values(), ids=CHANGES.keys())
+def test_every_difference_is_told_where_it_is(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
+    changes = type_changes(TypeSpec.of(old).text, TypeSpec.of(new))
+    assert [(change.path, change.kind) for change in changes] == expected
+    for change in changes:
+        assert change.text.startswith((change.path or "the ", "the fields of"))
+        assert (change.stored is None) == (change.kind == "added" or (change.kind == "required" and change.path == "b"))
+
+
+def test_a_default_is_told_from_null() -> None:
+    (added,) = type_changes(TypeSpec.of(A).text, TypeSpec.of(struct(("a", int), ("b", int, 3))))
+    assert added.text == "b (int) is added, with its default in stored values"
+    nullable, null = type_changes("struct<a: int>", TypeSpec.of(pa.struct([("a", pa.int64()), ("b", pa.utf8())])))
+    assert (nullable.text, null.text) == ("a (int) may be null now", "b (optional<str>) is added, with null in stored values")
+
+
+def test_a_ttl_and_a_map_and_another_kind_are_told_too() -> None:
+    plain, ttl = ValueStateDescriptor("s", int), ValueStateDescriptor("s", float, ttl=Ttl(timedelta(hours=1)))
+    metas = [state_meta(each, KEY) for each in (plain, ttl)]
+    assert [change.kind for change in state_changes(*metas)] == ["widened", "ttl added"]
+    assert [change.kind for change in state_changes(state_meta(ttl, KEY), state_meta(plain, KEY))] == ["retyped", "ttl removed"]
+    old, new = (state_meta(MapStateDescriptor("s", str, value), KEY) for value in (A, AB))
+    assert [(change.path, change.kind) for change in state_changes(old, new)] == [("b", "added")]
+    other = state_meta(MapStateDescriptor("s", int, A), KEY)
+    assert [(change.path, change.kind) for change in state_changes(old, other)] == [("", "retyped")]
+    wrong = state_meta(MapStateDescriptor("s", str, struct(("a", str))), KEY)
+    with pytest.raises(IncompatibleStateError, match=r": a is retyped from int to str$"):
+        check_compatible(old, wrong, operator="op")
+
+
+@given(evolutions())
+def test_a_field_is_told_exactly_when_one_side_lacks_it(evolved: Evolved) -> None:
+    stored, declared = TypeSpec.of(evolved.old), TypeSpec.of(evolved.new)
+    changes = type_changes(stored.text, declared)
+    if isinstance(stored.shape, RecordShape) and isinstance(declared.shape, RecordShape):
+        old, new = ({field.name for field in shape.fields} for shape in (stored.shape, declared.shape))
+        at_top = {(change.path, change.kind) for change in changes if not set(change.path) & set(".[{")}
+        assert {path for path, kind in at_top if kind == "removed"} == old - new
+        assert {path for path, kind in at_top if kind == "added"} == new - old
+    assert type_changes(declared.text, declared) == []
 
 
 # ------------------------------------------------------------------------------------------------------------------- pickle
