@@ -20,8 +20,23 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 """Wrong usage or settings, or refused before anything was started."""
 
+_TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, the last that a calendar here knows."""
+
 _PIPE_WIDTH = 240
 """Columns of a table that goes to a file or pipe: cells there must not be cut."""
+
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
+_LINES_AND_DIRECTIONS = (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SURROGATES = range(0xD800, 0xE000)
+_UNPRINTABLE = {code: repr(chr(code))[1:-1] for code in (*_CONTROLS, *_LINES_AND_DIRECTIONS, *_SURROGATES)}
+"""What steers a terminal, ends a line, turns text around or can't be encoded; names of files, states and jobs may hold it."""
+
+
+def printable(text: str) -> str:
+    """The text in one line that does nothing to a terminal but show it."""
+    return text.translate(_UNPRINTABLE)
 
 
 def exit_code(error: BaseException) -> int:
@@ -33,7 +48,7 @@ def show_error(error: BaseException) -> None:
     """One line on stderr; the class at its end tells programs and searches what it was."""
     text = " ".join(str(error).split()) or type(error).__name__
     kind = f" [{type(error).__name__}]" if isinstance(error, HoldfastError) else ""
-    typer.echo(f"holdfast: {text}{kind}", err=True)
+    typer.echo(printable(f"holdfast: {text}{kind}"), err=True)
 
 
 def show_json(value: Any) -> None:
@@ -76,11 +91,12 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: 
 def _cell(value: Any) -> str:
     if value is None or value == "":
         return "-"
-    return value if isinstance(value, str) else _text(value)
+    return printable(value if isinstance(value, str) else _text(value))
 
 
 def show_line(text: str) -> None:
-    typer.echo(text)
+    """One line on stdout."""
+    typer.echo(printable(text))
 
 
 def size_text(count: int) -> str:
@@ -113,6 +129,6 @@ def duration_text(duration_ms: int) -> str:
 
 def time_text(timestamp_ms: int) -> str:
     """Milliseconds since 1970 as UTC, to the second."""
-    if timestamp_ms < 0:
-        return "-"
+    if not 0 <= timestamp_ms <= _TIME_MS_MAX:
+        return "-"  # unknown, or no time at all: a snapshot from elsewhere may say anything
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

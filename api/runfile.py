@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import StorageUnavailableError
 
 RUN_FILE = "_coordinator.json"
@@ -31,7 +32,7 @@ def read_run_record(state_dir: Path) -> RunRecord | None:
     """The last coordinator's record; None if there is none or it can't be understood."""
     try:
         return msgspec.json.decode((state_dir / RUN_FILE).read_bytes(), type=RunRecord)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

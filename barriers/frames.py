@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from barriers.credits import CreditAnnouncement
 from barriers.elements import Batch, ElementEvent
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import ProtocolError
 
 Part: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
@@ -191,7 +192,7 @@ def decode_header(parts: Sequence[Any]) -> Header:
         raise ProtocolError("an empty frame")
     try:
         header = _headers.decode(_memory(parts[0]))
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise ProtocolError(f"not a frame header: {error}") from error
     if header.version != FRAME_VERSION:
         raise ProtocolError(f"frame version {header.version}", expected=FRAME_VERSION, got=header.version)

@@ -33,6 +33,7 @@ from coordinator.owners import (
 from coordinator.publication import CheckpointFact, Completed, RecordedJob
 from coordinator.records import METADATA, OWNER, JobPaths, is_job_id
 from coordinator.store import read_job
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.sharedpaths import SHARED_FOLDER
@@ -266,7 +267,7 @@ INPUT_VERSION = 1
 def _read_input(folder: str, path: str) -> Flow[frozenset[str] | None]:
     try:
         manifest = msgspec.json.decode((yield ReadFile(path)), type=_Input)
-    except (ObjectMissingError, msgspec.MsgspecError):
+    except (ObjectMissingError, *UNDECODABLE):
         return None
     return frozenset(f"{folder}/{file.name}" for file in manifest.files) if manifest.version <= INPUT_VERSION else None
 

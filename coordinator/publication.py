@@ -23,6 +23,7 @@ from coordinator.records import (
     SubmissionRecord,
 )
 from coordinator.sharedfiles import shared_handles
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, SnapshotClaimedError
 from statebackends.handles import FileHandle
 from statebackends.metadata import decode_metadata
@@ -92,7 +93,7 @@ def decode_decision(content: bytes, path: str = "_metadata") -> Decision:
                 return msgspec.json.decode(content, type=SavepointRecord)
             case other:
                 return Unreadable(f"{path} is neither a snapshot nor a decision: {other!r}")
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         return Unreadable(f"{path}: {error}")
 
 

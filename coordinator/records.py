@@ -6,12 +6,14 @@ Below `<state-dir>/<job>/`: `leader/<epoch>`, `submissions/<n>.json`, `attempts/
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TypeVar
 
 import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 from statebackends.sharedpaths import SHARED_FOLDER
 
@@ -24,6 +26,8 @@ OWNER = "_owner"
 METADATA = "_metadata"
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+_CHECKPOINT_FOLDER = re.compile(r"chk-([1-9][0-9]{0,17})/?")
 
 
 class RestorePoint(msgspec.Struct, frozen=True):
@@ -204,7 +208,7 @@ def decode_record(kind: type[R], content: bytes, path: str) -> R:
                 supported=RECORD_VERSION,
             )
         return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(f"{path} can't be decoded: {error}", path=path, reason=str(error)) from error
 
 
@@ -221,7 +225,7 @@ def is_void(content: bytes) -> bool:
     """Whether a file of `submissions/` is no submission but a number that was taken; false for what can't be read."""
     try:
         return msgspec.json.decode(content, type=_Void).void
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return False
 
 
@@ -284,7 +288,6 @@ class JobPaths(msgspec.Struct, frozen=True):
 
 
 def parse_checkpoint_folder(name: str) -> int | None:
-    """The id in `chk-42` or `chk-42/`; None for any other name."""
-    name = name.rstrip("/")
-    number = name.removeprefix("chk-")
-    return int(number) if number != name and number.isdecimal() else None
+    """The id in `chk-42` or `chk-42/`; None for any other name, also for one that some other way of writing makes the same id."""
+    found = _CHECKPOINT_FOLDER.fullmatch(name)
+    return int(found[1]) if found is not None else None

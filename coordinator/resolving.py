@@ -20,6 +20,7 @@ from coordinator.records import AbortRecord, RestorePoint, SavepointRecord
 from coordinator.snapshots import check_files, load_snapshot
 from coordinator.store import read_optional
 from statebackends.errors import CorruptStateError, InvalidConfigError, JobExistsError, NotFoundError, RestoreError
+from statebackends.snapshot import METADATA_BYTES_MAX
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import Flow
 
@@ -157,7 +158,7 @@ def _by_path(location: str) -> Flow[RestorePoint]:
             f"restore={location!r} is neither 'latest', 'latest-readable', nor a checkpoint id, nor an absolute path or URL",
             setting="restore",
         )
-    content = yield from read_optional(f"{folder}/_metadata")
+    content = yield from read_optional(f"{folder}/_metadata", METADATA_BYTES_MAX + 1)
     decision = decode_decision(content, f"{folder}/_metadata") if content is not None else None
     if isinstance(decision, SavepointRecord):
         folder = decision.folder

@@ -9,9 +9,10 @@ import msgspec
 
 from barriers.jobgraph import JobGraph
 from coordinator.publication import RecordedJob
-from coordinator.records import JobPaths, RestorePoint
+from coordinator.records import JobPaths, RestorePoint, is_job_id
 from coordinator.resolving import Resolved
 from coordinator.store import read_job
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError
 from statebackends.metadata import SnapshotMetadata
 from statebackends.storage.operations import Flow
@@ -58,7 +59,7 @@ def find_rewind(job: RecordedJob, resolved: Resolved, metadata: SnapshotMetadata
     if since:
         return Rewind(base.checkpoint_id, since, job.job_id, own, skipped)
     shared = tuple(sorted(set(own) & set(_stored_sink_ids(metadata))))
-    if metadata.job_id == job.job_id or not shared:
+    if metadata.job_id == job.job_id or not shared or not is_job_id(metadata.job_id):
         return None
     try:
         other = yield from read_job(JobPaths(metadata.job_id))
@@ -93,5 +94,5 @@ def _stored_sink_ids(metadata: SnapshotMetadata) -> Iterator[str]:
         return
     try:
         yield from _sink_ids(msgspec.convert(metadata.graph, JobGraph))
-    except msgspec.ValidationError:
+    except UNDECODABLE:
         return  # of another version: its sinks are not known

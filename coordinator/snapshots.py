@@ -17,6 +17,7 @@ from statebackends.handles import OperatorState
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.operator_state import read_entries
 from statebackends.snapshot import (
+    METADATA_BYTES_MAX,
     ProblemKind,
     SnapshotProblem,
     external_exists,
@@ -96,7 +97,7 @@ def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
     """Metadata of the snapshot in a folder. Raises CorruptStateError when it is damaged or missing."""
     path = f"{folder}/_metadata"
     try:
-        content: bytes = yield ReadFile(path)
+        content: bytes = yield ReadFile(path, 0, METADATA_BYTES_MAX + 1)
     except ObjectMissingError as error:
         raise CorruptStateError(f"{path} does not exist", path=path, operator=None, reason="missing") from error
     metadata = decode_metadata(content, path)

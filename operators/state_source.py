@@ -17,10 +17,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import decode_metadata
-from statebackends.snapshot import METADATA_NAME
+from statebackends.snapshot import METADATA_BYTES_MAX, METADATA_NAME
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
 from statebackends.snapshots.places import place_of_snapshot
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
@@ -46,12 +47,12 @@ def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
     place = place_of_snapshot(location)
     path = f"{place.folder}/{METADATA_NAME}"
     try:
-        content: bytes = place.storage.execute(ReadFile(path))
+        content: bytes = place.storage.execute(ReadFile(path, 0, METADATA_BYTES_MAX + 1))
     except ObjectMissingError as error:
         raise NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file", path=place.location) from error
     try:
         pointer = msgspec.json.decode(content, type=_Pointer)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         snapshot = StoredSnapshot(decode_metadata(content, f"{place.location}/{METADATA_NAME}"), place.storage, place.folder)
         check_contents(snapshot)
         return snapshot

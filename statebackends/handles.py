@@ -9,6 +9,9 @@ import msgspec
 CheckpointId = NewType("CheckpointId", int)
 """1, 2, 3 ...: strictly increasing for the life of a job, never reused."""
 
+CHECKPOINT_ID_MAX = 10**15
+"""Highest id of a snapshot that a job starts from: three digits short of what names of files and records can hold."""
+
 AttemptId = NewType("AttemptId", int)
 """1, 2, 3 ...: a deployment of the whole job; strictly increasing for the life of a job id."""
 

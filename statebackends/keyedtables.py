@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
 from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keys import KeyType
@@ -70,7 +71,7 @@ def state_meta_of(schema: pa.Schema) -> StateMeta | None:
         return None
     try:
         return msgspec.json.decode(stored, type=StateMeta)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
 from statebackends.handles import OperatorState, PlaceholderHandle
 from statebackends.keyhash import KEY_HASH_VERSION
@@ -85,7 +86,7 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
     body = _open_envelope(data, path)
     try:
         metadata = _DECODER.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _corrupt(path, len(data) - len(body) - len(_TRAILER), f"not a snapshot of version {VERSION}: {error}") from error
     if metadata.key_hash_version != KEY_HASH_VERSION:
         raise UnsupportedVersionError(

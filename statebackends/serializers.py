@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, get_origin
 import msgspec
 import pyarrow as pa
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
 from statebackends.valueshapes import OpaqueShape, Shape, refused
@@ -93,7 +94,7 @@ class TypeSpec:
         """The value of its bytes. Raises CorruptStateError."""
         try:
             return self._decode(encoded)
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        except (*UNDECODABLE, ValueError, TypeError) as error:
             raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
@@ -132,8 +133,11 @@ def _of(declared: Any) -> TypeSpec:
 def _parse(text: str) -> TypeSpec:
     if text == _PICKLED.text:
         return _PICKLED
-    declared = parse_type(text)
-    spec = _spec(declared, shape_of(declared, lenient=True))
+    try:
+        declared = parse_type(text)
+        spec = _spec(declared, shape_of(declared, lenient=True))
+    except RecursionError as error:  # the text may be of a snapshot from anywhere
+        raise InvalidConfigError(f"the type {text[:100]}... is nested too deeply") from error
     if spec.text != text:
         raise InvalidConfigError(f"{text!r} is not canonical: {spec.text!r} is")
     return spec

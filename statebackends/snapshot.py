@@ -14,7 +14,7 @@ from urllib.parse import quote
 import xxhash
 
 from statebackends.backend import SnapshotTarget
-from statebackends.errors import CorruptStateError, ObjectMissingError
+from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -29,8 +29,13 @@ from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
 
 METADATA_NAME = "_metadata"
+METADATA_BYTES_MAX = 1 << 30
+"""Of a `_metadata` that somebody names by its path, no more is read: what is longer is none."""
 _VERIFY_BYTES = 8 << 20
 _NAME_LENGTH_MAX = 100
+_SEGMENT_BYTES_MAX = 255
+_PATH_BYTES_MAX = 1024
+"""Keys of S3 end there."""
 
 
 class ProblemKind(StrEnum):
@@ -74,13 +79,25 @@ def file_name(text: str) -> str:
 def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
     """Storage path of a part's path relative to the snapshot's folder.
 
-    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths."""
+    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths, and
+    for names longer than any file system has them: asking for such a file is no answer about the file."""
+    owner = f"operator {operator!r}: " if operator else ""
+    if any(len(name.encode()) > _SEGMENT_BYTES_MAX for name in path.split("/")) or len(path.encode()) > _PATH_BYTES_MAX:
+        raise CorruptStateError(
+            f"{owner}{path[:_NAME_LENGTH_MAX]!r}... is longer than the name of a file can be",
+            path=path,
+            operator=operator,
+            reason=ProblemKind.PATH.value,
+        )
     relative = posixpath.normpath(path)
     leaves = path.startswith("/") or relative in (".", "..") or relative.startswith("../") or "\0" in path
     is_shared = shared_name(path) is not None and is_checkpoint_folder(folder) and "/" in folder
     if leaves and not is_shared:
         raise CorruptStateError(
-            f"{path!r} leaves the folder {folder} of the snapshot", path=path, operator=operator, reason=ProblemKind.PATH.value
+            f"{owner}{path!r} leaves the folder {folder} of the snapshot",
+            path=path,
+            operator=operator,
+            reason=ProblemKind.PATH.value,
         )
     return posixpath.normpath(posixpath.join(folder, path))
 
@@ -116,9 +133,11 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
     if isinstance(handle, PlaceholderHandle):
         raise unresolved(handle, operator)
     try:
-        data: bytes = yield ReadFile(path)
+        data: bytes = yield ReadFile(path, 0, max(handle.length, 0) + 1)  # not more, however long it is now
     except ObjectMissingError as error:
         raise _damaged(ProblemKind.MISSING, path, "the file is missing", operator) from error
+    if len(data) > handle.length:
+        raise _damaged(ProblemKind.LENGTH, path, f"longer than {handle.length} bytes", operator)
     if len(data) != handle.length:
         raise _damaged(ProblemKind.LENGTH, path, _length_detail(len(data), handle.length), operator)
     if checksum_of(data) != handle.checksum:
@@ -129,7 +148,7 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
 def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
     """The snapshot in a folder. Raises CorruptStateError, UnsupportedVersionError; ObjectMissingError if there is none."""
     path = f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
-    data: bytes = yield ReadFile(path)
+    data: bytes = yield ReadFile(path, 0, METADATA_BYTES_MAX + 1)
     return decode_metadata(data, path)
 
 
@@ -181,7 +200,17 @@ def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
 def verify_file(
     handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool = True
 ) -> Flow[SnapshotProblem | None]:
-    """What is wrong with one file of a subtask; None if nothing is."""
+    """What is wrong with one file of a subtask; None if nothing is. Raises StorageUnavailableError naming the operator."""
+    try:
+        return (yield from file_problem(handle, folder, operator, subtask, checksums=checksums))
+    except StorageUnavailableError as error:
+        raise of_operator(error, operator, subtask) from error
+
+
+def file_problem(
+    handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool = True
+) -> Flow[SnapshotProblem | None]:
+    """As `verify_file`; raises StorageUnavailableError as storage does."""
     try:
         path = part_path(folder, handle.path)
     except CorruptStateError as error:
@@ -194,6 +223,12 @@ def verify_file(
     if checksums and (yield from _checksum(path, size)) != handle.checksum:
         return SnapshotProblem(ProblemKind.CHECKSUM, operator, subtask, path, "the checksum does not match")
     return None
+
+
+def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
+    """The same error, saying whose file could not be read."""
+    fields = {**error.fields, "operator": operator, "subtask": subtask}
+    return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
 
 
 def _checksum(path: str, size: int) -> Flow[str | None]:

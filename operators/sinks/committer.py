@@ -24,6 +24,7 @@ from operators.sinks.manifest import (
     StagedFile,
 )
 from operators.sinks.sweep import Orphans
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, OutputMayRepeatError, UnsupportedVersionError
 from statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from statebackends.storage.operations import Flow, Storage, run_flow
@@ -191,7 +192,7 @@ def _files(checkpoints: Iterable[PendingCheckpoint]) -> Iterable[StagedFile]:
 def _decode_state(entry: bytes, operator: str) -> CommitterState:
     try:
         state: CommitterState = msgspec.msgpack.decode(entry, type=CommitterState)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(
             f"sink {operator}: its committables can't be read: {error}", operator=operator, reason=str(error)
         ) from error

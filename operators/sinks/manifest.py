@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 import xxhash
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import Storage
@@ -109,7 +110,7 @@ def decode_entry(data: bytes, path: str) -> LogEntry:
             )
         entry: LogEntry = msgspec.json.decode(data, type=LogEntry)
         return entry
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(f"{path}: not an entry of a sink's log: {error}", path=path, reason=str(error)) from error
 
 

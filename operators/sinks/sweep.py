@@ -14,6 +14,7 @@ import msgspec
 
 from operators.base import OperatorContext
 from operators.sinks.manifest import FileName, SinkPaths, job_tag, parse_name
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import ObjectMissingError
 from statebackends.storage.operations import DeleteFile, Flow, ListFolder, ReadFile, Storage
 
@@ -88,7 +89,7 @@ def _read(path: str, kind: type[R]) -> Flow[R | None]:
     """A record, or None when it is missing or can't be read."""
     try:
         return msgspec.json.decode((yield ReadFile(path)), type=kind)
-    except (ObjectMissingError, msgspec.MsgspecError):
+    except (ObjectMissingError, *UNDECODABLE):
         return None
 
 

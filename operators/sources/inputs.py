@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError, UnsupportedVersionError
 from statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
 
@@ -92,7 +93,7 @@ def decode_manifest(data: bytes, path: str) -> InputManifest:
                 supported=MANIFEST_VERSION,
             )
         return msgspec.json.decode(data, type=InputManifest)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(f"{path}: not an input manifest: {error}", path=path, reason=str(error)) from error
 
 

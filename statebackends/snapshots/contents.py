@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from statebackends.handles import KeyedStateHandle, OperatorListHandle, OperatorState, StateHandle, StateMeta
+from statebackends.handles import CHECKPOINT_ID_MAX, KeyedStateHandle, OperatorListHandle, OperatorState, StateHandle, StateMeta
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata
@@ -127,12 +127,12 @@ class StoredSnapshot:
         """All its files lie in its folder; those of a checkpoint may lie beside it."""
         return self.metadata.kind != "checkpoint"
 
-    def path_of(self, path: str, *, operator: str) -> str:
+    def path_of(self, path: str, *, operator: str | None = None) -> str:
         """Storage path of a file that a handle names. Raises CorruptStateError if the snapshot may not name it."""
         joined = part_path(self.folder, path, operator=operator)
         if self.is_self_contained and not joined.startswith(f"{self.folder}/"):
             raise CorruptStateError(
-                f"operator {operator!r}: {path!r} leaves the folder of the savepoint",
+                f"{f'operator {operator!r}: ' if operator else ''}{path!r} leaves the folder of the savepoint",
                 path=path,
                 operator=operator,
                 reason=ProblemKind.PATH.value,
@@ -203,6 +203,10 @@ def check_contents(snapshot: StoredSnapshot) -> None:
 
 def check_described(metadata: SnapshotMetadata, path: str) -> None:
     """As `check_contents`, of the records in the `_metadata` at `path` alone. Raises CorruptStateError."""
+    if not 1 <= metadata.checkpoint_id <= CHECKPOINT_ID_MAX:
+        # The ids of a job that starts from it go on behind it, and what names can't hold would never be found again.
+        reason = f"checkpoint id {metadata.checkpoint_id} is not in 1..{CHECKPOINT_ID_MAX}"
+        raise CorruptStateError(f"{path}: {reason}", path=path, operator=None, reason="contents")
     for operator in metadata.operators:
         if not 1 <= operator.parallelism <= operator.max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise _refused(path, operator, f"parallelism {operator.parallelism} of {operator.max_parallelism}")

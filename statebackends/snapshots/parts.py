@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, StateHandle
-from statebackends.snapshot import ProblemKind, unresolved
+from statebackends.snapshot import ProblemKind, of_operator, unresolved
 from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import DownloadFile, ReadFile, Storage
+from statebackends.storage.operations import DownloadFile, ReadFile, StatFile, Storage
 
 MEMORY_BYTES_MAX = 4 << 20
 """Files up to this length are read into memory; larger ones are copied."""
@@ -71,10 +71,13 @@ class PartReader:
             raise unresolved(part, operator)
         path = self._path_of(part.path, operator=operator)
         try:
-            data: bytes = self._storage.execute(ReadFile(path))
+            data: bytes = self._storage.execute(ReadFile(path, 0, max(part.length, 0) + 1))  # not more, however long it is now
         except ObjectMissingError as error:
             raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
-        check_part(part, (len(data), checksum_of(data)), path, operator, subtask)
+        except StorageUnavailableError as error:
+            raise of_operator(error, operator, subtask) from error
+        size = len(data) if len(data) <= part.length else self._storage.execute(StatFile(path))
+        check_part(part, (len(data) if size is None else size, checksum_of(data)), path, operator, subtask)
         return data
 
     def copy(self, part: FileHandle, *, operator: str, subtask: int, target: str | None = None) -> str:
@@ -82,9 +85,14 @@ class PartReader:
         path = self._path_of(part.path, operator=operator)
         local = target or self.new_path("part")
         try:
+            size: int | None = self._storage.execute(StatFile(path))
+            if size is not None and size != part.length:  # before it fills the disk
+                check_part(part, (size, part.checksum), path, operator, subtask)
             found = self._storage.execute(DownloadFile(path, local))
         except ObjectMissingError as error:
             raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
+        except StorageUnavailableError as error:
+            raise of_operator(error, operator, subtask) from error
         check_part(part, found, path, operator, subtask)
         return local
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from statebackends.handles import StateMeta
 from statebackends.recordshapes import RecordShape
@@ -123,7 +124,7 @@ def plain_entry(entry: bytes) -> Any:
     """An operator's list entries are opaque; most are msgpack."""
     try:
         return msgspec.msgpack.decode(entry)
-    except (msgspec.MsgspecError, ValueError):
+    except (*UNDECODABLE, ValueError):
         return entry
 
 
@@ -134,7 +135,7 @@ def entry_json(entry: bytes) -> str | None:
         return None
     try:
         return msgspec.json.encode(value).decode("utf-8")
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from statebackends.errors import CorruptStateError, StorageUnavailableError
 from statebackends.handles import FileHandle
-from statebackends.snapshot import ProblemKind, SnapshotProblem, external_exists, file_handles, verify_file
+from statebackends.snapshot import ProblemKind, SnapshotProblem, external_exists, file_handles, file_problem
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.storage.operations import Flow
 
@@ -62,10 +62,10 @@ def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], No
 
 def _check(snapshot: StoredSnapshot, handle: FileHandle, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:
     try:
-        path = snapshot.path_of(handle.path, operator=operator)
+        path = snapshot.path_of(handle.path)
     except CorruptStateError as error:
         return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, error.message)
     try:
-        return (yield from verify_file(handle, snapshot.folder, operator, subtask))
+        return (yield from file_problem(handle, snapshot.folder, operator, subtask))
     except StorageUnavailableError as error:
         return SnapshotProblem(ProblemKind.UNREADABLE, operator, subtask, path, error.message)

@@ -34,7 +34,7 @@ class FileSystem(Protocol):
         """Open a new file for writing. Raises FileExistsError."""
 
     def open(self, path: str) -> int:
-        """Open an existing file for reading."""
+        """Open an existing regular file for reading; never waits."""
 
     def write(self, descriptor: int, data: Buffer) -> int:
         """Bytes written; may be fewer than given."""
@@ -72,7 +72,18 @@ class OsFileSystem:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def open(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Opening a pipe would wait for its writer, and a device may have no end: only files have what is to be read.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def write(self, descriptor: int, data: Buffer) -> int:
         return os.write(descriptor, data)

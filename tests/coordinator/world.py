@@ -94,7 +94,8 @@ class DictStorage:
             case ReadFile():
                 if operation.path not in self.files:
                     raise ObjectMissingError(operation.path, path=operation.path)
-                return self.files[operation.path]
+                stop = None if operation.length is None else operation.offset + operation.length
+                return self.files[operation.path][operation.offset : stop]
             case StatFile():
                 return len(self.files[operation.path]) if operation.path in self.files else None
             case ListFiles():

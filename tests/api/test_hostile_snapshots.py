@@ -1,0 +1,198 @@
+"""A snapshot that somebody made to do harm: one line on stderr and an exit code, in bounded time and memory, and nothing runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from api import console
+from api.cli import app
+from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
+from statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
+from statebackends.serializers import TypeSpec
+from statebackends.statecodec import check_compatible
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import ReadFile
+from tests.golden.test_format_refusals import seal
+from tests.statebackends.snapshot_harness import SOME, UID, write
+
+runner = CliRunner()
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path) -> Path:
+    return Path(write(tmp_path, "savepoint-7", SOME, parallelism=2, canonical=True).location)
+
+
+def tamper(folder: Path, change: Callable[[Document], Any]) -> None:
+    """Change the records, and make the checksum right again."""
+    document = json.loads(msgspec.json.encode(hf.Snapshot(folder).metadata))
+    change(document)
+    (folder / "_metadata").write_bytes(seal(json.dumps(document).encode()))
+
+
+def run(*arguments: object, code: int) -> str:
+    """What the CLI printed; an exception that is not ours would be in the result."""
+    result = runner.invoke(app, ["snapshot", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    assert isinstance(result.exception, SystemExit | None)
+    return result.stdout + result.stderr
+
+
+def keyed(document: Document) -> Document:
+    handle: Document = document["operators"][0]["subtasks"][0]["keyed"][0]
+    return handle
+
+
+def listed(document: Document) -> Document:
+    handle: Document = document["operators"][0]["subtasks"][0]["operator"][0]
+    return handle
+
+
+def as_entry(document: Document, entry: bytes) -> None:
+    data = base64.b64encode(msgspec.msgpack.encode([entry])).decode()
+    listed(document).update(part={"type": "inline", "data": data}, count=1)
+
+
+@pytest.mark.parametrize("timestamp_ms", [10**18, 253_402_300_800_000, -(10**18)])
+def test_a_time_that_no_calendar_has(savepoint: Path, timestamp_ms: int) -> None:
+    tamper(savepoint, lambda document: document.update(trigger_timestamp_ms=timestamp_ms))
+    assert ", -, " in run("inspect", savepoint, code=0)
+
+
+@pytest.mark.parametrize("checkpoint_id", [0, -5, CHECKPOINT_ID_MAX + 1, 10**25])
+def test_an_id_behind_which_no_job_could_go_on(savepoint: Path, checkpoint_id: int) -> None:
+    tamper(savepoint, lambda document: document.update(checkpoint_id=checkpoint_id))
+    assert f"checkpoint id {checkpoint_id} is not in 1.." in run("inspect", savepoint, code=2)
+
+
+def test_an_entry_that_is_nested_without_end_is_bytes(savepoint: Path, tmp_path: Path) -> None:
+    entry = b"\x91" * 20_000 + b"\x01"
+    tamper(savepoint, lambda document: as_entry(document, entry))
+    run("export", savepoint, tmp_path / "exported", code=0)
+    assert hf.Snapshot(savepoint).table(UID, listed_name(savepoint)).read_all()["value"][0].as_py() == entry
+
+
+def listed_name(folder: Path) -> str:
+    return next(name for name, state in hf.Snapshot(folder).states(UID).items() if state.kind == "operator_list")
+
+
+def test_what_is_pickled_in_a_list_never_runs(savepoint: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    tamper(savepoint, lambda document: as_entry(document, pickle.dumps(_Trap(str(trap)))))
+    for command in ("inspect", "verify"):
+        run(command, savepoint, code=0)
+    run("export", savepoint, tmp_path / "exported", code=0)
+    run("copy", savepoint, tmp_path / "copied", code=0)
+    run("diff", savepoint, tmp_path / "copied", code=0)
+    assert not trap.exists()
+
+
+class _Trap:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._path,)
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "\u00e4" * 128, "a/" * 600 + "b"])
+def test_a_name_longer_than_any_file_has(savepoint: Path, tmp_path: Path, name: str) -> None:
+    tamper(savepoint, lambda document: keyed(document)["parts"][0].update(path=name))
+    told = run("verify", savepoint, code=1)
+    assert f"operator {UID!r} subtask 0: " in told
+    assert "longer than the name of a file can be" in told
+    assert f"operator {UID!r}: " in run("copy", savepoint, tmp_path / "copied", code=2)
+
+
+def test_a_path_that_climbs_out_names_operator_and_file(savepoint: Path, tmp_path: Path) -> None:
+    tamper(savepoint, lambda document: keyed(document)["parts"][0].update(path="../other/_metadata"))
+    expected = f"operator {UID!r}: '../other/_metadata' leaves the folder"
+    assert expected in run("copy", savepoint, tmp_path / "copied", code=2)
+    assert run("verify", savepoint, code=1).count(f"operator {UID!r}") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- not files
+
+
+def first_file(folder: Path) -> Path:
+    return next(path for path in sorted(folder.iterdir()) if path.name != "_metadata")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("what", ["a part", "_metadata"])
+def test_a_pipe_is_refused_and_not_waited_for(savepoint: Path, tmp_path: Path, what: str) -> None:
+    path = savepoint / "_metadata" if what == "_metadata" else first_file(savepoint)
+    path.unlink()
+    os.mkfifo(path)
+    run("verify", savepoint, code=2 if what == "_metadata" else 1)
+    assert "[" in run("copy", savepoint, tmp_path / "copied", code=2)
+    assert not (tmp_path / "copied").exists()
+    with pytest.raises(StorageUnavailableError, match="not a regular file"):
+        LocalStorage(savepoint).execute(ReadFile(path.name))
+
+
+@pytest.mark.timeout(10)
+def test_a_device_without_end_is_refused(savepoint: Path) -> None:
+    (savepoint / "_metadata").unlink()
+    (savepoint / "_metadata").symlink_to("/dev/zero")
+    assert "not a regular file" in run("inspect", savepoint, code=2)
+
+
+@pytest.mark.timeout(20)
+def test_a_part_that_grew_without_end_is_not_read_whole(savepoint: Path, tmp_path: Path) -> None:
+    path = first_file(savepoint)
+    os.truncate(path, 1 << 40)
+    assert "1099511627776 bytes instead of" in run("copy", savepoint, tmp_path / "copied", code=2)
+    assert "1099511627776 bytes instead of" in run("export", savepoint, tmp_path / "exported", code=2)
+    with pytest.raises(CorruptStateError, match="bytes instead of"):
+        hf.Snapshot(savepoint).diff(hf.Snapshot(savepoint))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_part_that_may_not_be_read_names_the_operator(savepoint: Path, tmp_path: Path) -> None:
+    first_file(savepoint).chmod(stat.S_IWUSR)
+    told = run("copy", savepoint, tmp_path / "copied", code=2)
+    assert f"operator {UID!r} subtask 0: " in told
+    assert "Permission denied" in told
+
+
+# ---------------------------------------------------------------------------------------------------------- terminals
+
+
+def test_names_do_nothing_to_a_terminal(savepoint: Path) -> None:
+    def rename(document: Document) -> None:
+        document["job_name"] = "flights\x1b[2J\r\x9b31m"
+        document["operators"][0].update(uid="to\ntals\u202e")
+
+    tamper(savepoint, rename)
+    told = run("inspect", savepoint, code=0)
+    assert "of flights\\x1b[2J\\r\\x9b31m (" in told
+    assert "to\\ntals\\u202e" in told
+    assert not set(told) & {"\x1b", "\r", "\x9b", "\u202e"}
+
+
+def test_everything_else_is_shown_as_it_is() -> None:
+    text = "Zürich 東京 🙂 a\u0301 \\x1b"
+    assert console.printable(text) == text
+
+
+def test_a_type_nested_without_end_is_incompatible_with_any() -> None:
+    text = "list<" * 5_000 + "int" + ">" * 5_000
+    with pytest.raises(InvalidConfigError, match="nested too deeply"):
+        TypeSpec.parse(text)
+    stored = StateMeta("count", "value", text, "utf8")
+    with pytest.raises(IncompatibleStateError, match="'totals': state 'count'"):
+        check_compatible(stored, StateMeta("count", "value", "int", "utf8"), operator="totals")
