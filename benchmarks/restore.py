@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,8 @@ from statebackends.localcopies import LocalCopies, LocalRecovery
 from statebackends.localrecovery import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Operation, Storage, run_flow
+from statebackends.storage.operations import Operation, Storage, run_flow, transfers_of
+from statebackends.storage.transfers import TransferPool
 
 Row = dict[str, Any]
 
@@ -50,10 +52,13 @@ FOLDER = "job/chk-1"
 
 
 class TimedStorage:
-    """A state directory that is not taken for this host's own disk, and the seconds spent in it."""
+    """A state directory that is not taken for this host's own disk, and the seconds in which something was asked of it."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._lock = threading.Lock()
+        self._asking = 0
+        self._began = 0.0
         self.seconds = 0.0
 
     @property
@@ -64,11 +69,21 @@ class TimedStorage:
         return self._storage.at(location)
 
     def execute(self, operation: Operation) -> Any:
-        began = time.perf_counter()
+        with self._lock:
+            if not self._asking:
+                self._began = time.perf_counter()
+            self._asking += 1
         try:
             return self._storage.execute(operation)
         finally:
-            self.seconds += time.perf_counter() - began
+            with self._lock:
+                self._asking -= 1
+                if not self._asking:
+                    self.seconds += time.perf_counter() - self._began
+
+    @property
+    def transfers(self) -> TransferPool:
+        return transfers_of(self._storage)
 
 
 class Snapshot:

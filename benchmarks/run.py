@@ -25,6 +25,7 @@ from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.restore import measure as measure_restore
 from benchmarks.simulation import measure as measure_simulation
+from benchmarks.transfers import measure as measure_transfers
 
 Row = dict[str, Any]
 
@@ -189,6 +190,12 @@ def restore(bench: Bench, quick: bool) -> list[Row]:
     return measure_restore(quick=quick)
 
 
+def transfers(bench: Bench, quick: bool) -> list[Row]:
+    """64 files of 1 MiB up and down, one at a time and several, on a directory and on S3 (moto's server)."""
+    rows = measure_transfers(quick=quick)
+    return [{"storage": row["storage"], "at_one_time": row["at_one_time"], "figures": json.dumps(row)} for row in rows]
+
+
 def simulation(bench: Bench, quick: bool) -> list[Row]:
     """Simulated jobs per minute, with faults and without."""
     return measure_simulation(quick=quick)
@@ -196,7 +203,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
-    "restore": restore, "simulation": simulation,
+    "restore": restore, "transfers": transfers, "simulation": simulation,
 }  # fmt: skip
 
 

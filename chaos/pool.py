@@ -16,7 +16,7 @@ from chaos.processes import Kernel, Process
 from chaos.stores import StoreClient
 from coordinator.hosting import Await
 from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import Flow, Operation, Storage, path_of
+from statebackends.storage.operations import GroupedFlow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)
 """Least and most time that a request needs to the store, and its answer back."""
@@ -59,9 +59,9 @@ class FlowPool:
         """As Pool.run."""
         self._add(_Task(ended, self._storage, call=work))
 
-    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
-        """As Pool.run_flow."""
-        self._add(_Task(ended, storage, flow=flow, token=token))
+    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        """As Pool.run_flow; of a group any flow may go on next."""
+        self._add(_Task(ended, storage, flow=one_by_one(flow, self._random.randrange), token=token))
 
     def drive(self, flow: Generator[Operation | Await, Any, Any], ended: Done, storage: Storage | None = None) -> None:
         """A flow that nobody cancels; it may wait for a Future."""

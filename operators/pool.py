@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import Flow, Operation, Storage
+from statebackends.storage.operations import GroupedFlow, InParallel, Operation, Storage, perform
 
 POOL_THREADS = 2
 
@@ -31,9 +31,7 @@ class ThreadPool:
 
     def __init__(self, threads: int = POOL_THREADS, name: str = "holdfast-pool") -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"{name}-{index}", daemon=True) for index in range(threads)
-        ]
+        self._threads = [threading.Thread(target=self._serve, name=f"{name}-{index}", daemon=True) for index in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -48,7 +46,7 @@ class ThreadPool:
 
         self._tasks.put(call)
 
-    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.run(lambda: drive(flow, storage, token), ended)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -64,7 +62,7 @@ class ThreadPool:
             task()
 
 
-def drive(flow: Flow[Any], storage: Storage, token: CancelToken) -> Any:
+def drive(flow: GroupedFlow[Any], storage: Storage, token: CancelToken) -> Any:
     """Drive a flow to its end on this thread; a cancelled token closes it between two operations."""
     try:
         operation = _begin(flow, token)
@@ -74,21 +72,31 @@ def drive(flow: Flow[Any], storage: Storage, token: CancelToken) -> Any:
         return stop.value
 
 
-def _begin(flow: Flow[Any], token: CancelToken) -> Operation:
+def _begin(flow: GroupedFlow[Any], token: CancelToken) -> Operation | InParallel:
     _check(flow, token)
     return next(flow)
 
 
-def _next(flow: Flow[Any], storage: Storage, operation: Operation, token: CancelToken) -> Operation:
+def _next(
+    flow: GroupedFlow[Any], storage: Storage, operation: Operation | InParallel, token: CancelToken
+) -> Operation | InParallel:
     _check(flow, token)
     try:
-        result = storage.execute(operation)
+        result = perform(operation, storage, lambda: _refuse(token))
+    except FlowCancelledError:
+        flow.close()
+        raise
     except Exception as error:
         return flow.throw(error)
     return flow.send(result)
 
 
-def _check(flow: Flow[Any], token: CancelToken) -> None:
+def _check(flow: GroupedFlow[Any], token: CancelToken) -> None:
     if token.cancelled:
         flow.close()
+        _refuse(token)
+
+
+def _refuse(token: CancelToken) -> None:
+    if token.cancelled:
         raise FlowCancelledError("the flow was cancelled between two operations")

@@ -35,9 +35,9 @@ from statebackends.keys import KeyType
 from statebackends.snapshot import read_part
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
-from statebackends.storage.operations import Storage, run_flow
+from statebackends.storage.operations import InParallel, Storage, perform
 from statebackends.tablechains import StoredChains, restored_chains
-from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, table_pieces
+from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
 from statebackends.tablesources import (
     TIME,
     ChangingSource,
@@ -294,8 +294,10 @@ class KeyedBackendBase(ABC):
         native = [handle for handle in ours if handle.format == self.native_format]
         self._restore_native(native, storage, folder, checkpoint_id)
         pieces = [piece for piece in table_pieces(ours, operator=self._operator) if self._declared(piece.meta) is not None]
-        for piece in pieces:
-            self._restore_piece(piece, storage, folder)
+        for some in piece_batches(pieces):
+            read = self._read_parts(some, storage, folder)
+            for piece in some:
+                self._restore_piece(piece, read)
         if self._chains is not None and checkpoint_id is not None:
             declared = {piece.meta.name: meta for piece in pieces if (meta := self._declared(piece.meta)) is not None}
             self._chains.remember(checkpoint_id, restored_chains(pieces, self._key_groups, declared))
@@ -341,11 +343,20 @@ class KeyedBackendBase(ABC):
             declared=self.native_format or "arrow",
         )
 
-    def _restore_piece(self, piece: TablePiece, storage: Storage, folder: str) -> None:
+    def _read_parts(self, pieces: Sequence[TablePiece], storage: Storage, folder: str) -> Iterator[bytes]:
+        """The bytes of every piece's parts, in order: read at one time, and let go of one by one."""
+        parts = [part for piece in pieces for part in piece.parts]
+        flows = [read_part(part, folder, operator=self._operator) for part in parts]
+        data: list[bytes] = perform(InParallel(flows, [part.length for part in parts]), storage)
+        data.reverse()
+        while data:
+            yield data.pop()
+
+    def _restore_piece(self, piece: TablePiece, read: Iterator[bytes]) -> None:
         meta = piece.meta
         path = getattr(piece.base, "path", f"inline part of state {meta.name!r}")
-        table = self._read_table(meta, piece.base, piece.format, storage, folder)
-        runs = [self._read_table(meta, run, "arrow", storage, folder) for run in piece.runs]
+        table = self._decode_table(meta, piece.base, piece.format, next(read))
+        runs = [self._decode_table(meta, run, "arrow", next(read)) for run in piece.runs]
         try:
             if runs:
                 own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
@@ -361,9 +372,8 @@ class KeyedBackendBase(ABC):
                 reason="table",
             ) from error
 
-    def _read_table(self, meta: StateMeta, part: StateHandle, table_format: str, storage: Storage, folder: str) -> pa.Table:
+    def _decode_table(self, meta: StateMeta, part: StateHandle, table_format: str, data: bytes) -> pa.Table:
         path = getattr(part, "path", f"inline part of state {meta.name!r}")
-        data: bytes = run_flow(read_part(part, folder, operator=self._operator), storage)
         return decode_keyed_table(
             data,
             table_format,

@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle
 from statebackends.localcopies import LINKED_SUFFIX, LocalCopies, bring, name_of
 from statebackends.snapshot import file_handles, part_path
 from statebackends.storage.checksums import Digest, checksum_of
-from statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile
+from statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile, transfers_of
+from statebackends.storage.transfers import TransferPool
 
 log = logging.getLogger("holdfast.localrecovery")
 
@@ -25,12 +27,19 @@ _READ_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class RestoredBytes:
-    """Where the state of one subtask came from; bytes of whole files."""
+    """Where the state of one subtask came from; bytes of whole files. Any thread may add."""
 
     local: int = 0
     remote: int = 0
     damaged: int = 0
     """Copies that had another length or checksum, or could not be read."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, *, local: int = 0, remote: int = 0, damaged: int = 0) -> None:
+        with self._lock:
+            self.local += local
+            self.remote += remote
+            self.damaged += damaged
 
 
 class KeepingStorage:
@@ -47,6 +56,10 @@ class KeepingStorage:
     @property
     def root(self) -> str:
         return self._storage.root
+
+    @property
+    def transfers(self) -> TransferPool:
+        return transfers_of(self._storage)
 
     def execute(self, operation: Operation) -> Any:
         result = self._storage.execute(operation)
@@ -84,6 +97,10 @@ class RecoveringStorage:
     def root(self) -> str:
         return self._storage.root
 
+    @property
+    def transfers(self) -> TransferPool:
+        return transfers_of(self._storage)
+
     def execute(self, operation: Operation) -> Any:
         match operation:
             case DownloadFile(path) if path in self._wanted:
@@ -95,10 +112,10 @@ class RecoveringStorage:
     def _download(self, operation: DownloadFile, handle: FileHandle) -> tuple[int, str]:
         result = (handle.length, handle.checksum)
         if self._from_copy(operation.path, lambda copy: _place(copy, operation.local_path, handle)) is not None:
-            self._restored.local += handle.length
+            self._restored.add(local=handle.length)
         else:
             result = self._storage.execute(operation)
-            self._restored.remote += result[0]
+            self._restored.add(remote=result[0])
         if result == (handle.length, handle.checksum) and self._copies is not None and self._keep_for is not None:
             self._copies.keep_file(self._keep_for, operation.path, operation.local_path)
         return result
@@ -107,12 +124,12 @@ class RecoveringStorage:
         found = self._from_copy(operation.path, lambda copy: _content(copy, handle))
         if found is not None:
             copy, content = found
-            self._restored.local += len(content)
+            self._restored.add(local=len(content))
             if self._copies is not None and self._keep_for is not None:
                 self._copies.adopt(self._keep_for, operation.path, copy)
             return content
         data: bytes = self._storage.execute(operation)
-        self._restored.remote += len(data)
+        self._restored.add(remote=len(data))
         if self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
             self._copies.keep_bytes(self._keep_for, operation.path, [data])
         return data
@@ -133,7 +150,7 @@ class RecoveringStorage:
         return None
 
     def _damaged(self, path: str, copy: str, reason: str) -> None:
-        self._restored.damaged += 1
+        self._restored.add(damaged=1)
         log.warning("%s, the copy of %s on this host, is not used: %s", copy, path, reason)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,20 +16,19 @@ from statebackends.backend import SnapshotTarget
 from statebackends.errors import InvariantError, StateValueError
 from statebackends.expiry import Expiry, TableExpiry, unexpired_chunks
 from statebackends.generations import TOMBSTONE, Generations
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle, StateHandle
+from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from statebackends.increments import StoredFiles
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from statebackends.partwriter import PartsWriter, WrittenPart
 from statebackends.rocksdb_expiry import ExpirySweep
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
 from statebackends.rocksdb_restore import NativeRestore
 from statebackends.rocksdb_store import TABLE_SUFFIX, Compaction, RocksStore, Row, row_key
 from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
 from statebackends.settings import StateBackendSettings
-from statebackends.sharedpaths import shared_path
-from statebackends.snapshot import file_name, part_path, write_part
 from statebackends.statecodec import StateCodec
-from statebackends.storage.operations import Flow, Storage, UploadFile
+from statebackends.storage.operations import GroupedFlow, Storage
 from statebackends.tablechains import StoredChains
 from statebackends.tablesnapshot import TablesSnapshot
 from statebackends.tablesources import ChangingSource, TableSource, write_tables
@@ -222,7 +221,7 @@ class RocksSnapshot:
         self._chains = chains
         self._released = False
 
-    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+    def flow(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
         try:
             self._materialise()
             if target.canonical:
@@ -251,47 +250,32 @@ class RocksSnapshot:
         except StateValueError as error:
             raise self._rows.named(error, error.fields["state"]) from error
 
-    def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
-        parts: list[StateHandle] = []
+    def _files(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
         stored = self._stored if target.shared_prefix else None
         known = {} if stored is None else stored.of_base(target.base)
-        shared: dict[str, FileHandle] = {}
+        writer = PartsWriter(target)
+        parts: dict[str, PlaceholderHandle | WrittenPart] = {}
         for name in self._generation.names:
             local_path = os.path.join(self._copy, name)
             if name in known:
-                shared[name] = known[name]
-                parts.append(_placeholder(known[name], local_path))
-                continue
-            is_shared = stored is not None and name.endswith(TABLE_SUFFIX)
-            part = yield from self._store_file(local_path, name, target, is_shared=is_shared)
-            if is_shared and isinstance(part, FileHandle):
-                shared[name] = part
-            parts.append(part)
+                parts[name] = _placeholder(known[name], local_path)
+            else:
+                is_shared = stored is not None and name.endswith(TABLE_SUFFIX)
+                parts[name] = writer.add_file(local_path, name, is_shared=is_shared)
+        yield from writer.store()
         if stored is not None:
-            stored.remember(target.checkpoint_id, shared)
+            stored.remember(target.checkpoint_id, _shared(parts, known))
         metas = tuple(codec.meta for codec, _ in self._states)
-        native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, tuple(parts), tuple(self._generation.names))
+        handles = tuple(part.handle if isinstance(part, WrittenPart) else part for part in parts.values())
+        native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, handles, tuple(parts))
         tables = yield from TablesSnapshot(self._memory_sources, self._key_groups, self._chains).flow(target)
         return native, *tables
 
-    def _store_file(self, local_path: str, name: str, target: SnapshotTarget, *, is_shared: bool) -> Flow[StateHandle]:
-        if os.path.getsize(local_path) < target.inline_threshold:
-            with open(local_path, "rb") as file:
-                part: StateHandle = yield from write_part(file.read(), name, target)
-                return part
-        prefix = target.shared_prefix if is_shared else target.file_prefix
-        path = f"{prefix}-{file_name(name)}"
-        if is_shared:
-            path = shared_path(path)
-        length, checksum = yield UploadFile(local_path, part_path(target.folder, path))
-        return FileHandle(path, length, checksum)
-
-    def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+    def _tables(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
         copy = RocksStore(self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True)
         try:
             stored: list[TableSource] = [
-                _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms)
-                for codec, horizon_ms in self._states
+                _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms) for codec, horizon_ms in self._states
             ]
             handle: KeyedStateHandle = yield from write_tables([*stored, *self._memory_sources], self._key_groups, target)
         finally:
@@ -305,6 +289,15 @@ def _placeholder(handle: FileHandle, local_path: str) -> PlaceholderHandle:
     if length != handle.length:
         raise InvariantError(f"{local_path} has {length} bytes and is stored as {handle.path} with {handle.length}")
     return PlaceholderHandle(handle.path, handle.length)
+
+
+def _shared(parts: Mapping[str, PlaceholderHandle | WrittenPart], known: Mapping[str, FileHandle]) -> dict[str, FileHandle]:
+    """Local name -> shared file of all tables that a checkpoint has: those of its base, and what was stored for it."""
+    shared = {name: known[name] for name in parts if name in known}
+    for name, part in parts.items():
+        if name.endswith(TABLE_SUFFIX) and isinstance(part, WrittenPart) and isinstance(part.handle, FileHandle):
+            shared[name] = part.handle
+    return shared
 
 
 class _StoredRows:

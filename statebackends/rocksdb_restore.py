@@ -25,7 +25,7 @@ from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, RowKey, row_key
 from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import part_path, unresolved
 from statebackends.statecodec import StateCodec, migrate_rows, not_widened
-from statebackends.storage.operations import DownloadFile, Storage
+from statebackends.storage.operations import DownloadFile, Flow, InParallel, Storage, perform
 
 
 class NativeRestore:
@@ -133,14 +133,14 @@ class NativeRestore:
     def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
         try:
             os.makedirs(local_folder)
-            for name, part in zip(handle.names, handle.parts, strict=True):
-                self._download_file(name, part, local_folder)
+            flows = [self._download_file(*each, local_folder) for each in zip(handle.names, handle.parts, strict=True)]
+            perform(InParallel(flows, [part.length for part in handle.parts]), self._storage)
         except OSError as error:
             raise StorageUnavailableError(f"{local_folder}: {error}", path=local_folder) from error
         except ValueError as error:
             raise self._corrupt("", f"{len(handle.parts)} files have {len(handle.names)} names") from error
 
-    def _download_file(self, name: str, part: StateHandle, local_folder: str) -> None:
+    def _download_file(self, name: str, part: StateHandle, local_folder: str) -> Flow[None]:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise self._corrupt(name, "it is not the name of a file")
         local_path = os.path.join(local_folder, name)
@@ -152,7 +152,7 @@ class NativeRestore:
         if isinstance(part, PlaceholderHandle):
             raise unresolved(part, self._operator)
         try:
-            length, checksum = self._storage.execute(DownloadFile(path, local_path))
+            length, checksum = yield DownloadFile(path, local_path)
         except ObjectMissingError as error:
             raise self._corrupt(path, "the file is missing") from error
         if (length, checksum) != (part.length, part.checksum):

@@ -24,7 +24,7 @@ from statebackends.handles import (
     external_places,
 )
 from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.sharedpaths import is_checkpoint_folder, shared_name, shared_path
+from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
 
@@ -113,16 +113,6 @@ def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarge
     path = f"{target.file_prefix}-{file_name(name)}"
     yield WriteFile(f"{target.folder}/{path}", chunks)
     return FileHandle(path, length, checksum_of(*chunks))
-
-
-def write_shared_part(data: Buffer, name: str, target: SnapshotTarget, *, inline_threshold: int | None = None) -> Flow[StateHandle]:
-    """As `write_part`, but the file is one that later checkpoints may share. `inline_threshold`: instead of the target's."""
-    length = memoryview(data).nbytes
-    if length < (target.inline_threshold if inline_threshold is None else inline_threshold):
-        return InlineHandle(bytes(data))
-    path = shared_path(f"{target.shared_prefix}-{file_name(name)}")
-    yield WriteFile(part_path(target.folder, path), [data])
-    return FileHandle(path, length, checksum_of(data))
 
 
 def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) -> Flow[bytes]:

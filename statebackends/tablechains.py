@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from statebackends.backend import SnapshotTarget
 from statebackends.deltaruns import replaced_by
+from statebackends.errors import InvariantError
 from statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -25,9 +26,9 @@ from statebackends.handles import (
 )
 from statebackends.increments import StoredByCheckpoint
 from statebackends.keyedtables import encode_keyed_table
+from statebackends.partwriter import PartsWriter, WrittenPart
 from statebackends.sharedpaths import shared_name
-from statebackends.snapshot import write_shared_part
-from statebackends.storage.operations import Flow
+from statebackends.storage.operations import GroupedFlow
 from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TablePiece
 from statebackends.tablesources import ChangingSource
 
@@ -61,25 +62,35 @@ StoredChains = StoredByCheckpoint[TableChain]
 
 def write_chains(
     sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: StoredChains
-) -> Flow[tuple[KeyedStateHandle, ...]]:
+) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
     """One base per source, empty ones included, and a handle with the runs if there are any."""
     known = stored.of_base(target.base)
+    writer = PartsWriter(target)
+    writing: list[tuple[ChangingSource, TableChain | None, WrittenPart | None]] = []
+    for source in sources:
+        before = known.get(source.meta.name)
+        extended, part = _add_changes(source, before, target, writer)
+        if not extended:
+            before = None
+            data = encode_keyed_table(source.table(), "arrow")
+            part = writer.add(memoryview(data), f"{source.meta.name}.arrow", is_shared=True)
+        writing.append((source, before, part))
+        if writer.is_full:
+            yield from writer.store()
+    yield from writer.store()
+
     chains: dict[str, TableChain] = {}
     bases: list[StateHandle] = []
     run_metas: list[StateMeta] = []
     runs: list[StateHandle] = []
-    for source in sources:
-        before = known.get(source.meta.name)
-        chain = yield from _extended(source, before, target)
+    for source, before, part in writing:
+        chain = _chain(source.meta, before, part)
         if chain is None:
-            data = encode_keyed_table(source.table(), "arrow")
-            part: StateHandle = yield from write_shared_part(memoryview(data), f"{source.meta.name}.arrow", target)
-            if not isinstance(part, FileHandle):
-                bases.append(part)
-                continue
-            chain = TableChain(source.meta, part)
+            assert part is not None
+            bases.append(part.handle)
+            continue
         chains[source.meta.name] = chain
-        base, own_runs = chain.parts(before)
+        base, own_runs = chain.parts(known.get(source.meta.name))
         bases.append(base)
         runs += own_runs
         run_metas += [source.meta] * len(own_runs)
@@ -105,25 +116,37 @@ def restored_chains(
     return chains
 
 
-def _extended(source: ChangingSource, before: TableChain | None, target: SnapshotTarget) -> Flow[TableChain | None]:
-    """The chain of the trigger's base with what changed since; None if the table must be written as a whole."""
+def _add_changes(
+    source: ChangingSource, before: TableChain | None, target: SnapshotTarget, writer: PartsWriter
+) -> tuple[bool, WrittenPart | None]:
+    """(whether the base's chain goes on, its new run if anything changed); if it doesn't, the whole table must be written."""
     if before is None or before.meta != source.meta or target.base is None:
-        return None
+        return False, None
     run: pa.Table | None = source.changes(target.base)
     if run is None:
-        return None
+        return False, None
     if not run.num_rows and not replaced_by(run.schema):
-        return before
+        return True, None
     data = encode_keyed_table(run, "arrow")
     if not before.admits(data.size):
-        return None
+        return False, None
     inlined = sum(part.length for part in before.runs if isinstance(part, InlineHandle))
-    part: StateHandle = yield from write_shared_part(
-        memoryview(data), f"{source.meta.name}.delta", target, inline_threshold=max(0, target.inline_threshold - inlined)
-    )
-    if not isinstance(part, FileHandle | InlineHandle):
-        return None
-    return TableChain(before.meta, before.base, (*before.runs, part))
+    threshold = max(0, target.inline_threshold - inlined)
+    return True, writer.add(memoryview(data), f"{source.meta.name}.delta", is_shared=True, inline_threshold=threshold)
+
+
+def _chain(meta: StateMeta, before: TableChain | None, part: WrittenPart | None) -> TableChain | None:
+    """What was written, as what later checkpoints build upon: nothing upon a table that travels inline."""
+    handle = None if part is None else part.handle
+    if before is not None:
+        return before if handle is None else TableChain(meta, before.base, (*before.runs, _stored(handle)))
+    return TableChain(meta, handle) if isinstance(handle, FileHandle) else None
+
+
+def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
+    if isinstance(handle, PlaceholderHandle):
+        raise InvariantError(f"{handle.path} was written just now, and is no placeholder")
+    return handle
 
 
 def _acknowledged(part: FileHandle | InlineHandle, theirs: set[str]) -> StateHandle:

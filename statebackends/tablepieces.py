@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from statebackends.errors import CorruptStateError
@@ -15,6 +15,8 @@ DELTA_FORMAT = "arrow-delta"
 groups in the handle before it. Readers that don't know it refuse it, and so never take a base for all there is."""
 RUNS_MAX = 32
 """Runs upon one base."""
+BATCH_BYTES_MAX = 16 << 20
+"""Tables are read at one time up to this sum; a larger one alone, with its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,13 @@ class TablePiece:
     """Oldest first."""
 
     @property
+    def parts(self) -> tuple[StateHandle, ...]:
+        return self.base, *self.runs
+
+    @property
     def size(self) -> int:
         """Bytes."""
-        return self.base.length + sum(run.length for run in self.runs)
+        return sum(part.length for part in self.parts)
 
 
 def table_pieces(handles: Iterable[KeyedStateHandle], *, operator: str) -> list[TablePiece]:
@@ -58,3 +64,15 @@ def table_pieces(handles: Iterable[KeyedStateHandle], *, operator: str) -> list[
         TablePiece(place[0], table_format, meta, part, tuple(runs.get(place, ())))
         for place, (table_format, meta, part) in bases.items()
     ]
+
+
+def piece_batches(pieces: Sequence[TablePiece]) -> Iterator[Sequence[TablePiece]]:
+    """The same tables in order, in batches to be read at one time and held in memory."""
+    start, size = 0, 0
+    for position, piece in enumerate(pieces):
+        if position > start and size + piece.size > BATCH_BYTES_MAX:
+            yield pieces[start:position]
+            start, size = position, 0
+        size += piece.size
+    if start < len(pieces):
+        yield pieces[start:]

@@ -20,7 +20,7 @@ from statebackends.deltaruns import delta_run
 from statebackends.errors import CorruptStateError
 from statebackends.expiry import unexpired_chunks
 from statebackends.generations import MISSING, Generations, lookup, visible_chunks
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.keyedtables import (
     KEY_GROUP,
@@ -32,10 +32,10 @@ from statebackends.keyedtables import (
     sort_by_key_group,
 )
 from statebackends.keys import KeyType
-from statebackends.snapshot import write_part
+from statebackends.partwriter import PartsWriter
 from statebackends.state import KeyColumn
 from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
-from statebackends.storage.operations import Flow
+from statebackends.storage.operations import GroupedFlow
 
 TIME = "time"
 """Column of a timer's time, int64 ms."""
@@ -117,9 +117,7 @@ class GenerationsSource:
     def _unexpired(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         return chunks if self._horizon_ms is None else unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
 
-    def _changed_chunks(
-        self, base: int, changed: Sequence[ChangedKeys], asked: list[tuple[bytes, list[bytes]]]
-    ) -> Iterator[Chunk]:
+    def _changed_chunks(self, base: int, changed: Sequence[ChangedKeys], asked: list[tuple[bytes, list[bytes]]]) -> Iterator[Chunk]:
         """Those that are there; `asked` gets the keys that changed."""
         for (namespace, generations, layers), since in zip(self._frozen, changed, strict=True):
             with generations.lock:
@@ -273,18 +271,22 @@ def write_tables(
     key_groups: KeyGroupRange,
     target: SnapshotTarget,
     admit: Callable[[int], None] | None = None,
-) -> Flow[KeyedStateHandle]:
+) -> GroupedFlow[KeyedStateHandle]:
     """One part per source, empty ones included, so that a restore sees every state that was declared.
 
-    `admit` is told the bytes encoded so far before each part is written, and may raise."""
+    `admit` is told the bytes encoded so far after each part, and may raise."""
     table_format: TableFormat = "parquet" if target.canonical else "arrow"
-    parts: list[StateHandle] = []
+    writer = PartsWriter(target)
+    parts = []
     size = 0
     for source in sources:
         data = encode_keyed_table(source.table(), table_format)
         size += data.size
         if admit is not None:
             admit(size)
-        part: StateHandle = yield from write_part(memoryview(data), f"{source.meta.name}.{table_format}", target)
-        parts.append(part)
-    return KeyedStateHandle(key_groups, table_format, tuple(source.meta for source in sources), tuple(parts))
+        parts.append(writer.add(memoryview(data), f"{source.meta.name}.{table_format}"))
+        if writer.is_full:
+            yield from writer.store()
+    yield from writer.store()
+    metas = tuple(source.meta for source in sources)
+    return KeyedStateHandle(key_groups, table_format, metas, tuple(part.handle for part in parts))

@@ -27,6 +27,7 @@ from statebackends.storage import operations as ops
 from statebackends.storage.checksums import Digest
 from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
+from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 TEMPORARY_FOLDER = ".tmp"
 _NOT_NAMES = frozenset({"", ".", ".."})
@@ -34,6 +35,8 @@ TEMPORARY_AGE_MS = 24 * 3_600_000
 """A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
 _COPY_BYTES = 1 << 20
 _DELETE_PASSES_MAX = 3
+_TRANSFERS = TransferPool(transfers_max=4, bytes_max=8 * _COPY_BYTES, transfer_bytes_max=2 * _COPY_BYTES)
+"""Of all directories of a process: a file system makes several files durable in hardly more time than one."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -56,6 +59,8 @@ class LocalStorage:
         self._elsewhere = elsewhere
         self._folders = DurableFolders(self._fs, self._root)
         self._has_swept = False
+        self.transfers = _TRANSFERS if file_system is None else ONE_BY_ONE
+        """As `operations.ConcurrentStorage`; a file system that is not the real one is asked one thing at a time."""
 
     @property
     def root(self) -> str:

@@ -1,14 +1,18 @@
 """The storage port: operations as records, and flows that yield them.
 
 A *flow* is a generator that yields operations and is sent their results; it does no I/O itself. Production drives it
-on a pool thread with `run_flow`, the simulator steps it and may kill it between any two operations. Paths are
+on a pool thread with `run_flow`, the simulator steps it and may kill it between any two operations. A *grouped* flow may also
+yield flows that need nothing of each other; whoever drives it runs them at one time, or in any order. Paths are
 relative to the storage root, with `/`, never starting with `/` and never containing `..`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -139,6 +143,21 @@ Operation: TypeAlias = (
 Flow: TypeAlias = Generator[Operation, Any, T]
 
 
+@dataclass(frozen=True, slots=True)
+class InParallel:
+    """Flows that need nothing of each other. Result: list of their results, in their order.
+
+    If one fails, those that have not begun never do, the others end or are closed between two operations, and the first failure
+    in order is raised."""
+
+    flows: Sequence[Flow[Any]]
+    sizes: Sequence[int]
+    """Bytes that each transfers: so much is in memory at most while it runs."""
+
+
+GroupedFlow: TypeAlias = Generator[Operation | InParallel, Any, T]
+
+
 def path_of(operation: Operation) -> str:
     """The path, or the folder, that an operation is about; of a link, its target."""
     match operation:
@@ -166,13 +185,38 @@ class Storage(Protocol):
         """Perform one operation; its result is described on the record. Raises StorageUnavailableError on I/O errors."""
 
 
-def run_flow(flow: Flow[T], storage: Storage) -> T:
+@runtime_checkable
+class ConcurrentStorage(Protocol):
+    """Storage that gains by several operations at one time."""
+
+    @property
+    def transfers(self) -> TransferPool:
+        """The bounds that they share with others."""
+
+
+def transfers_of(storage: Storage) -> TransferPool:
+    """How many operations of a group run at one time on a storage: one, unless it says otherwise."""
+    return storage.transfers if isinstance(storage, ConcurrentStorage) else ONE_BY_ONE
+
+
+def _go_on() -> None:
+    pass
+
+
+def perform(wanted: Operation | InParallel, storage: Storage, check: Callable[[], None] = _go_on) -> Any:
+    """The result of an operation, or of a group. `check` is called before each flow of a group begins, and may raise."""
+    if not isinstance(wanted, InParallel):
+        return storage.execute(wanted)
+    return transfers_of(storage).run([partial(run_flow, flow, storage) for flow in wanted.flows], wanted.sizes, check)
+
+
+def run_flow(flow: GroupedFlow[T], storage: Storage) -> T:
     """Drive a flow to its end on this thread; errors of an operation are thrown into the flow at its yield."""
     try:
         operation = next(flow)
         while True:
             try:
-                result = storage.execute(operation)
+                result = perform(operation, storage)
             except Exception as error:
                 operation = flow.throw(error)
             else:
@@ -180,3 +224,49 @@ def run_flow(flow: Flow[T], storage: Storage) -> T:
     except StopIteration as stop:
         value: T = stop.value
         return value
+
+
+def one_by_one(flow: GroupedFlow[T], choose: Callable[[int], int] = lambda count: 0) -> Flow[T]:
+    """The same flow without groups, for drivers that perform one operation at a time.
+
+    `choose` says which of so many flows of a group, in their order, goes on by one operation."""
+    try:
+        wanted = next(flow)
+        while True:
+            try:
+                result = (yield from _in_turns(wanted, choose)) if isinstance(wanted, InParallel) else (yield wanted)
+            except Exception as error:
+                wanted = flow.throw(error)
+            else:
+                wanted = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        flow.close()
+
+
+def _in_turns(group: InParallel, choose: Callable[[int], int]) -> Flow[list[Any]]:
+    results: dict[int, Any] = {}
+    asked: dict[int, Operation] = {}
+    left = list(range(len(group.flows)))
+    try:
+        while left:
+            index = left[choose(len(left)) if len(left) > 1 else 0]
+            flow = group.flows[index]
+            try:
+                if index not in asked:
+                    asked[index] = next(flow)
+                try:
+                    result = yield asked[index]
+                except Exception as error:
+                    asked[index] = flow.throw(error)
+                else:
+                    asked[index] = flow.send(result)
+            except StopIteration as stop:
+                results[index] = stop.value
+                left.remove(index)
+    finally:
+        for index in left:
+            group.flows[index].close()
+    return [results[index] for index in range(len(group.flows))]

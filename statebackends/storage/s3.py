@@ -18,6 +18,7 @@ from statebackends.storage.s3_failures import FailureKind, RequestFailure, error
 from statebackends.storage.s3_files import blocks_of_file, replace_file
 from statebackends.storage.s3_location import check_path, is_s3, location_of, parse_location
 from statebackends.storage.s3_transfer import Found, Transfers, blocks_of
+from statebackends.storage.transfers import TransferPool
 
 PAGE_KEYS_MAX = 1_000
 """Keys in one listing, and in one request to delete them: S3's bound for both."""
@@ -36,6 +37,11 @@ class S3Storage:
     @property
     def root(self) -> str:
         return location_of(self._bucket, self._prefix)
+
+    @property
+    def transfers(self) -> TransferPool:
+        """As `operations.ConcurrentStorage`: requests wait for answers most of their time."""
+        return self._connection.transfers
 
     def at(self, location: str) -> ops.Storage:
         """Another bucket or prefix of the same endpoint, reached through the same connection; or a location elsewhere."""

@@ -16,6 +16,7 @@ import tenacity
 
 from statebackends.errors import InvalidConfigError
 from statebackends.storage.s3_failures import RETRYABLE, FailureKind, RequestFailure, failure_of
+from statebackends.storage.transfers import TransferPool
 
 T = TypeVar("T")
 
@@ -41,10 +42,15 @@ class S3Settings:
     """Objects above this size are sent and fetched in parts of it."""
     parts_in_flight_max: int = 4
     """Of one operation, and of all operations together; an operation holds up to twice as many in memory."""
+    transfers_in_flight_max: int = 8
+    """Files of one group that are sent or fetched at one time."""
+    transfer_bytes_max: int = 64 << 20
+    """Of files in memory at one time, in all groups together; a single one may hold more (see `parts_in_flight_max`)."""
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
-        for name in ("connect_timeout_ms", "read_timeout_ms", "backoff_first_ms", "backoff_max_ms", "parts_in_flight_max"):
+        positive = ("connect_timeout_ms", "read_timeout_ms", "backoff_first_ms", "backoff_max_ms", "parts_in_flight_max")
+        for name in (*positive, "transfers_in_flight_max", "transfer_bytes_max"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
         if self.retry_timeout_ms < 0:
@@ -72,6 +78,10 @@ class S3Connection:
         self._client: Any = None
         self._pool: ThreadPoolExecutor | None = None
         self._checks: set[tuple[str, str]] = set()
+        settings = self.settings
+        single_bytes_max = 2 * settings.parts_in_flight_max * settings.part_bytes
+        self.transfers = TransferPool(settings.transfers_in_flight_max, settings.transfer_bytes_max, single_bytes_max)
+        """Of all storages on this endpoint."""
 
     def request(self, name: str, **arguments: Any) -> dict[str, Any]:
         """One request, tried once, whose answer has no body to read. Raises RequestFailure."""

@@ -36,7 +36,7 @@ from operators.deploy import SubtaskBuilder, WorkerPorts
 from operators.worker import Worker
 from operators.worker_main import pickle_plan
 from statebackends.handles import OperatorSubtaskState
-from statebackends.storage.operations import Flow, Operation, Storage
+from statebackends.storage.operations import Flow, GroupedFlow, Operation, Storage, one_by_one
 
 States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 
@@ -86,8 +86,8 @@ class StepPool:
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         self.tasks.append(_Task(work, ended))
 
-    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
-        self.tasks.append(_Task(None, ended, flow, storage, token))
+    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        self.tasks.append(_Task(None, ended, one_by_one(flow), storage, token))
 
     def step(self, index: int) -> None:
         task = self.tasks[index]
@@ -194,9 +194,7 @@ class ScriptedCoordinator:
 
     @property
     def all_running(self) -> bool:
-        return len(self.statuses) == len(self.keys) and all(
-            status.state is TaskState.RUNNING for status in self.statuses.values()
-        )
+        return len(self.statuses) == len(self.keys) and all(status.state is TaskState.RUNNING for status in self.statuses.values())
 
     @property
     def all_drained(self) -> bool:
@@ -204,9 +202,7 @@ class ScriptedCoordinator:
 
     @property
     def all_finished(self) -> bool:
-        return len(self.statuses) == len(self.keys) and all(
-            status.state is TaskState.FINISHED for status in self.statuses.values()
-        )
+        return len(self.statuses) == len(self.keys) and all(status.state is TaskState.FINISHED for status in self.statuses.values())
 
     @property
     def failure(self) -> str:

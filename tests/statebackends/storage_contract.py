@@ -54,6 +54,27 @@ class StorageContract:
             storage.execute(ops.ReadFile("job/none"))
         assert caught.value.path.endswith("job/none")
 
+    def test_groups_of_transfers_up_and_down(self, storage: Storage, tmp_path: Path) -> None:
+        contents = {f"{number}.sst": os.urandom(1_000 + number) for number in range(20)}
+        for name, data in contents.items():
+            (tmp_path / name).write_bytes(data)
+
+        def move(operation: ops.UploadFile | ops.DownloadFile) -> ops.Flow[tuple[int, str]]:
+            result: tuple[int, str] = yield operation
+            return result
+
+        expected = [(len(data), checksum_of(data)) for data in contents.values()]
+        sizes = [length for length, _ in expected]
+        ups = [move(ops.UploadFile(str(tmp_path / name), f"shared/{name}")) for name in contents]
+        assert ops.perform(ops.InParallel(ups, sizes), storage) == expected
+        downs = [move(ops.DownloadFile(f"shared/{name}", str(tmp_path / f"back-{name}"))) for name in contents]
+        assert ops.perform(ops.InParallel(downs, sizes), storage) == expected
+        assert [(tmp_path / f"back-{name}").read_bytes() for name in contents] == list(contents.values())
+        names = [*contents, "none.sst"]
+        downs = [move(ops.DownloadFile(f"shared/{name}", str(tmp_path / f"again-{name}"))) for name in names]
+        with pytest.raises(ObjectMissingError, match=r"shared/none\.sst"):
+            ops.perform(ops.InParallel(downs, [*sizes, 1]), storage)
+
     def test_upload_and_download_check_what_passes(self, storage: Storage, tmp_path: Path) -> None:
         data = os.urandom(3_000_000)
         local, back = tmp_path / "local.sst", tmp_path / "back.sst"

@@ -30,6 +30,7 @@ from statebackends.state import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
+from statebackends.storage.operations import one_by_one
 from tests.statebackends.backend_harness import (
     ALL,
     COUNT,
@@ -426,7 +427,7 @@ def test_a_flow_that_fails_at_any_operation_leaves_the_backend_as_it_was(cluster
         pending = backend.snapshot(failing + 1)
         target = cluster.target(inline_threshold=0)
         with pytest.raises((OSError, StopIteration)):
-            _run_until(pending.flow(target), cluster, failing)
+            _run_until(one_by_one(pending.flow(target)), cluster, failing)
         pending.release()
         assert contents(backend) == expected
     assert contents(cluster.restored(cluster.take(backend))) == expected

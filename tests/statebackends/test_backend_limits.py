@@ -21,7 +21,7 @@ from statebackends.errors import (
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
 from statebackends.settings import StateBackendSettings
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from statebackends.storage.operations import Operation, Storage, UploadFile, run_flow
+from statebackends.storage.operations import Operation, Storage, UploadFile, one_by_one, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, use
 
 BLOB = ValueStateDescriptor("blob", bytes)
@@ -183,7 +183,7 @@ def test_local_copies_are_deleted_with_the_flow(rocks: Cluster) -> None:
     fill([backend], KEYS)
     rocks.take(backend)
     rocks.take(backend, canonical=True)
-    flow = backend.snapshot(3).flow(rocks.target(inline_threshold=0))
+    flow = one_by_one(backend.snapshot(3).flow(rocks.target(inline_threshold=0)))
     assert isinstance(next(flow), UploadFile)
     assert [path.name for path in rocks.root.glob("local-1/*") if path.name != "db"] != []
     flow.close()
