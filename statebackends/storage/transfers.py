@@ -63,7 +63,7 @@ class TransferPool:
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
         """Wait, first come, first served, until so many bytes may be held."""
-        held, ticket = min(size, self._transfer_bytes_max), object()
+        held, ticket = max(0, min(size, self._transfer_bytes_max)), object()
         with self._changed:
             self._waiting.append(ticket)
             try:
