@@ -1,0 +1,282 @@
+"""One simulated disk with a job's directory and its users' savepoints, built by the product's own flows, in several stages.
+
+Stages follow each other in the life of the job; a test takes one, lets a flow die in it, and sees what a leader makes of it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from barriers.jobgraph import ClaimMode, JobGraph, Submission
+from barriers.messages import SubtaskKey
+from chaos.disk import SimDisk
+from coordinator import events as on
+from coordinator import jobevents as job
+from coordinator.effects import Identity, StorageEffects
+from coordinator.jobmaster import JobMaster
+from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
+from coordinator.records import JobPaths, RestorePoint
+from coordinator.routing import RoutedStorage
+from coordinator.store import read_job
+from coordinator.submitting import Starter, resume_submission, start_submission
+from statebackends.backend import SnapshotTarget
+from statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
+from statebackends.keygroups import assign_key_groups
+from statebackends.keys import KeyType
+from statebackends.metadata import decode_metadata
+from statebackends.snapshot import write_part, write_shared_part
+from statebackends.snapshots.bootstrapping import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
+from statebackends.snapshots.contents import StoredSnapshot
+from statebackends.state import ValueStateDescriptor
+from statebackends.storage.operations import Flow, run_flow
+from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS, submission, word_count
+
+JOB, OTHER = "ab" * 16, "cd" * 16
+STATE = "/state"
+USERS = "/savepoints"
+HISTORY, UNWANTED = f"{USERS}/history", f"{USERS}/unwanted"
+COUNT = ValueStateDescriptor("counts", int)
+ROWS = {f"key-{number}": number for number in range(6)}
+ENTRIES = [b"a", b"b", b"c"]
+FIRST, SECOND = ("A", "B"), ("B", "C")
+"""Tables that each subtask has: the second checkpoint of the job shares one with the first."""
+
+
+States: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
+
+
+class Death(BaseException):
+    """The process is gone: whatever it calls afterwards fails alike."""
+
+
+_CHANGES = ("create", "write", "fsync", "fsync_folder", "link", "unlink", "mkdir", "rmdir")
+"""Dying before any other call leaves what dying before the next one of these leaves."""
+
+
+class Killer:
+    """Kills before the n-th call that changes something, a write in its middle."""
+
+    def __init__(self, before: int | None = None) -> None:
+        self.calls = 0
+        self._before = before
+        self._dead = False
+
+    def __call__(self, name: str, path: str, size: int) -> int:
+        if self._dead:
+            raise Death
+        if name in _CHANGES:
+            if self.calls == self._before:
+                self._dead = True
+                if name == "write" and size > 1:
+                    return size // 2
+                raise Death
+            self.calls += 1
+        return size
+
+
+@dataclass
+class Scene:
+    """A disk, and who looks at it."""
+
+    disk: SimDisk
+    now_ms: int = 1_000_000
+    _frozen: bytes = b""
+
+    def copy(self) -> Scene:
+        """The same scene on a disk of its own; a scene that is copied must not change any more."""
+        if not self._frozen:
+            self._frozen = pickle.dumps((self.disk._root, self.disk._numbers, self.disk._nonces))
+        disk = SimDisk()
+        disk._root, disk._numbers, disk._nonces = pickle.loads(self._frozen)
+        disk._nodes.clear()
+        disk._index("", disk._root)
+        return Scene(disk, self.now_ms)
+
+    @property
+    def storage(self) -> RoutedStorage:
+        """The coordinator's: a new one for each process."""
+        return RoutedStorage(self.disk.storage(STATE))
+
+    def run(self, flow: Flow[Any]) -> Any:
+        return run_flow(flow, self.storage)
+
+    def files(self, folder: str) -> dict[str, bytes]:
+        view = self.disk.view(folder)
+        return {path: view.peek(path) or b"" for path in view.paths()}
+
+    def state(self) -> frozenset[tuple[str, bytes]]:
+        """All that there is; of temporary files, which nobody reads, their names."""
+        view = self.disk.view("/")
+        return frozenset((path, b"" if "/.tmp/" in path else view.peek(path) or b"") for path in view.paths())
+
+    def savepoint(self, folder: str) -> StoredSnapshot:
+        """Of a user, by its location."""
+        parent, _, name = folder.rpartition("/")
+        storage = self.disk.storage(parent)
+        content = self.disk.view(parent).peek(f"{name}/_metadata")
+        assert content is not None
+        return StoredSnapshot(decode_metadata(content, folder), storage, name)
+
+    # ------------------------------------------------------------------------------------------------------- leaders
+
+    def recorded(self, job_id: str = JOB) -> RecordedJob:
+        return self.run(read_job(JobPaths(job_id)))  # type: ignore[no-any-return]
+
+    def recovery_point(self, job_id: str = JOB) -> RestorePoint | None:
+        found = self.recorded(job_id)
+        assert found.newest_submission is not None
+        return derive_recovery_point(found, found.newest_submission)
+
+    def completed(self, job_id: str = JOB) -> list[int]:
+        return [each.checkpoint_id for each in self.recorded(job_id).with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point]
+
+    def effects(self, job_id: str = JOB) -> StorageEffects:
+        recorded = self.recorded(job_id)
+        record = recorded.newest_submission
+        assert record is not None
+        identity = Identity(job_id, max(recorded.epochs), "leader", record.number, record.graph)
+        return StorageEffects(identity, lambda: self.now_ms)
+
+    def lead(self, job_id: str = JOB) -> job.JobSetup:
+        """A new leader comes, and does all that it does without workers: settle, drop what is beyond retention, release."""
+        self.now_ms += 1
+        setup: job.JobSetup = self.run(resume_submission(job_id, Starter(f"leader {self.now_ms}", "", "directory", self.now_ms)))
+        identity = Identity(job_id, setup.epoch, f"leader {self.now_ms}", setup.submission, setup.graph)
+        master, effects = JobMaster(setup, rng=random.Random(1)), StorageEffects(identity, lambda: self.now_ms)
+        events: list[job.Event] = [job.JobStarted()]
+        while events:
+            for action in master.handle(events.pop(0), now_ms=self.now_ms, wall_ms=self.now_ms):
+                if not isinstance(action, job.Answer | job.Refuse | job.Deliver | job.CloseStream | job.JobEnded):
+                    outcome = self.run(effects.flow(action))
+                    events += [outcome] if outcome is not None else []
+        return setup
+
+
+# -------------------------------------------------------------------------------------------------------------- stages
+
+
+def graph(**settings: Any) -> JobGraph:
+    return word_count(state_backend="rocksdb", **settings)
+
+
+def upload(
+    scene: Scene, number: int, tables: Sequence[str] = FIRST, *, base: int = 0, job_id: str = JOB, savepoint: str = ""
+) -> States:
+    """What the workers store for a checkpoint, or in a savepoint's folder; the tables that its base has are not stored again."""
+    source, count = graph().vertices
+    states: States = {}
+    paths = JobPaths(job_id)
+    known: dict[str, FileHandle] = {}
+    if base:
+        metadata = decode_metadata(scene.disk.view(STATE).peek(paths.decision(base)) or b"", "base")
+        for operator in metadata.operators:
+            for subtask, state in enumerate(operator.subtasks):
+                for handle in state.keyed:
+                    parts_of = zip(handle.names, handle.parts, strict=True)
+                    known |= {f"{subtask} {name}": part for name, part in parts_of if isinstance(part, FileHandle)}
+    for subtask in range(2):
+        folder = savepoint or paths.checkpoint(number)
+        target = SnapshotTarget(number, folder, f"source-{subtask}-1-n", False, 0)
+        part = scene.run(write_part(b"\x91\xc4\x01" + b"%d" % subtask, "offsets", target))
+        states[SubtaskKey(source.vertex_id, subtask)] = {
+            "source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, 1),))
+        }
+        target = SnapshotTarget(number, folder, f"count-{subtask}-1-n", False, 0, f"{number}-1-count-{subtask}-n")
+        parts: list[StateHandle] = []
+        for name in tables:
+            write = write_part if savepoint else write_shared_part
+            stored = known.get(f"{subtask} {name}.sst")
+            parts.append(stored or scene.run(write(f"table {name} of {subtask}".encode(), f"{name}.sst", target)))
+        groups = assign_key_groups(MAX_PARALLELISM, 2, subtask)
+        keyed = KeyedStateHandle(groups, "rocksdb", (COUNTS,), tuple(parts), tuple(f"{name}.sst" for name in tables))
+        states[SubtaskKey(count.vertex_id, subtask)] = {"count": OperatorSubtaskState(keyed=(keyed,))}
+    return states
+
+
+def claim(scene: Scene, number: int, request: on.CheckpointRequest | None = None, job_id: str = JOB) -> Any:
+    request = request or on.CheckpointRequest()
+    folder = request.folder or JobPaths(job_id).checkpoint(number)
+    return scene.run(scene.effects(job_id).flow(on.WriteClaim(number, request, folder, 1)))
+
+
+def publish(
+    scene: Scene,
+    number: int,
+    states: States,
+    request: on.CheckpointRequest | None = None,
+    job_id: str = JOB,
+) -> Any:
+    request = request or on.CheckpointRequest()
+    folder = request.folder or JobPaths(job_id).checkpoint(number)
+    action = on.WriteMetadata(number, request.kind, 1, folder, scene.now_ms, states)
+    return scene.run(scene.effects(job_id).flow(action))
+
+
+def history(scene: Scene, folder: str) -> StoredSnapshot:
+    """A user's own savepoint, of rows that they had."""
+    shape = Shape("history", MAX_PARALLELISM, 2, 5)
+    layout = layout_of_descriptor("count", COUNT, KeyType.parse("utf8"), shape)
+    rows = pa.table({"key": list(ROWS), "namespace": [b""] * len(ROWS), "value": list(ROWS.values())})
+    entries = pa.table({"value": pa.array(ENTRIES, pa.binary())})
+    parent, _, name = folder.rpartition("/")
+    states = [NewState(layout, [rows]), NewEntries("source", OFFSETS, [entries])]
+    return write_savepoint(states, shape, scene.disk.storage(parent), name)
+
+
+def started() -> Scene:
+    """A job whose first attempt runs; beside it two savepoints of its users."""
+    scene = Scene(SimDisk())
+    history(scene, HISTORY)
+    history(scene, UNWANTED)
+    asked = submission(graph(retained_checkpoints=1), job_id=JOB)
+    scene.run(start_submission(JOB, asked, Starter("leader", "", "directory", 0)))
+    scene.run(scene.effects().flow(job.PrepareAttempt(1, None, 0)))
+    return scene
+
+
+def first_completed() -> Scene:
+    scene = started()
+    claim(scene, 1)
+    publish(scene, 1, upload(scene, 1))
+    return scene
+
+
+def second_claimed() -> Scene:
+    scene = first_completed()
+    claim(scene, 2)
+    return scene
+
+
+def second_completed() -> Scene:
+    """The first one is to be dropped."""
+    scene = second_claimed()
+    publish(scene, 2, upload(scene, 2, SECOND, base=1))
+    return scene
+
+
+def ended() -> Scene:
+    """The job was canceled, and retains nothing."""
+    scene = second_completed()
+    scene.run(scene.effects().flow(job.WriteResult(job.JobState.CANCELED, "", 2, 2)))
+    return scene
+
+
+def given() -> Scene:
+    """Another job was started from the history, owns it, and has subsumed it just now."""
+    scene = started()
+    scene.run(start_submission(OTHER, asking(), Starter("other", "", "directory", 0)))
+    scene.run(scene.effects(OTHER).flow(job.PrepareAttempt(1, scene.recovery_point(OTHER), 0)))
+    first = scene.recorded(OTHER).submissions[1].first_checkpoint_id
+    claim(scene, first, job_id=OTHER)
+    publish(scene, first, upload(scene, first, job_id=OTHER), job_id=OTHER)
+    return scene
+
+
+def asking(job_id: str = OTHER) -> Submission:
+    """The history is to be another job's."""
+    return submission(graph(retained_checkpoints=1), job_id=job_id, restore=HISTORY, claim_mode=ClaimMode.CLAIM)

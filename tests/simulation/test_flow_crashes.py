@@ -1,0 +1,490 @@
+"""Every flow that writes or deletes what belongs to a snapshot, killed at each of its calls to the disk (J20, S06; I11, I14, I16,
+I22-I29).
+
+A row of the table is a flow in a scene. It is killed before each call that changes the disk, writes in their middle, with and
+without a loss of power, and behind the last one. Then a leader comes, and another one, and what must hold holds; whoever ran the
+flow runs it again."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator import events as on
+from coordinator import jobevents as job
+from coordinator.claiming import dispose_snapshot
+from coordinator.fsck import FsckReport, FsckRequest, check_directory
+from coordinator.publication import CheckpointFact
+from coordinator.records import METADATA, OWNER, JobPaths, OwnerRecord, decode_record
+from coordinator.restore import assign_state, find_list_states
+from coordinator.snapshots import find_problems, in_folder, load_snapshot, read_lists
+from coordinator.store import put_once
+from coordinator.submitting import Starter, clear_ended, preflight, start_submission
+from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
+from statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
+from statebackends.keygroups import assign_key_groups
+from statebackends.metadata import SnapshotMetadata
+from statebackends.operator_state import read_entries
+from statebackends.snapshot import file_handles
+from statebackends.snapshots.contents import StoredSnapshot
+from statebackends.snapshots.copying import copy_snapshot
+from statebackends.snapshots.diffing import diff_snapshots
+from statebackends.snapshots.editing import edit_snapshot
+from statebackends.snapshots.rows import state_batches, state_schema
+from statebackends.snapshots.verifying import verify_files
+from statebackends.storage.operations import run_flow
+from tests.coordinator.doubles import MAX_PARALLELISM
+from tests.simulation import crash_scenes as scenes
+from tests.simulation.crash_scenes import (
+    ENTRIES,
+    HISTORY,
+    JOB,
+    OTHER,
+    ROWS,
+    SECOND,
+    STATE,
+    UNWANTED,
+    USERS,
+    Death,
+    Killer,
+    Scene,
+    asking,
+    claim,
+    history,
+    publish,
+    upload,
+)
+
+Stage = Callable[[], Scene]
+SAVEPOINT = on.CheckpointRequest(CheckpointKind.SAVEPOINT, "t", folder=f"{USERS}/savepoint-2")
+MADE = f"{USERS}/made"
+"""Where tools write."""
+THIRD = "ef" * 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A flow: what it needs, what it does, and what must hold when it died, or came to its end (`done`)."""
+
+    stage: Stage
+    run: Callable[[Scene, Scene], Any]
+    """Told the scene, and the same scene as it was; what is made ready in the second is not killed."""
+    holds: Callable[[Scene, bool], None]
+    users: tuple[str, ...] = (HISTORY, UNWANTED)
+    """Folders of users that nobody may change (I25)."""
+    outside: bool = False
+    """A tool of users, which touches nothing in the state directory."""
+
+
+@functools.cache
+def at(stage: Stage) -> Scene:
+    """Stages are built once."""
+    return stage()
+
+
+def recovers_at(*numbers: int, done: int) -> Callable[[Scene, bool], None]:
+    """Which checkpoint a recovery goes on from: one of these, and when the flow had ended, that one (I14, I22)."""
+
+    def holds(scene: Scene, finished: bool) -> None:
+        found = scene.recovery_point()
+        number = 0 if found is None else found.checkpoint_id
+        assert number == done if finished else number in numbers, f"a recovery goes on from {number}"
+
+    return holds
+
+
+# ------------------------------------------------------------------------------------------------------ flows of the job
+
+
+def uploads(scene: Scene, before: Scene) -> Any:
+    return upload(scene, 2, SECOND, base=1)
+
+
+def publishes(scene: Scene, before: Scene) -> Any:
+    return publish(scene, 2, uploaded_with_states()[1])
+
+
+@functools.cache
+def uploaded_with_states() -> tuple[Scene, scenes.States]:
+    """Behind the uploads of the second checkpoint."""
+    scene = at(scenes.second_claimed).copy()
+    return scene, upload(scene, 2, SECOND, base=1)
+
+
+def uploaded() -> Scene:
+    return uploaded_with_states()[0]
+
+
+def takes_a_savepoint(scene: Scene, before: Scene) -> Any:
+    outcome = claim(scene, 2, SAVEPOINT)
+    assert isinstance(outcome, on.ClaimWritten)
+    return publish(scene, 2, upload(scene, 2, savepoint=SAVEPOINT.folder or ""), SAVEPOINT)
+
+
+def has_a_savepoint(scene: Scene, finished: bool) -> None:
+    """Behind a recovery it is whole, or nothing is left of it; whichever, a recovery does not go on from it.
+
+    A probe of the folder that was killed may leave its empty file: the id was not taken yet, so that nobody knows of it."""
+    recovers_at(1, done=1)(scene, finished)
+    is_probed = 2 not in scene.recorded().checkpoints
+    scene.lead()
+    left = scene.files(SAVEPOINT.folder or "")
+    assert left or not finished
+    if is_probed:
+        assert left in ({}, {"_probe-leader": b""})
+    elif left:
+        assert is_sound(scene.savepoint(SAVEPOINT.folder or ""))
+        deals_out(scene, SAVEPOINT.folder or "")
+
+
+def aborts(scene: Scene, before: Scene) -> Any:
+    effects = scene.effects()
+    outcome = scene.run(effects.flow(on.WriteAborted(2, FailureReason.EXPIRED, "too late")))
+    scene.run(effects.flow(on.DiscardState(2, JobPaths(JOB).checkpoint(2))))
+    return outcome
+
+
+def subsumes(scene: Scene, before: Scene) -> Any:
+    """The first checkpoint goes, and the tables that only it names."""
+    first, second = (set(shared(scene, number)) for number in (1, 2))
+    assert len(first - second) == 2
+    names = tuple(sorted(path.rpartition("/")[2] for path in first - second))
+    return scene.run(scene.effects().flow(on.DropCheckpoint(1, JobPaths(JOB).checkpoint(1), names)))
+
+
+def shared(scene: Scene, number: int) -> Iterator[str]:
+    """Shared files that a checkpoint names."""
+    for operator in scene.run(load_snapshot(JobPaths(JOB).checkpoint(number))).operators:
+        for state in operator.subtasks:
+            yield from (handle.path for handle in file_handles(state) if handle.path.startswith("../"))
+
+
+def ends(scene: Scene, before: Scene) -> Any:
+    scene.run(scene.effects().flow(job.WriteResult(job.JobState.CANCELED, "", 2, 2)))
+    scene.run(clear_ended(JOB, Starter("cleaner", "", "directory", scene.now_ms)))
+
+
+def has_ended(scene: Scene, finished: bool) -> None:
+    if scene.recorded().is_live:
+        recovers_at(2, done=0)(scene, finished)
+        return
+    scene.run(clear_ended(JOB, Starter("another", "", "directory", scene.now_ms)))
+    left = [path for path in scene.disk.view(STATE).paths(JOB) if "/chk-" in path or "/shared/" in path]
+    assert left == [], "an ended job leaves nothing that it does not keep (I24)"
+
+
+def leads(scene: Scene, before: Scene) -> Any:
+    return scene.lead()
+
+
+# ------------------------------------------------------------------------------------------------------------ ownership
+
+
+def claims(scene: Scene, before: Scene) -> Any:
+    return scene.run(start_submission(OTHER, asking(), Starter("claimer", "", "directory", scene.now_ms)))
+
+
+def is_claimed(scene: Scene, finished: bool) -> None:
+    """Whoever claimed it owns it: it starts again, nobody else may claim it, and it is whole until it is subsumed."""
+    left = scene.files(HISTORY)
+    content = left.pop(OWNER, None)
+    assert left == at(scenes.started).files(HISTORY)
+    assert content is not None or not finished
+    assert content is None or decode_record(OwnerRecord, content, OWNER).job_id == OTHER
+    if scene.recorded(OTHER).is_live:
+        scene.lead(OTHER)
+    else:
+        scene.run(start_submission(OTHER, asking(), Starter("again", "", "directory", scene.now_ms)))
+    assert scene.recovery_point(OTHER) is not None
+    with pytest.raises(SnapshotClaimedError):
+        scene.run(start_submission(THIRD, asking(THIRD), Starter("third", "", "directory", scene.now_ms)))
+    assert contents(scene, HISTORY) == (ROWS, ENTRIES)
+    deals_out(scene, HISTORY)
+
+
+def releases(scene: Scene, before: Scene) -> Any:
+    point = scene.recorded(OTHER).submissions[1].base
+    assert point is not None
+    assert point.claim
+    return scene.run(scene.effects(OTHER).flow(job.Release(point.folder, point.claim)))
+
+
+def is_released(scene: Scene, finished: bool) -> None:
+    scene.lead(OTHER)
+    assert scene.files(HISTORY) == {}, "the next leader deletes what is left of it (I24)"
+    found = scene.recovery_point(OTHER)
+    assert found is not None
+    assert not found.explicit
+    assert problems_of(scene, found.folder) == []
+
+
+def disposes(scene: Scene, before: Scene) -> Any:
+    return scene.run(dispose_snapshot(UNWANTED, "user", scene.now_ms))
+
+
+def is_disposed(scene: Scene, finished: bool) -> None:
+    left = set(scene.files(UNWANTED))
+    assert not finished or not left
+    if METADATA in left:
+        assert not problems_of(scene, UNWANTED), "as long as it looks whole it is whole"
+    else:
+        asked = scenes.submission(scenes.graph(), job_id=OTHER, restore=UNWANTED)
+        assert not scene.run(preflight(OTHER, asked)).fits, "no job starts from what is left"
+    if left:
+        scene.run(dispose_snapshot(UNWANTED, "again", scene.now_ms))
+    assert scene.files(UNWANTED) == {}
+    with pytest.raises(NotFoundError):
+        scene.run(dispose_snapshot(UNWANTED, "twice", scene.now_ms))
+
+
+# ---------------------------------------------------------------------------------------------------------------- tools
+
+
+def copies(scene: Scene, before: Scene) -> Any:
+    folder = f"{JOB}/chk-2"
+    stored = StoredSnapshot(scene.run(load_snapshot(folder)), scene.disk.storage(STATE), folder)
+    return copy_snapshot(stored, scene.disk.storage(USERS), "made")
+
+
+def edits(scene: Scene, before: Scene) -> Any:
+    def more(batches: Any, schema: Any) -> Iterator[pa.Table]:
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            index = table.schema.get_field_index("value")
+            yield table.set_column(index, "value", pa.array([value + 100 for value in batch.column("value").to_pylist()]))
+
+    def others(batches: Any, schema: Any) -> Iterator[pa.Table]:
+        yield pa.table({"value": [entry.upper() for batch in batches for entry in batch.column("value").to_pylist()]})
+
+    changes = {("count", "counts"): more, ("source", "offsets"): others}
+    return edit_snapshot(scene.savepoint(HISTORY), changes, scene.disk.storage(USERS), "made", now_ms=0)
+
+
+def bootstraps(scene: Scene, before: Scene) -> Any:
+    return history(scene, MADE)
+
+
+def is_made(check: Callable[[Scene], None], run: Callable[[Scene, Scene], Any]) -> Callable[[Scene, bool], None]:
+    """The target is whole, or no snapshot, and then nobody writes into what is left of it."""
+
+    def holds(scene: Scene, finished: bool) -> None:
+        left = scene.files(MADE)
+        if METADATA in left:
+            assert is_sound(scene.savepoint(MADE))
+            check(scene)
+        else:
+            assert not finished
+        if left:
+            with pytest.raises(InvalidConfigError):
+                run(scene, scene)
+            assert scene.files(MADE) == left, "nothing is overwritten"
+        else:
+            run(scene, scene)
+            check(scene)
+
+    return holds
+
+
+def copy_is_equal(scene: Scene) -> None:
+    copied = scene.savepoint(MADE)
+    assert copied.is_self_contained
+    names = Counter(
+        (operator.uid, name, part.checksum)
+        for operator in copied.metadata.operators
+        for state in operator.subtasks
+        for keyed in state.keyed
+        for name, part in zip(keyed.names, keyed.parts, strict=True)
+    )
+    assert sorted(name for _, name, _ in names) == ["B.sst", "B.sst", "C.sst", "C.sst"]
+    deals_out(scene, MADE)
+
+
+def edit_is_equal(scene: Scene) -> None:
+    assert contents(scene, MADE) == ({key: value + 100 for key, value in ROWS.items()}, [entry.upper() for entry in ENTRIES])
+    deals_out(scene, MADE)
+
+
+def bootstrap_is_equal(scene: Scene) -> None:
+    assert diff_snapshots(scene.savepoint(HISTORY), scene.savepoint(MADE)).is_same
+    deals_out(scene, MADE)
+
+
+def repairs(scene: Scene, before: Scene) -> Any:
+    request = FsckRequest(safety_age_ms=0, repair=True, nonce="repair")
+    return scene.run(check_directory(request, STATE, scene.now_ms))
+
+
+def littered() -> Scene:
+    """Beside two checkpoints, files that nobody owns: of an aborted id, of one whose deletion was cut off, of nobody."""
+    scene = scenes.second_completed().copy()
+    for path in ("chk-2/late", "shared/7-1-count-0-n-Z.sst", "chk-9/count-0-1-n-x"):
+        scene.run(put_once(f"{JOB}/{path}", b"left"))
+    scene.now_ms += 1
+    return scene
+
+
+def is_repaired(scene: Scene, finished: bool) -> None:
+    assert scene.completed() == [1, 2], "a repair deletes no checkpoint"
+    report = repairs(scene, scene)
+    assert (report.orphans, report.refused, report.problems) == ((), {}, ())
+    assert not finished or not report.deleted
+
+
+CASES = {
+    "upload": Case(scenes.second_claimed, uploads, recovers_at(1, done=1)),
+    "publish": Case(uploaded, publishes, recovers_at(1, 2, done=2)),
+    "savepoint": Case(scenes.first_completed, takes_a_savepoint, has_a_savepoint),
+    "abort": Case(uploaded, aborts, recovers_at(1, done=1)),
+    "subsume": Case(scenes.second_completed, subsumes, recovers_at(2, done=2)),
+    "delete at the end": Case(scenes.second_completed, ends, has_ended),
+    "recover": Case(uploaded, leads, recovers_at(1, done=1)),
+    "recover and subsume": Case(scenes.second_completed, leads, recovers_at(2, done=2)),
+    "claim": Case(scenes.started, claims, is_claimed, users=(UNWANTED,)),
+    "release": Case(scenes.given, releases, is_released, users=(UNWANTED,)),
+    "dispose": Case(scenes.second_completed, disposes, is_disposed, users=(HISTORY,), outside=True),
+    "copy": Case(scenes.second_completed, copies, is_made(copy_is_equal, copies), outside=True),
+    "edit": Case(scenes.first_completed, edits, is_made(edit_is_equal, edits), outside=True),
+    "bootstrap": Case(scenes.started, bootstraps, is_made(bootstrap_is_equal, bootstraps), outside=True),
+    "repair": Case(littered, repairs, is_repaired),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def problems_of(scene: Scene, folder: str) -> list[Any]:
+    """Every file of a snapshot that is missing, or has not its length and checksum (I11)."""
+    return scene.run(find_problems(scene.run(load_snapshot(folder)), folder, checksums=True))  # type: ignore[no-any-return]
+
+
+def is_sound(stored: StoredSnapshot) -> bool:
+    return run_flow(verify_files(stored), stored.storage).is_sound
+
+
+def contents(scene: Scene, folder: str) -> tuple[dict[str, int], list[bytes]]:
+    """Counts by key and the entries of the source, as tools read them."""
+    stored = scene.savepoint(folder)
+    found: list[list[dict[str, Any]]] = []
+    with stored.reader() as reader:
+        for uid, name in (("count", "counts"), ("source", "offsets")):
+            state = stored.state(uid, name)
+            batches = state_batches(reader, state, state_schema(reader, state))
+            found.append([row for batch in batches for row in batch.to_pylist()])
+    return {row["key"]: row["value"] for row in found[0]}, [row["value"] for row in found[1]]
+
+
+def deals_out(scene: Scene, folder: str) -> None:
+    """At any parallelism each key group has one owner with all its state (I26), and each entry goes to one subtask (I27, I28)."""
+    metadata = scene.run(load_snapshot(folder))
+    stored = Counter(entry for state in operator_of(metadata, "source").subtasks for entry in entries_of(scene, folder, state))
+    for parallelism in (1, 2, 3):
+        graph = scenes.word_count(parallelism, state_backend="rocksdb")
+        lists = {
+            (operator.uid, name): scene.run(read_lists(operator, name, folder))
+            for operator, name in find_list_states(metadata, graph)
+        }
+        assigned = assign_state(metadata, graph, lists)
+        source, count = graph.vertices
+        dealt: Counter[bytes] = Counter()
+        for subtask in range(parallelism):
+            dealt.update(entries_of(scene, folder, assigned[scenes.SubtaskKey(source.vertex_id, subtask)]["source"]))
+            own = assign_key_groups(MAX_PARALLELISM, parallelism, subtask)
+            handles = assigned[scenes.SubtaskKey(count.vertex_id, subtask)]["count"].keyed
+            covered = [group for handle in handles for group in range(*own_part(handle.key_groups, own))]
+            assert sorted(covered) == list(range(own.start, own.stop))
+        assert dealt == stored
+
+
+def own_part(groups: KeyGroupRange, own: KeyGroupRange) -> tuple[int, int]:
+    common = groups.intersection(own)
+    return common.start, common.stop
+
+
+def operator_of(metadata: SnapshotMetadata, uid: str) -> OperatorState:
+    return next(operator for operator in metadata.operators if operator.uid == uid)
+
+
+def entries_of(scene: Scene, folder: str, state: OperatorSubtaskState) -> Iterator[bytes]:
+    for handle in state.operator:
+        yield from scene.run(in_folder(folder, functools.partial(read_entries, handle, operator="source")))
+
+
+def is_whole(scene: Scene) -> None:
+    """Whatever stands as completed has all its files, before anybody tidies up (I11, I23), and what was completed is not aborted
+    (I13): only the second id is ever undecided."""
+    recorded = scene.recorded()
+    for number in scene.completed():
+        assert problems_of(scene, JobPaths(JOB).checkpoint(number)) == []
+    undecided = recorded.with_fact(CheckpointFact.UNDECIDED) + recorded.with_fact(CheckpointFact.ABORTED)
+    assert 1 not in [each.checkpoint_id for each in undecided]
+
+
+def rests(scene: Scene) -> None:
+    """A leader comes, and another one: they find the same, and all that there is has an owner and is whole."""
+    if scene.recorded().is_live:
+        scene.lead()
+        first, kept = scene.recovery_point(), scene.completed()
+        scene.lead()
+        assert (scene.recovery_point(), scene.completed()) == (first, kept), "I29"
+        assert len(kept) <= 1, "I16: retained_checkpoints is 1"
+        if first is not None:
+            assert first.checkpoint_id in kept, "I16: the newest one is kept"
+            assert problems_of(scene, first.folder) == [], "I11, I23"
+            deals_out(scene, first.folder)
+    report: FsckReport = scene.run(check_directory(FsckRequest(safety_age_ms=0, checksums=True), STATE, scene.now_ms))
+    assert (report.problems, report.damaged_jobs) == ((), {}), "I11"
+    assert report.orphans == (), "I24"
+
+
+def outcomes(case: Case) -> Iterator[tuple[Scene, bool, str]]:
+    """The scenes that deaths leave, each once: whether the flow had ended, and where it died."""
+    point, finished = 0, False
+    seen = set()
+    while not finished:
+        for power in (False, True):
+            scene = at(case.stage).copy()
+            scene.disk.before_call = killer = Killer(point)
+            try:
+                case.run(scene, scene)
+            except Death:
+                pass
+            else:
+                finished = True
+                assert killer.calls == point
+            scene.disk.before_call = None
+            if power:
+                scene.disk.power_loss(random.Random(point))
+            found = (finished, scene.state())
+            if found not in seen:
+                seen.add(found)
+                yield scene, finished, f"killed before change {point}{', power lost' if power else ''}"
+        point += 1
+    assert len(seen) > 4, "a flow that changes so little would not be tested"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_flow_killed_anywhere_leaves_what_must_hold(name: str) -> None:
+    case = CASES[name]
+    before = {folder: at(case.stage).files(folder) for folder in (STATE, *case.users)}
+    assert all(before.values())
+    for scene, finished, where in outcomes(case):
+        try:
+            if not case.outside:
+                is_whole(scene)
+                case.holds(scene, finished)
+                rests(scene)
+            else:
+                assert scene.files(STATE) == before[STATE]
+                case.holds(scene, finished)
+            for folder in case.users:
+                assert scene.files(folder) == before[folder], "I25: a user's snapshot was changed"
+        except (AssertionError, HoldfastError) as error:
+            raise AssertionError(f"{name}, {where}{' (at its end)' if finished else ''}: {error}") from error
