@@ -29,11 +29,12 @@ from statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHand
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType
 from statebackends.metadata import decode_metadata
-from statebackends.snapshot import write_part, write_shared_part
+from statebackends.partwriter import PartsWriter, WrittenPart
+from statebackends.snapshot import write_part
 from statebackends.snapshots.bootstrapping import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.state import ValueStateDescriptor
-from statebackends.storage.operations import Flow, run_flow
+from statebackends.storage.operations import GroupedFlow, one_by_one, run_flow
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS, submission, word_count
 
 JOB, OTHER = "ab" * 16, "cd" * 16
@@ -102,8 +103,8 @@ class Scene:
         """The coordinator's: a new one for each process."""
         return RoutedStorage(self.disk.storage(STATE))
 
-    def run(self, flow: Flow[Any]) -> Any:
-        return run_flow(flow, self.storage)
+    def run(self, flow: GroupedFlow[Any]) -> Any:
+        return run_flow(one_by_one(flow), self.storage)
 
     def files(self, folder: str) -> dict[str, bytes]:
         view = self.disk.view(folder)
@@ -187,13 +188,15 @@ def upload(
             "source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, 1),))
         }
         target = SnapshotTarget(number, folder, f"count-{subtask}-1-n", False, 0, f"{number}-1-count-{subtask}-n")
-        parts: list[StateHandle] = []
+        writer = PartsWriter(target)
+        parts: list[StateHandle | WrittenPart] = []
         for name in tables:
-            write = write_part if savepoint else write_shared_part
             stored = known.get(f"{subtask} {name}.sst")
-            parts.append(stored or scene.run(write(f"table {name} of {subtask}".encode(), f"{name}.sst", target)))
+            parts.append(stored or writer.add(f"table {name} of {subtask}".encode(), f"{name}.sst", is_shared=not savepoint))
+        scene.run(writer.store())
+        handles = tuple(part.handle if isinstance(part, WrittenPart) else part for part in parts)
         groups = assign_key_groups(MAX_PARALLELISM, 2, subtask)
-        keyed = KeyedStateHandle(groups, "rocksdb", (COUNTS,), tuple(parts), tuple(f"{name}.sst" for name in tables))
+        keyed = KeyedStateHandle(groups, "rocksdb", (COUNTS,), handles, tuple(f"{name}.sst" for name in tables))
         states[SubtaskKey(count.vertex_id, subtask)] = {"count": OperatorSubtaskState(keyed=(keyed,))}
     return states
 
