@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from statebackends.deltaruns import tombstones
 from statebackends.generations import Generations, MapGenerations, MapLayer, visible_chunks
-from statebackends.handles import KeyedStateHandle
+from statebackends.handles import KeyedStateHandle, StateMeta
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.statecodec import StateCodec
 from statebackends.storage.operations import Storage
@@ -19,6 +20,7 @@ from statebackends.tablechains import StoredChains
 from statebackends.tablesnapshot import TablesSnapshot
 from statebackends.tablesources import ChangingSource, GenerationsSource
 
+_ROW_KINDS = ("value", "reducing", "aggregating")
 _ENTRY_BYTES = 200
 """Estimate for one entry of a dict: key bytes, value object, slot."""
 
@@ -104,6 +106,24 @@ class HeapKeyedBackend(KeyedBackendBase):
                 _merge(live, keys, values)
             else:
                 live.update(zip(keys, values, strict=True))
+
+    def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
+        """Where a row is all that a key has, and none of them has expired: the newest just replaces the others."""
+        if meta.kind not in _ROW_KINDS or meta.name in self._expiries:
+            return False
+        codec = self._codecs[meta.name]
+        self._load_rows(codec, table)
+        for run in runs:
+            self._load_run(codec, run)
+        return True
+
+    def _load_run(self, codec: StateCodec, run: pa.Table) -> None:
+        gone = tombstones(run)
+        self._load_rows(codec, run.filter(pa.array(~gone)))
+        for namespace, keys in self._rows.keys_of(run.filter(pa.array(gone))):
+            live = self._generations_of(codec, namespace).live
+            for key in keys:
+                live.pop(key, None)
 
 
 def _merge(live: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:

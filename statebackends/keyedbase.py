@@ -358,6 +358,8 @@ class KeyedBackendBase(ABC):
         table = self._decode_table(meta, piece.base, piece.format, next(read))
         runs = [self._decode_table(meta, run, "arrow", next(read)) for run in piece.runs]
         try:
+            if runs and self._load_runs(meta, table, runs):
+                return
             if runs:
                 own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
                 table = merged_runs(table, runs, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
@@ -371,6 +373,10 @@ class KeyedBackendBase(ABC):
                 operator=self._operator,
                 reason="table",
             ) from error
+
+    def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
+        """Load a table and the delta runs upon it where that needs no merging; False: nothing was loaded."""
+        return False
 
     def _decode_table(self, meta: StateMeta, part: StateHandle, table_format: str, data: bytes) -> pa.Table:
         path = getattr(part, "path", f"inline part of state {meta.name!r}")

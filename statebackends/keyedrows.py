@@ -16,6 +16,7 @@ import pyarrow as pa
 from statebackends.errors import StateValueError
 from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns, keyed_table_schema
 from statebackends.keys import KeyType
+from statebackends.sortedrows import GroupSort, RowStream
 from statebackends.statecodec import StateCodec
 
 ROWS_PER_BATCH = 1 << 15
@@ -39,15 +40,20 @@ class KeyedRows:
         arrays = self.key_type.arrays_of_encoded(encoded)
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
 
-    def table(self, codec: StateCodec, chunks: Iterable[Chunk]) -> pa.Table:
-        """Table of one state, sorted by key group; chunks come in any order. Raises StateValueError."""
+    def stream(self, codec: StateCodec, chunks: Iterable[Chunk]) -> RowStream:
+        """Table of one state, sorted by key group; chunks come in any order, and are all converted here. Raises StateValueError."""
         schema = self.schema(codec)
-        rows = _Rows(self, chunks)
+        rows = GroupSort(KEY_GROUP)
         try:
-            batches = [self._batch(schema, codec, *part) for part in rows.sorted_parts()]
+            for stretch in _stretches(chunks):
+                rows.add(self._batch(schema, codec, *stretch))
         except StateValueError as error:
             raise self.named(error, codec.name) from error
-        return pa.Table.from_batches(batches, schema)
+        return RowStream(schema, rows.size, lambda: rows.batches(ROWS_PER_BATCH))
+
+    def table(self, codec: StateCodec, chunks: Iterable[Chunk]) -> pa.Table:
+        """The same, as a whole."""
+        return self.stream(codec, chunks).table()
 
     def key_columns_of(self, keys: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[pa.Array]:
         """The columns of a table before the state's own, for (namespace, encoded keys): key group, key fields, namespace."""
@@ -70,9 +76,11 @@ class KeyedRows:
         return keyed_table_schema(self.key_type, codec.meta, codec.value_fields, map_key=map_key)
 
     def _batch(
-        self, schema: pa.Schema, codec: StateCodec, groups: Groups, keys: list[bytes], namespaces: pa.Array, values: list[Any]
+        self, schema: pa.Schema, codec: StateCodec, keys: list[bytes], namespaces: pa.Array, values: list[Any]
     ) -> pa.RecordBatch:
-        columns = [pa.array(groups), *self.key_type.arrays_of_encoded(keys), namespaces]
+        arrays = self.key_type.arrays_of_encoded(keys)
+        groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
+        columns = [pa.array(groups), *arrays, namespaces]
         if codec.kind in ("list", "map"):
             counts = np.fromiter(map(len, values), np.int64, len(values))
             owners = pa.array(np.repeat(np.arange(len(values)), counts))
@@ -87,6 +95,14 @@ class KeyedRows:
         else:
             columns += codec.to_arrays(values)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def keys_of(self, table: pa.Table) -> Iterator[tuple[bytes, list[bytes]]]:
+        """(namespace, encoded keys) of a table read by decode_keyed_table; a key once for each of its rows."""
+        for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
+            arrays = [batch.column(name) for name in key_columns(self.key_type)]
+            keys = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).encoded()
+            for namespace, rows in _by_namespace(batch.column(NAMESPACE)):
+                yield namespace, keys if rows is None else _picked(keys, rows)
 
     def chunks(self, codec: StateCodec, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
         """(namespace, encoded keys, key groups, what each has) of a table read by decode_keyed_table.
@@ -108,35 +124,30 @@ class KeyedRows:
                     yield namespace, *_grouped(codec, _picked(keys, rows), groups[rows], _picked(values, rows), picked_map_keys)
 
 
-class _Rows:
-    """All rows of a state, to be given out in key-group order."""
+def _stretches(chunks: Iterable[Chunk]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:
+    """(encoded keys, namespaces, what each has) of chunks, about ROWS_PER_BATCH keys at a time: chunks may be small, and many."""
+    keys: list[bytes] = []
+    values: list[Any] = []
+    names: list[bytes] = []
+    counts: list[int] = []
+    for namespace, some_keys, some_values in chunks:
+        if not some_keys:
+            continue
+        if keys and len(keys) + len(some_keys) > ROWS_PER_BATCH:
+            yield keys, _repeated(names, counts), values
+            keys, values, names, counts = [], [], [], []
+        keys += some_keys
+        values += some_values
+        names.append(namespace)
+        counts.append(len(some_keys))
+    if keys:
+        yield keys, _repeated(names, counts), values
 
-    def __init__(self, layout: KeyedRows, chunks: Iterable[Chunk]) -> None:
-        keys, values, groups, namespaces = [], [], [], []
-        self._namespaces: list[bytes] = []
-        for namespace, some_keys, some_values in chunks:
-            if some_keys:
-                if namespace not in self._namespaces[-1:]:
-                    self._namespaces.append(namespace)
-                keys.append(np.fromiter(some_keys, object, len(some_keys)))
-                values.append(np.fromiter(some_values, object, len(some_values)))
-                groups.append(layout.groups_of(some_keys))
-                namespaces.append(np.full(len(some_keys), len(self._namespaces) - 1, np.int32))
-        self._empty = not keys
-        if keys:
-            self._keys, self._values = np.concatenate(keys), np.concatenate(values)
-            self._groups: Groups = np.concatenate(groups)
-            self._namespace_of = np.concatenate(namespaces)
 
-    def sorted_parts(self) -> Iterator[tuple[Groups, list[bytes], pa.Array, list[Any]]]:
-        if self._empty:
-            return
-        order = np.argsort(self._groups.astype(np.uint16), kind="stable")
-        names = pa.array(self._namespaces, pa.binary())
-        for start in range(0, len(order), ROWS_PER_BATCH):
-            part = order[start : start + ROWS_PER_BATCH]
-            namespaces = names.take(pa.array(self._namespace_of[part]))
-            yield self._groups[part], self._keys[part].tolist(), namespaces, self._values[part].tolist()
+def _repeated(names: list[bytes], counts: list[int]) -> pa.Array:
+    if len(names) == 1:
+        return pa.repeat(pa.scalar(names[0], pa.binary()), counts[0])
+    return pa.array(names, pa.binary()).take(pa.array(np.repeat(np.arange(len(names)), counts)))
 
 
 def _grouped(

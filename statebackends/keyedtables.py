@@ -6,7 +6,7 @@ slice. Files are Arrow IPC or Parquet; their schema carries the StateMeta for to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -19,6 +19,7 @@ from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
 from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keys import KeyType
+from statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
 
 TableFormat = Literal["arrow", "parquet"]
 
@@ -30,6 +31,8 @@ STATE_METADATA = b"holdfast.state"
 
 _ROW_GROUP_ROWS = 1 << 17
 _COMPRESSED_BYTES_MIN = 64 * 1024
+_FILE_BYTES = 256 * 1024
+"""Schema, footer and what a compressor may add to many small columns."""
 
 
 def key_columns(key_type: KeyType) -> list[str]:
@@ -78,23 +81,67 @@ def state_meta_of(schema: pa.Schema) -> StateMeta | None:
 def sort_by_key_group(table: pa.Table) -> pa.Table:
     """The rows in key-group order; rows of one key group keep theirs."""
     groups = _key_groups(table)
-    return table if _is_sorted(groups) else table.take(pa.array(np.argsort(groups, kind="stable")))
+    return table if is_sorted(groups) else table.take(pa.array(stable_order(groups)))
 
 
-def encode_keyed_table(table: pa.Table, table_format: TableFormat) -> pa.Buffer:
+def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat) -> pa.Buffer:
     """The bytes of a file. Raises InvariantError if the rows aren't sorted by key group."""
-    if not _is_sorted(_key_groups(table)):
-        raise InvariantError("rows of a keyed table must be sorted by key group")
-    sink = pa.BufferOutputStream()
+    stream = RowStream.of(rows) if isinstance(rows, pa.Table) else rows
+    if stream.size >= _COMPRESSED_BYTES_MIN:
+        # A buffer that grows is copied again and again; pages of one of the largest size that are never written cost nothing.
+        buffer = pa.allocate_buffer(stream.size + stream.size // 50 + _FILE_BYTES, memory_pool=LARGE_POOL)
+        fixed = pa.FixedSizeBufferWriter(buffer)
+        try:
+            _write(stream, fixed, table_format)
+            return buffer.slice(0, fixed.tell())
+        except OSError:  # it is full: the rows compress worse than expected
+            del buffer, fixed
+    growing = pa.BufferOutputStream()
+    _write(stream, growing, table_format)
+    return growing.getvalue()
+
+
+def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat) -> None:
+    batches = _checked(stream.batches())
     if table_format == "parquet":
-        pq.write_table(table, sink, row_group_size=_ROW_GROUP_ROWS, compression="zstd", store_schema=True)
-    else:
-        # Threads and a compressor cost more than a small table's bytes: 150 us against 8 us for 20 rows.
-        small = table.nbytes < _COMPRESSED_BYTES_MIN
-        options = pa.ipc.IpcWriteOptions(compression=None if small else "lz4", use_threads=not small)
-        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-            writer.write_table(table, max_chunksize=_ROW_GROUP_ROWS)
-    return sink.getvalue()
+        with pq.ParquetWriter(sink, stream.schema, compression="zstd", store_schema=True) as writer:
+            for table in _row_groups(stream.schema, batches):
+                writer.write_table(table, _ROW_GROUP_ROWS)
+        return
+    # Threads and a compressor cost more than a small table's bytes: 150 us against 8 us for 20 rows.
+    small = stream.size < _COMPRESSED_BYTES_MIN
+    options = pa.ipc.IpcWriteOptions(compression=None if small else "lz4", use_threads=not small)
+    with pa.ipc.new_file(sink, stream.schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """At least one; all but the last have a multiple of _ROW_GROUP_ROWS rows."""
+    held: list[pa.RecordBatch] = []
+    count, given = 0, False
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= _ROW_GROUP_ROWS:
+            table = pa.Table.from_batches(held, schema)
+            whole = count - count % _ROW_GROUP_ROWS
+            yield table.slice(0, whole)
+            held, count, given = table.slice(whole).to_batches(), count - whole, True
+    if held or not given:
+        yield pa.Table.from_batches(held, schema)
+
+
+def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises InvariantError if their rows aren't sorted by key group."""
+    last = -1
+    for batch in batches:
+        groups = _key_groups(batch)
+        if len(groups):
+            if groups[0] < last or not is_sorted(groups):
+                raise InvariantError("rows of a keyed table must be sorted by key group")
+            last = groups[-1]
+        yield batch
 
 
 def decode_keyed_table(
@@ -130,7 +177,7 @@ def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange) -> pa.T
         return _read_parquet(pq.ParquetFile(pa.BufferReader(data)), key_groups)
     if table_format != "arrow":
         raise ValueError(f"unknown format {table_format!r}")
-    reader = pa.ipc.open_file(data)
+    reader = pa.ipc.open_file(data, memory_pool=LARGE_POOL)
     batches = [
         restricted
         for index in range(reader.num_record_batches)
@@ -161,7 +208,7 @@ def _is_flat(file: pq.ParquetFile, column: int) -> bool:
 def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.Table | pa.RecordBatch:
     """The rows of some key groups: a slice without copy when the rows are sorted, else a filter."""
     groups = _key_groups(table)
-    if _is_sorted(groups):
+    if is_sorted(groups):
         start, stop = np.searchsorted(groups, [key_groups.start, key_groups.stop], side="left").tolist()
         return table.slice(start, stop - start)
     rows = np.flatnonzero((groups >= key_groups.start) & (groups < key_groups.stop))
@@ -208,7 +255,3 @@ def _key_groups(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:
         column = column.combine_chunks()
     groups: npt.NDArray[np.int32] = column.to_numpy(zero_copy_only=False)
     return groups
-
-
-def _is_sorted(groups: npt.NDArray[np.int32]) -> bool:
-    return bool((groups[1:] >= groups[:-1]).all())

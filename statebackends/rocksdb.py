@@ -27,6 +27,7 @@ from statebackends.rocksdb_restore import NativeRestore
 from statebackends.rocksdb_store import TABLE_SUFFIX, Compaction, RocksStore, Row, row_key
 from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
 from statebackends.settings import StateBackendSettings
+from statebackends.sortedrows import RowStream
 from statebackends.statecodec import StateCodec
 from statebackends.storage.operations import GroupedFlow, Storage
 from statebackends.tablechains import StoredChains
@@ -314,11 +315,11 @@ class _StoredRows:
         self._copy = copy
         self._key_groups = key_groups
 
-    def table(self) -> pa.Table:
+    def stream(self) -> RowStream:
         chunks = self._chunks()
         if self._horizon_ms is not None:
             chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
-        return self._rows.table(self._codec, chunks)
+        return self._rows.stream(self._codec, chunks)
 
     def release(self) -> None:
         """The copy is deleted with the flow."""

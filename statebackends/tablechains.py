@@ -72,7 +72,7 @@ def write_chains(
         extended, part = _add_changes(source, before, target, writer)
         if not extended:
             before = None
-            data = encode_keyed_table(source.table(), "arrow")
+            data = encode_keyed_table(source.stream(), "arrow")
             part = writer.add(memoryview(data), f"{source.meta.name}.arrow", is_shared=True)
         writing.append((source, before, part))
         if writer.is_full:

@@ -33,6 +33,7 @@ from statebackends.keyedtables import (
 )
 from statebackends.keys import KeyType
 from statebackends.partwriter import PartsWriter
+from statebackends.sortedrows import RowStream, stable_order
 from statebackends.state import KeyColumn
 from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
 from statebackends.storage.operations import GroupedFlow
@@ -46,7 +47,7 @@ class TableSource(Protocol):
 
     meta: StateMeta
 
-    def table(self) -> pa.Table:
+    def stream(self) -> RowStream:
         """Pool thread, once: sorted by key group."""
 
     def release(self) -> None:
@@ -60,7 +61,7 @@ class ChangingSource(TableSource, Protocol):
         """Loop thread, right after it was made: note what changed before this barrier. No base below `base` will be asked for."""
 
     def changes(self, base: int) -> pa.Table | None:
-        """Pool thread, at most once, before `table` if that is called too: a delta run upon the checkpoint `base`.
+        """Pool thread, at most once, before `stream` if that is called too: a delta run upon the checkpoint `base`.
 
         None: what changed since is not known."""
 
@@ -89,10 +90,10 @@ class GenerationsSource:
     def mark(self, barrier: int, base: int) -> None:
         self._changed = [generations.mark(barrier, base) for _, generations, _ in self._frozen]
 
-    def table(self) -> pa.Table:
-        table = self._rows.table(self._codec, self._unexpired(self._all_chunks()))
+    def stream(self) -> RowStream:
+        rows = self._rows.stream(self._codec, self._unexpired(self._all_chunks()))
         self._done()
-        return table
+        return rows
 
     def changes(self, base: int) -> pa.Table | None:
         changed = self._changed
@@ -153,8 +154,8 @@ class ColumnarSource:
     def mark(self, barrier: int, base: int) -> None:
         self._changes = self._state.mark(barrier, base)
 
-    def table(self) -> pa.Table:
-        return self._table(self._frozen.columns())
+    def stream(self) -> RowStream:
+        return RowStream.of(self._table(self._frozen.columns()))
 
     def changes(self, base: int) -> pa.Table | None:
         found = None if self._changes is None else self._frozen.changed_columns(self._changes, base)
@@ -167,7 +168,7 @@ class ColumnarSource:
         keys, namespaces, parts = columns_of_rows
         schema = keyed_table_schema(self._rows.key_type, self.meta, self._fields, namespace=pa.int64())
         column = self._rows.key_type.column(keys, max_parallelism=self._rows.max_parallelism, operator=self._rows.operator)
-        order = pa.array(np.argsort(column.key_groups.astype(np.uint16), kind="stable"))  # radix sort: 10 times faster
+        order = pa.array(stable_order(column.key_groups))
         columns = [pa.array(column.key_groups), *column.arrays, namespaces, *parts]
         return pa.Table.from_arrays([array.take(order) for array in columns], schema=schema)
 
@@ -186,8 +187,8 @@ class TimerSource:
     def mark(self, barrier: int, base: int) -> None:
         self._frozen.mark(barrier, base)
 
-    def table(self) -> pa.Table:
-        return sort_by_key_group(self._table(self._columns(list(self._frozen.rows()))))
+    def stream(self) -> RowStream:
+        return RowStream.of(sort_by_key_group(self._table(self._columns(list(self._frozen.rows())))))
 
     def changes(self, base: int) -> pa.Table | None:
         found = self._frozen.changes(base)
@@ -220,8 +221,8 @@ class RestoredSource:
         self.meta = meta
         self._table = table
 
-    def table(self) -> pa.Table:
-        return sort_by_key_group(self._table)
+    def stream(self) -> RowStream:
+        return RowStream.of(sort_by_key_group(self._table))
 
     def mark(self, barrier: int, base: int) -> None:
         """They don't change."""
@@ -280,7 +281,7 @@ def write_tables(
     parts = []
     size = 0
     for source in sources:
-        data = encode_keyed_table(source.table(), table_format)
+        data = encode_keyed_table(source.stream(), table_format)
         size += data.size
         if admit is not None:
             admit(size)

@@ -34,6 +34,8 @@ _NOT_NAMES = frozenset({"", ".", ".."})
 TEMPORARY_AGE_MS = 24 * 3_600_000
 """A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
 _COPY_BYTES = 1 << 20
+_READ_BYTES = 128 << 20
+"""Read at once of a file that is wanted in memory: pieces would have to be joined. What a file does not fill is never touched."""
 _DELETE_PASSES_MAX = 3
 _TRANSFERS = TransferPool(transfers_max=4, bytes_max=8 * _COPY_BYTES, transfer_bytes_max=2 * _COPY_BYTES)
 """Of all directories of a process: a file system makes several files durable in hardly more time than one."""
@@ -102,7 +104,7 @@ class LocalStorage:
             case ops.DownloadFile():
                 return self._download(operation)
             case ops.ReadFile():
-                return b"".join(self._read(self._resolve(operation.path), operation.offset, operation.length))
+                return _joined(list(self._read(self._resolve(operation.path), operation.offset, operation.length, _READ_BYTES)))
             case ops.StatFile():
                 found = self._stat(self._resolve(operation.path))
                 return None if found is None or found.is_folder else found.size
@@ -256,7 +258,7 @@ class LocalStorage:
 
     # -- reading
 
-    def _read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    def _read(self, path: str, offset: int = 0, length: int | None = None, at_once: int = _COPY_BYTES) -> Iterator[bytes]:
         try:
             descriptor = self._fs.open(path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -264,7 +266,7 @@ class LocalStorage:
         try:
             remaining = length
             while remaining is None or remaining > 0:
-                wanted = _COPY_BYTES if remaining is None else min(remaining, _COPY_BYTES)
+                wanted = at_once if remaining is None else min(remaining, at_once)
                 chunk = self._fs.read(descriptor, wanted, offset)
                 if not chunk:
                     return
@@ -348,6 +350,10 @@ class LocalStorage:
         reason = error.strerror or str(error)
         name = type(operation).__name__
         return StorageUnavailableError(f"{name} {path} in {self._root}: {reason}", path=path, errno=error.errno)
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def storage_from_url(url: str) -> LocalStorage:

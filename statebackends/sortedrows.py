@@ -1,0 +1,95 @@
+"""Record batches of keyed rows put into key-group order: what was converted in the order of memory is sorted afterwards.
+
+A stable sort by chunks: each batch is sorted by itself, and an output batch takes the next stretch of each. Both are moves
+within a few megabytes that don't hold the interpreter lock; converting rows in sorted order would look at objects all over
+the heap while it holds it, which is several times slower. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Groups = npt.NDArray[np.int32]
+
+BATCH_ROWS = 1 << 17
+"""Rows of a batch at most."""
+
+LARGE_POOL = pa.system_memory_pool()
+"""For what stays as long as a snapshot is made: Arrow's own pool asks for huge pages, and where free memory is in pieces the
+kernel takes seconds to make them (measured: 3.4 s instead of 1 s for 100 MB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """A table in pieces."""
+
+    schema: pa.Schema
+    size: int
+    """Bytes of all pieces in memory; an estimate."""
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+    """May be called again."""
+
+    @staticmethod
+    def of(table: pa.Table) -> RowStream:
+        return RowStream(table.schema, table.nbytes, lambda: iter(table.to_batches(max_chunksize=BATCH_ROWS)))
+
+    def table(self) -> pa.Table:
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+
+def stable_order(groups: Groups) -> npt.NDArray[np.int64]:
+    """Rows in key-group order; those of one key group keep theirs. 0 <= groups < 2**16."""
+    return np.argsort(groups.astype(np.uint16), kind="stable")  # radix sort: 10 times faster than on int32
+
+
+def is_sorted(groups: Groups) -> bool:
+    return bool((groups[1:] >= groups[:-1]).all())
+
+
+class GroupSort:
+    """Takes batches of one schema, then gives all their rows by key group; rows of one key group keep their order."""
+
+    def __init__(self, column: str) -> None:
+        """`column`: that of the key groups, int32 without nulls."""
+        self._column = column
+        self._parts: list[pa.RecordBatch] = []
+        self.size = 0
+        """Bytes of what was added."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._parts.append(self._in_order(batch, LARGE_POOL))
+            self.size += batch.nbytes
+
+    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Batches of `rows` rows; beside what was added only one of them is in memory."""
+        parts = self._parts
+        if not parts:
+            return
+        groups = [part.column(self._column).to_numpy() for part in parts]
+        everything = np.concatenate(groups)
+        if is_sorted(everything):
+            yield from pa.Table.from_batches(parts).to_batches(max_chunksize=rows)
+            return
+        origin = np.repeat(np.arange(len(parts), dtype=np.int32), [len(of_part) for of_part in groups])
+        order = stable_order(everything)
+        starts = np.zeros(len(parts), np.int64)
+        for first in range(0, len(order), rows):
+            # What precedes a row in the order of the whole precedes it in its own part: each part gives its next few rows.
+            counts = np.bincount(origin[order[first : first + rows]], minlength=len(parts))
+            some = [
+                part.slice(start, count)
+                for part, start, count in zip(parts, starts.tolist(), counts.tolist(), strict=True)
+                if count
+            ]
+            starts += counts
+            yield self._in_order(pa.Table.from_batches(some).combine_chunks().to_batches()[0])
+
+    def _in_order(self, batch: pa.RecordBatch, pool: pa.MemoryPool | None = None) -> pa.RecordBatch:
+        groups = batch.column(self._column).to_numpy()
+        return batch if is_sorted(groups) else pc.take(batch, pa.array(stable_order(groups)), boundscheck=False, memory_pool=pool)

@@ -1,0 +1,124 @@
+"""Sorting by chunks gives what sorting the whole gives, and an encoded stream what the table gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statebackends.errors import InvariantError
+from statebackends.handles import KeyGroupRange, StateMeta
+from statebackends.keyedrows import ROWS_PER_BATCH, KeyedRows
+from statebackends.keyedtables import decode_keyed_table, encode_keyed_table
+from statebackends.keys import KeyType
+from statebackends.sortedrows import GroupSort, RowStream
+from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from statebackends.statecodec import StateCodec
+
+META = StateMeta("s", "value", "str", "utf8")
+UTF8 = KeyType.of(str)
+ALL = KeyGroupRange(0, 128)
+
+
+def batch(groups: list[int], first: int) -> pa.RecordBatch:
+    """Rows that say in which order they came."""
+    return pa.record_batch({"key_group": pa.array(groups, pa.int32()), "row": pa.array(range(first, first + len(groups)))})
+
+
+@given(st.lists(st.lists(st.integers(0, 9) | st.integers(0, 32_767), max_size=12), max_size=8), st.integers(1, 9))
+def test_as_if_all_rows_were_sorted_at_once(groups: list[list[int]], rows: int) -> None:
+    sort = GroupSort("key_group")
+    expected: list[tuple[int, int]] = []
+    for some in groups:
+        sort.add(batch(some, len(expected)))
+        expected += [(group, len(expected) + index) for index, group in enumerate(some)]
+    expected.sort(key=lambda row: row[0])
+    for _ in range(2):  # may be asked again
+        found = list(sort.batches(rows))
+        assert [(row["key_group"], row["row"]) for part in found for row in part.to_pylist()] == expected
+        assert all(0 < len(part) <= rows for part in found)
+
+
+def test_batches_are_full_but_for_the_last() -> None:
+    sort = GroupSort("key_group")
+    for first in range(0, 100, 10):
+        sort.add(batch([first % 7] * 10, first))
+    assert [len(part) for part in sort.batches(32)] == [32, 32, 32, 4]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1_000, 40_000])
+def test_small_and_large_chunks_make_one_table(chunk: int) -> None:
+    rows = KeyedRows(KeyType.of(int), 128, "op")
+    codec = StateCodec.of(ValueStateDescriptor("s", str), rows.key_type)
+    count = min(chunk * 300, 45_000)
+    keys = [rows.key_type.encode(key) for key in range(count)]
+    names = [b"", b"window"]
+    values = [f"v{number}" for number in range(count)]
+    starts = range(0, count, chunk)
+    chunks = [(names[first // chunk % 2], keys[first : first + chunk], values[first : first + chunk]) for first in starts]
+    table = rows.table(codec, chunks)
+    groups = table.column("key_group").to_numpy()
+    assert (np.diff(groups) >= 0).all()
+    assert (rows.groups_of(keys)[np.array(table.column("key").to_pylist())] == groups).all()
+    found = {row["key"]: (row["namespace"], row["value"]) for row in table.to_pylist()}
+    assert found == {number: (names[number // chunk % 2], f"v{number}") for number in range(count)}
+    assert max(len(part) for part in table.to_batches()) <= ROWS_PER_BATCH
+
+
+def test_entries_of_a_key_stay_together_and_batches_bounded() -> None:
+    rows = KeyedRows(KeyType.of(int), 128, "op")
+    codec = StateCodec.of(MapStateDescriptor("s", int, int), rows.key_type)
+    keys = [rows.key_type.encode(key) for key in range(300)]
+    table = rows.table(codec, [(b"", keys, [dict.fromkeys(range(500), key) for key in range(300)])])
+    assert [len(part) for part in table.to_batches()] == [ROWS_PER_BATCH] * 4 + [300 * 500 - 4 * ROWS_PER_BATCH]
+    assert (np.diff(table.column("map_key").to_numpy()) % 500 == 1).all()
+
+
+def wide_table(count: int) -> pa.Table:
+    rows = KeyedRows(UTF8, 128, "op")
+    codec = StateCodec.of(ValueStateDescriptor("s", str), UTF8)
+    keys = [UTF8.encode(f"user-{number}") for number in range(count)]
+    return rows.table(codec, [(b"", keys, [f"{number * 7919 % 10_007}" * 5 for number in range(count)])])
+
+
+@pytest.mark.parametrize("table_format", ["arrow", "parquet"])
+def test_a_buffer_that_was_too_small_changes_nothing(table_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = wide_table(10_000)
+    data = encode_keyed_table(table, table_format)
+    monkeypatch.setattr("statebackends.keyedtables._FILE_BYTES", -table.nbytes)
+    assert encode_keyed_table(table, table_format).equals(data)
+    assert decode_keyed_table(data, table_format, ALL, UTF8, max_parallelism=128).equals(table)
+
+
+def test_rows_that_compress_worse_than_their_bound_are_written_all_the_same() -> None:
+    """Many small columns: what a file says of each is more than what is in them."""
+    fields = [pa.field(f"f{number}", pa.int8()) for number in range(2_000)]
+    schema = pa.schema([pa.field("key_group", pa.int32()), *fields])
+    table = pa.Table.from_arrays([pa.array([1] * 40, pa.int32()), *([pa.array(range(40), pa.int8())] * 2_000)], schema=schema)
+    assert pa.ipc.open_file(encode_keyed_table(table, "arrow")).read_all().equals(table)
+
+
+@pytest.mark.parametrize("count", [0, 5, 100, 250, 300])
+def test_row_groups_are_those_of_a_table_written_at_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statebackends.keyedtables._ROW_GROUP_ROWS", 100)
+    table = wide_table(count)
+
+    def pieces() -> Iterator[pa.RecordBatch]:
+        return iter(table.to_batches(max_chunksize=30))
+
+    data = encode_keyed_table(RowStream(table.schema, table.nbytes, pieces), "parquet")
+    whole = pa.BufferOutputStream()
+    pq.write_table(table, whole, row_group_size=100, compression="zstd", store_schema=True)
+    assert data.equals(whole.getvalue())
+
+
+def test_batches_out_of_order_are_refused() -> None:
+    parts = [batch([3, 4], 0), batch([2, 5], 2)]
+    with pytest.raises(InvariantError):
+        encode_keyed_table(RowStream(parts[0].schema, 100, lambda: iter(parts)), "arrow")
