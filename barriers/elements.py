@@ -29,7 +29,7 @@ class Batch:
 
     Exactly one of rows and columns is given; the other is made on first use when a schema is known. Immutable."""
 
-    __slots__ = ("_columns", "_row_factory", "_rows", "producer", "schema", "timestamps")
+    __slots__ = ("_column_bytes", "_columns", "_row_factory", "_rows", "producer", "schema", "timestamps")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Batch:
         self._row_factory = row_factory
         self.producer = producer
         """The operator that made the rows, named when one of them does not fit the schema."""
+        self._column_bytes = 0
 
     @property
     def num_rows(self) -> int:
@@ -132,13 +133,16 @@ class Batch:
         batch.timestamps = stamps
         batch._row_factory = self._row_factory
         batch.producer = self.producer
+        batch._column_bytes = 0
         return batch
 
     @property
     def size(self) -> int:
         """Bytes: exact for columns, an estimate of 64 a row for rows. Used for credit and back-pressure only."""
         if self._columns is not None:
-            return max(1, int(self._columns.nbytes))
+            if not self._column_bytes:  # asked on either side of every exchange
+                self._column_bytes = max(1, int(self._columns.nbytes))
+            return self._column_bytes
         return max(1, 64 * self.num_rows)
 
 

@@ -104,7 +104,7 @@ class ControlNetwork:
         return next_target(target, answered, lambda: self.address)
 
     def way_us(self) -> int:
-        return self.random.randrange(*WAY_US)
+        return self.random.between(*WAY_US)
 
     def process_gone(self, process: Process) -> None:
         """Its sockets are closed: who is at their other ends learns of it."""

@@ -313,7 +313,7 @@ class SimOwner:
         self.wake()
 
     def wake(self) -> None:
-        self._turn_after(self._random.randrange(*TURN_US))
+        self._turn_after(self._random.between(*TURN_US))
 
     def join(self) -> None:
         """On one thread nobody else takes the turns that are left."""

@@ -5,7 +5,6 @@ production. Frames on their way when a process dies still arrive; those of a con
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,7 +38,7 @@ class DataNetwork:
     def __init__(self, kernel: Kernel, injector: Injector) -> None:
         self.kernel = kernel
         self.injector = injector
-        self.random: random.Random = kernel.streams.of("data network")
+        self.random = kernel.streams.of("data network")
         self.ports: dict[str, SimTransport] = {}
 
     def open(self, process: Process, slot: int, wake: Callable[[], None]) -> SimTransport:
@@ -114,7 +113,7 @@ class SimTransport:
             return
         parts = [bytes(part) for part in self._encoder.encode(frame)]
         kernel = self._network.kernel
-        delay_us = self._network.random.randrange(*WAY_US) + self._network.injector.link_delay_us(self.slot, slot)
+        delay_us = self._network.random.between(*WAY_US) + self._network.injector.link_delay_us(self.slot, slot)
         connection.last_us = max(connection.last_us + 1, kernel.now_us + delay_us)
         kernel.after(connection.last_us - kernel.now_us, lambda: self._arrive(connection, parts))
 
@@ -156,7 +155,7 @@ class SimTransport:
                 self._losses.append(PeerLost(slot, reason))
                 self._wake()
 
-        kernel.after(WAY_US[1] + self._network.random.randrange(*WAY_US), tell)
+        kernel.after(WAY_US[1] + self._network.random.between(*WAY_US), tell)
 
     def poll(self, timeout_ms: int) -> list[Received]:
         own, self._own = self._own, deque()

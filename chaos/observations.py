@@ -16,7 +16,9 @@ from statebackends.storage.operations import Operation
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An operation took effect on a store (or was found to have none): seen at the store, not at its caller."""
+    """An operation took effect on a store (or was found to have none): seen at the store, not at its caller.
+
+    What only reads, and could, is not told: it is a third of all operations, and news to nobody. Lists of a folder are."""
 
     at_ms: int
     actor: str

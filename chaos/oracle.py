@@ -146,7 +146,7 @@ def _columns(rows: Iterable[Row], columns: tuple[int, ...]) -> Iterable[Row]:
 
 def compare(expected: Counter[Row], actual: Counter[Row], *, partly: bool = False) -> str | None:
     """The first rows that are missing or too many; None if all is right. `partly`: more may come, so none is missing yet."""
-    if actual == expected:
+    if dict.__eq__(actual, expected) or actual == expected:  # the first is much faster, and true of every good run
         return None
     extra, missing = actual - expected, Counter() if partly else expected - actual
     parts = [f"{rows.total()} {what}: {_shown(rows)}" for what, rows in (("missing", missing), ("too many", extra)) if rows.total()]

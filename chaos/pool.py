@@ -77,7 +77,7 @@ class FlowPool:
         self._soon(lambda: self._begin(task))
 
     def _soon(self, act: Callable[[], None]) -> None:
-        self._kernel.after(self._random.randrange(*CALL_US), act, self._process)
+        self._kernel.after(self._random.between(*CALL_US), act, self._process)
 
     def _begin(self, task: _Task) -> None:
         if task.call is not None:
@@ -115,7 +115,7 @@ class FlowPool:
         self._injector.point(point, self._process)
         if not self._process.alive:
             return
-        delay_us = self._random.randrange(*WAY_US) + self._injector.store_delay_us(self._process, wanted)
+        delay_us = self._random.between(*WAY_US) + self._injector.store_delay_us(self._process, wanted)
         cuts = self._kernel.power_cuts
         self._kernel.after(delay_us, lambda: self._perform(task, wanted, point) if cuts == self._kernel.power_cuts else None)
 
@@ -128,7 +128,7 @@ class FlowPool:
         except Exception as raised:
             error = raised
         self._injector.point(f"{point}.done", self._process)
-        back_us = self._random.randrange(*WAY_US)
+        back_us = self._random.between(*WAY_US)
         self._kernel.after(back_us, lambda: self._answered(task, result, error), self._process)
 
     def _answered(self, task: _Task, result: Any, error: BaseException | None) -> None:

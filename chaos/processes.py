@@ -70,10 +70,20 @@ class Kernel:
         """Let the next event happen; False when there is none."""
         if not self._events:
             return False
-        due_us, _, _, process, act = heapq.heappop(self._events)
-        self.now_us = due_us
+        self.now_us, _, _, process, act = heapq.heappop(self._events)
         self.steps += 1
-        self.run_as(process, act)
+        # As run_as, without its frame: between two events nobody is current.
+        if process is None:
+            act()
+        elif process.alive:
+            if process.paused:
+                process.waiting.append(act)
+                return True
+            self.current = process
+            try:
+                act()
+            finally:
+                self.current = None
         return True
 
     def run_as(self, process: Process | None, act: Act) -> None:

@@ -222,6 +222,8 @@ class StoreClient:
         added = tuple(path for path in after if path not in before) if after else after
         said = f"{self._described(operation)} {_short(operation, result)}{'' if around.kernel.opaque else _content(operation)}"
         around.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
+        if isinstance(operation, _PLAIN_READS) and not isinstance(result, Exception):
+            return  # no news, and a third of all operations
         around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note))
 
     def _described(self, operation: Operation) -> str:
@@ -259,6 +261,10 @@ def _full(name: str, path: str, size: int) -> int:
     if name in _GROWING:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     return size
+
+
+_PLAIN_READS = (ops.StatFile, ops.ReadFile, ops.DownloadFile, ops.ListFiles, ops.DescribeFiles)
+"""What nobody wants to hear of when it went well: of folders that are listed one checker learns who looks there."""
 
 
 def _changes(operation: Operation) -> bool:

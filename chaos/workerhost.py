@@ -116,7 +116,7 @@ class WorkerHost:
 
     def wake(self) -> None:
         """Something waits for the loop."""
-        self._turn_after(self._random.randrange(20, 300))
+        self._turn_after(self._random.between(20, 300))
 
     def _turn_after(self, delay_us: int) -> None:
         due_us = self._kernel.now_us + delay_us
@@ -134,7 +134,7 @@ class WorkerHost:
         if self.worker.has_left:
             self._leave()
         elif progress:
-            self._turn_after(spent_us + self._random.randrange(*TURN_US))
+            self._turn_after(spent_us + self._random.between(*TURN_US))
         else:
             self._turn_after(spent_us + max(WAIT_MIN_US, self.worker.prepare_wait() * 1000))
 

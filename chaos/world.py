@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from barriers.messages import SubtaskStatus, TaskState
 from chaos.checkers import make_checkers
 from chaos.checkers.base import Checker
+from chaos.checkers.ledger import decision_in
 from chaos.cluster import Cluster
 from chaos.faults import Fault, expand_kinds
 from chaos.observations import Observation, PhaseBegan, Reported, Stored
@@ -27,7 +28,7 @@ from chaos.sometimes import Sometimes
 from chaos.streams import Streams
 from chaos.trace import Trace
 from chaos.workloads import find_workload
-from coordinator.publication import Completed, decode_decision
+from coordinator.publication import Completed
 from coordinator.records import ClaimRecord, SavepointRecord, decode_record
 from operators.worker_main import pickle_plan
 from statebackends.storage.operations import PutIfAbsent
@@ -180,7 +181,7 @@ class _Simulation:
         operation = fact.operation
         if not isinstance(operation, PutIfAbsent) or not fact.added or not operation.path.endswith("/_metadata"):
             return
-        decision = decode_decision(operation.data, operation.path)
+        decision = decision_in(bytes(operation.data))
         if not isinstance(decision, Completed | SavepointRecord):
             return
         claim = self._cluster.state.peek(operation.path.removesuffix("_metadata") + "_claim")

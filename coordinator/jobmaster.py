@@ -56,6 +56,8 @@ class JobMaster:
         self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn)
         self.triggers = TriggerRegister(setup.triggers)
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
+        self._deadline: tuple[int | None] | None = None
+        """What next_deadline_ms has found since the last event."""
         self._source_slots = max(vertex.parallelism for vertex in setup.graph.vertices if vertex.is_source)
 
     @property
@@ -66,14 +68,18 @@ class JobMaster:
         """When DeadlineReached is due; None once nothing is led from here."""
         if self.state is JobState.SUSPENDED:
             return None
+        if self._deadline is not None:  # asked around every turn, and only an event can change the answer
+            return self._deadline[0]
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times.append(self.workforce.next_deadline_ms())
-        return min((time for time in times if time is not None), default=None)
+        self._deadline = (min((time for time in times if time is not None), default=None),)
+        return self._deadline[0]
 
     def handle(self, event: Event, *, now_ms: int, wall_ms: int) -> list[Action]:
         """Take one event; returns what is to be done, in order."""
         out: list[Action] = []
+        self._deadline = None
         self._turn.now_ms, self._turn.wall_ms, self._turn.out = now_ms, wall_ms, out
         if self.state is JobState.SUSPENDED:
             self._refuse_suspended(event)
@@ -85,7 +91,7 @@ class JobMaster:
 
     def _release(self) -> None:
         """Let go of claimed snapshots that no restore needs any more."""
-        if self.state is JobState.SUSPENDED:
+        if self.state is JobState.SUSPENDED or self.releases.is_done:
             return
         first, newest = self.setup.first_checkpoint_id, self.coordinator.newest
         self._turn.out += self.releases.advance(

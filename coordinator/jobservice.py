@@ -202,12 +202,11 @@ class JobService:
     def _take(self) -> Any:
         if self._own:
             return self._own.popleft()
-        try:
+        if self._inbox.queue:  # looked at without its lock: nobody else takes from it
             return self._inbox.get_nowait()
-        except queue.Empty:
-            deadline = self._master.next_deadline_ms()
-            due = deadline is not None and self._clock.monotonic_ms() >= deadline
-            return on.DeadlineReached() if due else _NOTHING
+        deadline = self._master.next_deadline_ms()
+        due = deadline is not None and self._clock.monotonic_ms() >= deadline
+        return on.DeadlineReached() if due else _NOTHING
 
     def _handle(self, item: Any) -> None:
         if item is _NOTHING:

@@ -43,6 +43,11 @@ class Releases:
         held = base if base is not None and base.claim and all(release.claim != base.claim for release in due) else None
         return Releases(held, retained_max, due)
 
+    @property
+    def is_done(self) -> bool:
+        """Nothing is held, and nothing is to be deleted any more."""
+        return self.base is None and not self._due and not self._waiting
+
     def advance(self, own: int, *, stopped: bool, dropped: bool, now_ms: int) -> list[Release]:
         """What is to be deleted now. `own`: completed checkpoints of the submission that are retained; `stopped`: a stop-savepoint
         of it is complete; `dropped`: the job has ended, and keeps none of them."""

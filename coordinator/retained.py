@@ -84,8 +84,10 @@ class RetainedCheckpoints:
     @property
     def newest(self) -> CompletedCheckpoint | None:
         """What a recovery starts from: the newest checkpoint or stop-savepoint."""
-        candidates = [*self._retained[-1:], *([self._stop_point] if self._stop_point is not None else [])]
-        return max(candidates, key=lambda entry: entry.checkpoint_id, default=None)
+        last, stop = (self._retained[-1] if self._retained else None), self._stop_point
+        if stop is None or (last is not None and last.checkpoint_id > stop.checkpoint_id):
+            return last
+        return stop
 
     @property
     def base(self) -> int | None:
@@ -164,6 +166,8 @@ class RetainedCheckpoints:
 
     def take_retries(self, now_ms: int) -> list[DropCheckpoint]:
         """Deletions that are due again."""
+        if not self._dropping:
+            return []
         due = [entry for _, entry in sorted(self._dropping.items()) if entry.retry_ms is not None and entry.retry_ms <= now_ms]
         for entry in due:
             entry.retry_ms = None
@@ -175,7 +179,7 @@ class RetainedCheckpoints:
     def check(self) -> None:
         """Raise InvariantError if the retained ids are out of order or too many (I16)."""
         ids = [entry.checkpoint_id for entry in self._retained]
-        if ids != sorted(set(ids)):
+        if any(ids[index] >= ids[index + 1] for index in range(len(ids) - 1)):
             raise InvariantError(f"retained ids are out of order: {ids}")
         if len(ids) > self._retained_max + len({self._pinned, *self._bases}.intersection(ids)):
             raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")

@@ -47,6 +47,8 @@ class StepResult(NamedTuple):
     progress: bool
     next_wakeup_ms: int | None = None
     backpressured: bool = False
+    has_more: bool = False
+    """It stopped before it knew that nothing was left to do: another step is due at once."""
 
 
 Report: TypeAlias = Callable[[SubtaskStatus | Answerable], None]
@@ -116,7 +118,7 @@ class Subtask:
         self._early: list[Notice] = []
         self._disposed = False
         self._times = _Times(ports.clock.seconds())
-        self.last_step = StepResult(progress=True)
+        self.last_step = StepResult(progress=True, has_more=True)
         """What the newest step did; tells a scheduler when the next one is worth it."""
 
     # -------------------------------------------------------------------------------------------------------- status
@@ -260,18 +262,21 @@ class Subtask:
             times.idle_s += began - times.last_end_s
         progress = self._serve_mail()
         backpressured = False
+        has_more = progress
         if self.state is TaskState.RUNNING:
             try:
-                moved, backpressured = self._run_input(now_ms, began + self._budget_s)
-                progress = self._finish_if_due() or moved or progress
+                moved, has_more, backpressured = self._run_input(now_ms, began + self._budget_s)
+                finished = self._finish_if_due()
+                has_more = has_more or finished
+                progress = finished or moved or progress
             except Exception as error:
                 self._fail(error)
-                progress = True
+                progress = has_more = True
         times.last_end_s = self._clock.seconds()
         times.was_backpressured = backpressured
         times.busy_s += times.last_end_s - began
         wakeup_ms = self._intake.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
-        self.last_step = StepResult(progress, wakeup_ms, backpressured)
+        self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
         return self.last_step
 
     @property
@@ -279,20 +284,20 @@ class Subtask:
         """The last step stopped at a full output, and none is full any more."""
         return self.last_step.backpressured and all(output.is_available for output in self._outputs)
 
-    def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool]:
-        """Units of work until the budget is spent, mail waits, or nothing can move: (moved, backpressured)."""
+    def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool, bool]:
+        """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
         moved = False
         for _ in range(UNITS_MAX):
             for output in self._outputs:
                 if not output.is_available:
-                    return moved, True
+                    return moved, False, True
             self.chain.tell_time()
             if not self._intake.advance(now_ms):
-                return moved, False
+                return moved, False, False
             moved = True
             if self.mailbox or self._clock.seconds() >= deadline_s:
                 break
-        return moved, False
+        return moved, True, False
 
     def _finish_if_due(self) -> bool:
         if not self._finish_id or self._intake.has_work or self.chain.has_pending_work() or self._pool.under_way:

@@ -333,7 +333,7 @@ def _is_due(each: DeployedSubtask, now_ms: int) -> bool:
     """Whether a step could move anything; the loop's own wait rests on the same signs. Most rounds are about a few of many."""
     subtask = each.subtask
     last = subtask.last_step
-    if last.progress or subtask.mailbox:
+    if last.has_more or subtask.mailbox:
         return True
     if subtask.is_disposed:
         return False

@@ -5,6 +5,7 @@ A decision counts only while its id is claimed: what a stale leader writes into 
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import msgspec
 
 from barriers.messages import CheckpointKind
 from chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
-from coordinator.publication import decode_decision
+from coordinator.publication import Decision, decode_decision
 from coordinator.records import (
     CLAIM,
     METADATA,
@@ -34,6 +35,12 @@ from statebackends.storage import is_absolute_folder, split_folder
 from statebackends.storage.operations import PutIfAbsent
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+
+@functools.lru_cache(maxsize=4)
+def decision_in(content: bytes) -> Decision:
+    """What the bytes of a decision say; decoded once for all who look at it when it is written."""
+    return decode_decision(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +307,7 @@ class JobLedger:
     def _decided(self, number: int, content: bytes, changes: list[Change]) -> None:
         claim = self.claims.get(number)
         self._decisions[number] = content
-        decision = decode_decision(content)
+        decision = decision_in(content)
         if isinstance(decision, AbortRecord) and number not in self.completed:
             self.aborted.add(number)  # else it is an orphan, in a register that was let go
         if isinstance(decision, AbortRecord) or claim is None:

@@ -92,7 +92,7 @@ CREATING = (ops.PutIfAbsent, ops.WriteFile, ops.UploadFile, ops.LinkFile)
 # ----------------------------------------------------------------------------------------------------------------- without
 
 
-def test_each_operation_is_seen_at_the_store_with_what_it_changed(bench: Bench) -> None:
+def test_each_operation_but_reads_is_seen_at_the_store_with_what_it_changed(bench: Bench) -> None:
     bench.kernel.now_us = 5_000
     told = [
         bench.told(operation)
@@ -112,9 +112,9 @@ def test_each_operation_is_seen_at_the_store_with_what_it_changed(bench: Bench) 
     assert isinstance(told[7], ObjectMissingError)
     assert told[8] == 1
     seen = [one for one in bench.observed if isinstance(one, Stored)]
-    assert [one.result for one in seen] == told
-    assert [one.added for one in seen] == [(PATH,), (), ("job/b",), (), (), (), (), (), ()]
-    assert [one.removed for one in seen] == [(), (), (), (), (), ("job/b",), (), (), (PATH,)]
+    assert [one.result for one in seen] == [*told[:3], *told[5:]]
+    assert [one.added for one in seen] == [(PATH,), (), ("job/b",), (), (), (), ()]
+    assert [one.removed for one in seen] == [(), (), (), ("job/b",), (), (), (PATH,)]
     assert {(one.at_ms, one.actor, one.root) for one in seen} == {(5, "worker-1.1", ROOT)}
     assert seen[0].operation == ops.PutIfAbsent(PATH, DATA)
 
