@@ -20,6 +20,12 @@ DEFAULT_MAX_PARALLELISM_FLOOR = 128
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
 
+# murmur3's 32-bit block and finalisation, and the shifts between them, as numpy scalars
+_MULTIPLY_FIRST, _MULTIPLY_SECOND, _ADD = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
+_4, _5, _13, _15, _16, _17, _19 = (np.uint32(number) for number in (4, 5, 13, 15, 16, 17, 19))
+_FINALISE = ((_16, np.uint32(0x85EBCA6B)), (_13, np.uint32(0xC2B2AE35)))
+_POSITIVE = np.uint32(_SIGN - 1)
+
 
 def spread(h32: int) -> int:
     """Spread a 32-bit hash (signed or unsigned) over 0..2**31-1: one murmur3 block and its finalisation.
@@ -37,23 +43,32 @@ def key_group_of_hash(h32: int, max_parallelism: int) -> int:
 
 def key_groups_of_hashes(hashes: npt.NDArray[np.uint32], max_parallelism: int) -> npt.NDArray[np.int32]:
     """Key group of each hash: `key_group_of_hash`, vectorised."""
-    code = hashes * np.uint32(0xCC9E2D51)
-    code = ((code << np.uint32(15)) | (code >> np.uint32(17))) * np.uint32(0x1B873593)
-    code = ((code << np.uint32(13)) | (code >> np.uint32(19))) * np.uint32(5) + np.uint32(0xE6546B64)
-    code ^= np.uint32(4)
-    code ^= code >> np.uint32(16)
-    code *= np.uint32(0x85EBCA6B)
-    code ^= code >> np.uint32(13)
-    code *= np.uint32(0xC2B2AE35)
-    code ^= code >> np.uint32(16)
-    sign = (code.view(np.int32) >> np.int32(31)).view(np.uint32)  # all ones where negative
-    code = (code ^ sign) - sign  # absolute value; -2**31 stays ...
-    code &= np.uint32(_SIGN - 1)  # ... and becomes 0 here
+    # In two arrays, by constants that are numpy's already: half the time, of a million hashes as of ten.
+    code = hashes * _MULTIPLY_FIRST
+    other = code >> _17
+    code <<= _15
+    code |= other
+    code *= _MULTIPLY_SECOND
+    np.right_shift(code, _19, out=other)
+    code <<= _13
+    code |= other
+    code *= _5
+    code += _ADD
+    code ^= _4
+    for shift, multiply in _FINALISE:
+        np.right_shift(code, shift, out=other)
+        code ^= other
+        code *= multiply
+    np.right_shift(code, _16, out=other)
+    code ^= other
+    signed = code.view(np.int32)
+    np.abs(signed, out=signed)  # -2**31 stays ...
+    code &= _POSITIVE  # ... and becomes 0 here
     if max_parallelism & (max_parallelism - 1):
         code %= np.uint32(max_parallelism)
     else:
         code &= np.uint32(max_parallelism - 1)
-    return code.view(np.int32)
+    return signed
 
 
 def check_parallelism(max_parallelism: int, parallelism: int) -> None:
