@@ -124,6 +124,8 @@ class RetainedCheckpoints:
         """What retention lets go now: the oldest beyond the limit, and aborted ids below the newest completed one.
 
         What the job was restored from is not counted; the base of an increment under way is, and goes later."""
+        if len(self._retained) <= self._retained_max and not self._aborted:
+            return []
         drops: list[DropCheckpoint] = []
         counted = [entry for entry in self._retained if entry.checkpoint_id != self._pinned]
         surplus = counted[: max(0, len(counted) - self._retained_max)]
