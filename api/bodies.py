@@ -69,9 +69,9 @@ def body_of(model: type[Model]) -> Callable[[Request], Coroutine[Any, Any, Model
     return read
 
 
-def describe_model(model: type[RequestBody]) -> dict[str, Any]:
-    """OpenAPI's description of an optional body of Flink's dialect."""
-    return _described(model.model_json_schema(by_alias=True), required=False)
+def describe_model(model: type[RequestBody], *, required: bool = False) -> dict[str, Any]:
+    """OpenAPI's description of a body of Flink's dialect."""
+    return _described(model.model_json_schema(by_alias=True), required=required)
 
 
 def describe_record(kind: type[msgspec.Struct]) -> dict[str, Any]:

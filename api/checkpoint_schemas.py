@@ -262,6 +262,22 @@ class SavepointTriggerRequest(RequestBody):
     triggerId: HexId | None = None
 
 
+class DisposalOperation(_Operation):
+    """Of a disposal that has ended: empty, or a cause."""
+
+    failure_cause: Annotated[FailureCause | None, Field(alias="failure-cause")] = None
+
+
+class DisposalStatus(Record):
+    status: OperationStatus
+    operation: DisposalOperation | None
+
+
+class SavepointDisposalRequest(RequestBody):
+    savepoint_path: Annotated[str, Field(alias="savepoint-path", min_length=1)]
+    triggerId: HexId | None = None
+
+
 class StopRequest(RequestBody):
     targetDirectory: str | None = None
     drain: bool | None = False

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from api import checkpoint_schemas as schemas
 from api.schemas import UNKNOWN
+from api.snapshots.disposals import Disposal
 from barriers.messages import CheckpointKind
 from coordinator.views import (
     CheckpointConfigView,
@@ -234,3 +235,13 @@ def savepoint_trigger(view: TriggerView) -> schemas.SavepointTriggerStatus:
         cause = _cause(view)
         operation = schemas.SavepointOperation(location=None if cause is not None else view.location, failure_cause=cause)
     return schemas.SavepointTriggerStatus(status=_status(view), operation=operation)
+
+
+def disposal(found: Disposal) -> schemas.DisposalStatus:
+    if found.in_progress:
+        return schemas.DisposalStatus(status=schemas.OperationStatus(id="IN_PROGRESS"), operation=None)
+    failed = bool(found.failure_kind)
+    cause = schemas.FailureCause(class_=found.failure_kind, stack_trace=found.failure) if failed else None
+    return schemas.DisposalStatus(
+        status=schemas.OperationStatus(id="COMPLETED"), operation=schemas.DisposalOperation(failure_cause=cause)
+    )

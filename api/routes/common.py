@@ -8,6 +8,8 @@ import msgspec
 from fastapi import Depends, Path, Request, Response
 
 from api import schemas
+from api.snapshots.disposals import Disposals
+from api.snapshots.served import SnapshotDirectories
 from barriers import codec
 from coordinator.interface import Coordinator
 
@@ -36,6 +38,22 @@ async def service_of(request: Request) -> Coordinator:
 
 
 Service = Annotated[Coordinator, Depends(service_of)]
+
+
+async def _directories(request: Request) -> SnapshotDirectories:
+    settings = request.app.state.settings
+    return SnapshotDirectories((settings.location, *settings.snapshot_dirs))
+
+
+Directories = Annotated[SnapshotDirectories, Depends(_directories)]
+
+
+async def _disposals(request: Request) -> Disposals:
+    found: Disposals = request.app.state.disposals
+    return found
+
+
+KnownDisposals = Annotated[Disposals, Depends(_disposals)]
 
 
 def answer(record: msgspec.Struct, status: int = 200) -> Response:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from api import checkpoint_schemas as checkpoints_of
 from api import render_checkpoints, render_jobs, schemas
 from api.bodies import body_of, describe_model
-from api.routes.common import ERRORS, CheckpointNumber, JobId, Service, TriggerId, VertexId
+from api.routes.common import ERRORS, CheckpointNumber, Directories, JobId, KnownDisposals, Service, TriggerId, VertexId
 from api.version import DIALECT_VERSION, REVISION
 from statebackends.errors import InvalidConfigError
 
@@ -181,6 +181,25 @@ def stop(
         trigger_id=body.triggerId,
     )
     return checkpoints_of.TriggerAccepted(request_id=request_id)
+
+
+@router.post(
+    "/savepoint-disposal", status_code=202, openapi_extra=describe_model(checkpoints_of.SavepointDisposalRequest, required=True)
+)
+def dispose(
+    directories: Directories,
+    disposals: KnownDisposals,
+    body: Annotated[checkpoints_of.SavepointDisposalRequest, Depends(body_of(checkpoints_of.SavepointDisposalRequest))],
+) -> checkpoints_of.TriggerAccepted:
+    """Begin to delete a savepoint. `savepoint-path`: a folder or its `_metadata`; a relative one is below the state directory."""
+    location = directories.confine(body.savepoint_path).removesuffix("/_metadata")
+    return checkpoints_of.TriggerAccepted(request_id=disposals.begin(directories.confine(location), body.triggerId))
+
+
+@router.get("/savepoint-disposal/{triggerid}")
+def disposal(disposals: KnownDisposals, trigger_id: TriggerId) -> checkpoints_of.DisposalStatus:
+    """Outcome of a disposal: a cause if it failed."""
+    return render_checkpoints.disposal(disposals.status(trigger_id))
 
 
 def _target(directory: str | None) -> str | None:

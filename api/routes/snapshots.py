@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 
 from api import schemas
 from api.bodies import body_of, describe_model
-from api.routes.common import ERRORS
-from api.snapshots.served import PATH_CHARACTERS_MAX, SnapshotDirectories
+from api.routes.common import ERRORS, Directories
+from api.snapshots.served import PATH_CHARACTERS_MAX
 from statebackends.errors import StorageUnavailableError
 
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"], responses=ERRORS)
@@ -21,14 +21,6 @@ PROBLEMS_MAX = 1_000
 """In one answer; their number is told."""
 
 _verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
-
-
-def _directories(request: Request) -> SnapshotDirectories:
-    settings = request.app.state.settings
-    return SnapshotDirectories((settings.location, *settings.snapshot_dirs))
-
-
-Directories = Annotated[SnapshotDirectories, Depends(_directories)]
 
 
 @router.get("")

@@ -1,0 +1,191 @@
+"""`/savepoint-disposal`: asked for once, polled, deleted once; what must stay stays, and no path leads out."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.snapshots import disposals
+from api.snapshots.disposals import Disposal, Disposals
+from barriers.headers import ERROR_HEADER
+from coordinator.records import JobPaths, OwnerRecord, encode_record
+from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import PutIfAbsent
+from tests.api.fakes import FakeCoordinator, Served, serving
+from tests.statebackends.snapshot_harness import SOME, files_below, write
+
+ID, OTHER = "ab" * 16, "cd" * 16
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(FakeCoordinator(), tmp_path / "state", snapshot_dirs=(str(tmp_path / "kept"),)) as running:
+        yield running
+
+
+def savepoint(tmp_path: Path, name: str = "savepoint-7") -> Path:
+    return Path(write(tmp_path, name, SOME, canonical=True, storage=LocalStorage(tmp_path / "kept")).location)
+
+
+def ask(served: Served, path: Path | str, trigger_id: str | None = None, status: int = 202, prefix: str = "/v1") -> Any:
+    body = {"savepoint-path": str(path), **({"triggerId": trigger_id} if trigger_id else {})}
+    return served.json("POST", f"{prefix}/savepoint-disposal", body, status=status)
+
+
+def ended(served: Served, trigger_id: str, prefix: str = "/v1") -> Any:
+    """Poll, as Flink's clients do, until it is completed."""
+    for _ in itertools.count():
+        found = served.json("GET", f"{prefix}/savepoint-disposal/{trigger_id}")
+        if found["status"]["id"] == "COMPLETED":
+            return found
+        assert found == {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    raise AssertionError
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_a_savepoint_is_deleted_and_nothing_beside_it(served: Served, tmp_path: Path, prefix: str) -> None:
+    unwanted, neighbour = savepoint(tmp_path), savepoint(tmp_path, "savepoint-8")
+    before = files_below(neighbour)
+    answer = ask(served, unwanted, prefix=prefix)
+    assert answer.keys() == {"request-id"}
+    assert ended(served, answer["request-id"], prefix) == {"status": {"id": "COMPLETED"}, "operation": {}}
+    assert not unwanted.exists()
+    assert files_below(neighbour) == before
+
+
+def test_a_repeated_request_is_answered_alike_and_disposes_of_nothing_again(served: Served, tmp_path: Path) -> None:
+    unwanted = savepoint(tmp_path)
+    assert ask(served, unwanted, ID) == {"request-id": ID}
+    assert "failure-cause" not in ended(served, ID)["operation"]
+    again = savepoint(tmp_path)
+    assert ask(served, f"file://{again}/_metadata", ID) == {"request-id": ID}, "the same place in another form"
+    assert ended(served, ID)["operation"] == {}
+    assert (again / "_metadata").exists(), "it was disposed of once"
+    assert "trigger id" in ask(served, savepoint(tmp_path, "savepoint-8"), ID, status=400)["errors"][0]
+    assert (tmp_path / "kept" / "savepoint-8" / "_metadata").exists()
+
+
+def test_what_must_stay_is_told_as_the_cause(served: Served, tmp_path: Path) -> None:
+    claimed = savepoint(tmp_path)
+    owner = encode_record(OwnerRecord(OTHER, "directory", "n", 0))
+    LocalStorage(tmp_path / "kept").execute(PutIfAbsent("savepoint-7/_owner", owner))
+    (tmp_path / "kept" / "empty").mkdir()
+    checkpoint = write(tmp_path, f"{ID}/chk-7", SOME, storage=LocalStorage(tmp_path / "state"))
+    submission = JobPaths(ID).submission(1)
+    LocalStorage(tmp_path / "state").execute(PutIfAbsent(submission, b'{"void":true'))  # a job is there; its record is damaged
+    before = {folder: files_below(tmp_path / folder) for folder in ("kept", "state")}
+    for path, kind in (
+        (claimed, "SnapshotClaimedError"),
+        (tmp_path / "kept" / "empty", "NotFoundError"),
+        (tmp_path / "kept" / "none", "NotFoundError"),
+        (checkpoint.location, "CorruptStateError"),
+    ):
+        found = ended(served, ask(served, path)["request-id"])
+        cause = found["operation"]["failure-cause"]
+        assert (cause["class"], bool(cause["stack-trace"])) == (kind, True), path
+        assert cause.keys() == {"class", "stack-trace"}
+    assert {folder: files_below(tmp_path / folder) for folder in before} == before
+
+
+def test_no_path_leads_out_and_bad_requests_are_refused(served: Served, tmp_path: Path) -> None:
+    secret = Path(write(tmp_path, "savepoint-9", SOME, canonical=True, storage=LocalStorage(tmp_path / "other")).location)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "link").symlink_to(secret)
+    (tmp_path / "kept" / "inner").mkdir()
+    (tmp_path / "kept" / "inner" / "_metadata").symlink_to(secret / "_metadata")
+    before = files_below(tmp_path / "other")
+    for path in (
+        secret,
+        f"file://{secret}",
+        f"{tmp_path}/kept/../other/savepoint-9",
+        tmp_path / "kept" / "link",
+        tmp_path / "kept" / "inner" / "_metadata",
+        tmp_path / "kept",
+        tmp_path / "kept" / "_metadata",
+        "ftp://x/y",
+        "~/x",
+        "a\0b",
+        "x" * 5_000,
+        "",
+    ):
+        response = served.request("POST", "/v1/savepoint-disposal", {"savepoint-path": str(path)})
+        assert (response.status, response.headers[ERROR_HEADER]) == (400, "InvalidConfigError"), path
+    assert files_below(tmp_path / "other") == before
+    for body in ({}, {"savepoint-path": 5}, {"savepoint-path": "a", "triggerId": "A"}, {"savepoint-path": None}, b"["):
+        assert served.request("POST", "/v1/savepoint-disposal", body).status == 400, body
+    assert served.request("GET", f"/v1/savepoint-disposal/{OTHER}").headers[ERROR_HEADER] == "NotFoundError"
+    assert served.json("GET", f"/v1/savepoint-disposal/{OTHER}", status=404)["errors"]
+    assert served.request("GET", "/v1/savepoint-disposal/short").status == 400
+    assert served.request("POST", "/v1/savepoint-disposal", {"savepoint-path": "a"}, token="another-token-of-length").status == 401
+
+
+def test_openapi_describes_it(served: Served) -> None:
+    paths = served.json("GET", "/openapi.json")["paths"]
+    asked = paths["/v1/savepoint-disposal"]["post"]
+    assert asked["requestBody"]["required"] is True
+    assert "savepoint-path" in asked["requestBody"]["content"]["application/json"]["schema"]["required"]
+    assert "202" in asked["responses"]
+    answer = paths["/v1/savepoint-disposal/{triggerid}"]["get"]["responses"]["200"]
+    assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/DisposalStatus")
+
+
+# ------------------------------------------------------------------------------------------------------ under way
+
+
+class Held:
+    """Disposals that wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.done: list[str] = []
+
+    def __call__(self, location: str) -> None:
+        assert self.go.wait(10)
+        self.done.append(location)
+        if location.endswith("bug"):
+            raise RuntimeError("what a bug")
+
+
+def finished(register: Disposals, trigger_id: str) -> Disposal:
+    for thread in threading.enumerate():
+        if thread.name == f"disposal-{trigger_id[:8]}":
+            thread.join(10)
+    return register.status(trigger_id)
+
+
+def test_few_run_at_one_time_and_a_bug_ends_as_a_cause(caplog: pytest.LogCaptureFixture) -> None:
+    held = Held()
+    register = Disposals(held)
+    begun = [register.begin(f"/kept/{number}", None) for number in range(disposals.DISPOSALS_MAX - 1)]
+    begun.append(register.begin("/kept/bug", ID))
+    assert register.begin("/kept/bug", ID) == ID, "a repeat is none more"
+    with pytest.raises(StorageUnavailableError, match="try again later"):
+        register.begin("/kept/more", OTHER)
+    with pytest.raises(NotFoundError):
+        register.status(OTHER)
+    assert {register.status(each).in_progress for each in begun} == {True}
+    held.go.set()
+    assert [finished(register, each).failure_kind for each in begun] == [""] * (len(begun) - 1) + ["RuntimeError"]
+    assert len(held.done) == disposals.DISPOSALS_MAX
+    assert "what a bug" in register.status(ID).failure
+    assert not finished(register, register.begin("/kept/more", OTHER)).failure
+
+
+def test_the_oldest_that_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disposals, "REMEMBERED_MAX", 2)
+    held = Held()
+    held.go.set()
+    register = Disposals(held)
+    for number in range(3):
+        finished(register, register.begin(f"/kept/{number}", f"{number:032x}"))
+    assert [register.status(f"{number:032x}").location for number in (1, 2)] == ["/kept/1", "/kept/2"]
+    with pytest.raises(NotFoundError):
+        register.status(f"{0:032x}")
+    with pytest.raises(InvalidConfigError):
+        register.begin("/kept/else", f"{2:032x}")
