@@ -105,8 +105,8 @@ class RecoveringStorage:
         match operation:
             case DownloadFile(path) if path in self._wanted:
                 return self._download(operation, self._wanted[path])
-            case ReadFile(path, 0, None) if path in self._wanted:
-                return self._read(operation, self._wanted[path])
+            case ReadFile(path, 0, length) if (wanted := self._wanted.get(path)) and (length is None or length > wanted.length):
+                return self._read(operation, wanted)
         return self._storage.execute(operation)
 
     def _download(self, operation: DownloadFile, handle: FileHandle) -> tuple[int, str]:
