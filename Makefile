@@ -13,7 +13,7 @@ help:
 	@echo 'make test    all tests, in TEST_PROCESSES=2 processes'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
-	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark'
+	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark; property tests with more examples'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -39,6 +39,8 @@ chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --workload long --seeds 4
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
+	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile \
+		tests/statebackends tests/coordinator tests/operators/sinks tests/scenarios tests/simulation/test_determinism.py
 
 lock:
 	@scripts/setup --no-java

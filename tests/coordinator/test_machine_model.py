@@ -27,6 +27,7 @@ from coordinator.machine import CheckpointCoordinator
 from coordinator.publication import Completed, Decision
 from coordinator.records import AbortRecord, ClaimRecord
 from tests.coordinator.bench import state
+from tests.examples import examples
 
 JOB = "0123456789abcdef0123456789abcdef"
 TASKS = frozenset(SubtaskKey(name, 0) for name in "ABC")
@@ -314,5 +315,5 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert all(count == 1 for count in self.answered.values())
 
 
-CoordinatorModel.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+CoordinatorModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
 TestCoordinatorModel = CoordinatorModel.TestCase

@@ -22,6 +22,7 @@ from statebackends.snapshots.diffing import diff_snapshots
 from statebackends.snapshots.verifying import verify_files
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import run_flow
+from tests.examples import examples
 from tests.statebackends.roundtrip import graph_for, restored_at
 from tests.statebackends.snapshot_harness import KINDS, SOME, Contents, write
 
@@ -52,7 +53,7 @@ def assert_same(before: StoredSnapshot, after: StoredSnapshot) -> None:
 
 
 @example(contents=SOME, path=[(4, "memory"), (2, "rocksdb"), (8, "filesystem"), (4, "memory")], kind="memory", start=4)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(3), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     contents=CONTENTS,
     path=st.lists(st.tuples(PARALLELISMS, st.sampled_from(KINDS)), min_size=1, max_size=3),
@@ -71,7 +72,7 @@ def test_r09_r10_i28_contents_are_equal_after_any_way_through_parallelisms_and_b
         assert_same(first, last)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(contents=CONTENTS, kind=st.sampled_from(KINDS), start=PARALLELISMS, other=PARALLELISMS)
 def test_r17_native_files_keep_their_contents_through_another_parallelism_on_their_own_backend(
     tmp_path: Path, contents: Contents, kind: BackendKind, start: int, other: int

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from statebackends.factory import BackendKind
 from statebackends.settings import StateBackendSettings
+from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, SEEN, TAGS, TOTAL, WINDOWS, Cluster, columnar_update, union, use
 
 KEYS = ("a", "b", "c")
@@ -162,9 +163,9 @@ class BackendMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("kind", "cache_bytes_max", "examples"), [("memory", 0, 30), ("filesystem", 0, 5), ("rocksdb", 0, 8), ("rocksdb", 1 << 20, 8)]
+    ("kind", "cache_bytes_max", "count"), [("memory", 0, 12), ("filesystem", 0, 3), ("rocksdb", 0, 4), ("rocksdb", 1 << 20, 4)]
 )
-def test_a_backend_behaves_like_a_dict(kind: BackendKind, cache_bytes_max: int, examples: int) -> None:
+def test_a_backend_behaves_like_a_dict(kind: BackendKind, cache_bytes_max: int, count: int) -> None:
     machine = type("Machine", (BackendMachine,), {"kind": kind, "cache_bytes_max": cache_bytes_max})
-    options = settings(max_examples=examples, stateful_step_count=20, deadline=None)
+    options = settings(max_examples=examples(count), stateful_step_count=20, deadline=None)
     run_state_machine_as_test(machine, settings=options)

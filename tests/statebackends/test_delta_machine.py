@@ -21,6 +21,7 @@ from statebackends.handles import KeyedStateHandle, OperatorSubtaskState
 from statebackends.settings import StateBackendSettings
 from statebackends.storage.operations import run_flow
 from statebackends.tablepieces import table_pieces
+from tests.examples import examples
 from tests.statebackends.backend_harness import KEY, MAX_PARALLELISM, WINDOWS, union
 from tests.statebackends.test_backend_machine import CHANGES, IN_FLIGHT_MAX, KEYS, BackendMachine
 
@@ -185,12 +186,12 @@ DeltaMachine.start = lambda self: None  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
-    ("kind", "inline_threshold", "examples"),
-    [("filesystem", 0, 25), ("filesystem", 1_500, 8), ("memory", 0, 3), ("rocksdb", 0, 6)],
+    ("kind", "inline_threshold", "count"),
+    [("filesystem", 0, 12), ("filesystem", 1_500, 4), ("memory", 0, 2), ("rocksdb", 0, 3)],
 )
 @pytest.mark.parametrize("bounds", ["as they are", "small"])
 def test_increments_restore_what_was_there(
-    kind: BackendKind, inline_threshold: int, examples: int, bounds: str, monkeypatch: pytest.MonkeyPatch
+    kind: BackendKind, inline_threshold: int, count: int, bounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if bounds == "small":
         monkeypatch.setattr(changes, "KEYS_MIN", 2)
@@ -199,7 +200,7 @@ def test_increments_restore_what_was_there(
         monkeypatch.setattr(columnar, "_REMOVED_MAX", 1)
         monkeypatch.setattr(tablechains, "RUNS_MAX", 2)
     machine = type("Machine", (DeltaMachine,), {"kind": kind, "cache_bytes_max": 0, "inline_threshold": inline_threshold})
-    options = settings(max_examples=examples, stateful_step_count=25, deadline=None)
+    options = settings(max_examples=examples(count), stateful_step_count=25, deadline=None)
     run_state_machine_as_test(machine, settings=options)
     if kind == "filesystem" and not inline_threshold and bounds == "as they are":
         assert machine.increments, "no run was ever written"

@@ -20,6 +20,7 @@ from statebackends.keyedbase import KeyedBackendBase
 from statebackends.rocksdb import RocksKeyedBackend
 from statebackends.rocksdb_store import RocksStore, parse_row_key, row_key
 from statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
+from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, KEY, MAX_PARALLELISM, SEEN, TAGS, Cluster, owner, use
 
 STATES: tuple[StateDescriptor, ...] = (COUNT, SEEN, TAGS)
@@ -155,7 +156,7 @@ def test_older_types_are_rewritten_and_undeclared_states_left_out_while_they_are
     assert len(stored_rows(restored)) == 3 * 40
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2), st.integers(-5, 5)), max_size=60),
     parallelisms=st.lists(st.integers(1, 5), min_size=2, max_size=4),

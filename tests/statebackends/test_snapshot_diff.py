@@ -21,6 +21,7 @@ from statebackends.snapshots import diffing, diffrows
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.diffing import Change, SnapshotDiff, StateDiff, diff_snapshots
 from statebackends.snapshots.values import Comparer
+from tests.examples import examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, write
 from tests.statebackends.test_snapshot_rows import with_table
 
@@ -293,7 +294,7 @@ def expected(before: Contents, after: Contents) -> dict[str, tuple[int, int, int
     return counted
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(before=CONTENTS, after=CONTENTS, forms=st.tuples(FORM, FORM), max_parallelism=st.sampled_from([8, 8, 12]))
 def test_any_two_snapshots(before: Contents, after: Contents, forms: Any, max_parallelism: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
