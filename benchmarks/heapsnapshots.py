@@ -35,6 +35,8 @@ INCREMENTS = 20
 MAX_PARALLELISM = 128
 STATE = ValueStateDescriptor("value", bytes)
 KEY = KeyType.of(int)
+KINDS: tuple[BackendKind, ...] = ("filesystem", "memory", "rocksdb")
+"""RocksDB only for the loop beside a full checkpoint; the rest of it is in incremental.py."""
 Row = dict[str, Any]
 
 
@@ -88,8 +90,8 @@ class Rig:
             "raw_ms": raw_write_ms(self.folder, size),
         }
 
-    def _store(self, pending: Any) -> None:
-        base = self.number - 1 if self.number > 1 else None
+    def _store(self, pending: Any, *, full: bool = False) -> None:
+        base = self.number - 1 if self.number > 1 and not full else None
         folder, prefix = f"job/chk-{self.number}", "op-0-1-n"
         target = SnapshotTarget(self.number, folder, prefix, False, 20_480, f"{self.number}-1-op-0-n", base)
         self.acked = run_flow(pending.flow(target), self.storage)
@@ -122,7 +124,24 @@ class Rig:
                 rates[with_checkpoint] += self._loop(some, values, seconds, with_checkpoint=with_checkpoint) / 3
         return rates[True], rates[False]
 
-    def _loop(self, keys: Sequence[tuple[bytes, int]], values: list[bytes], seconds: float, *, with_checkpoint: bool) -> float:
+    def full_rates(self, rounds: int = 3) -> tuple[float, float, float]:
+        """Updates per second while a full checkpoint is written, those without one, and how long one took: means of some rounds."""
+        values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
+        some = self.rng.choices(self.keys, k=200_000)
+        during: list[float] = []
+        without: list[float] = []
+        lasted: list[float] = []
+        for _ in range(rounds):
+            without.append(self._loop(some, values, 1.0, with_checkpoint=False))
+            started = time.perf_counter()
+            during.append(self._loop(some, values, 0.0, with_checkpoint=True, full=True))
+            lasted.append(time.perf_counter() - started)
+        return mean(during), mean(without), mean(lasted)
+
+    def _loop(
+        self, keys: Sequence[tuple[bytes, int]], values: list[bytes], seconds: float, *, with_checkpoint: bool, full: bool = False
+    ) -> float:
+        """For some seconds, or for as long as a full checkpoint is written."""
         backend, state = self.backend, self.state
         started = time.perf_counter()
         thread: threading.Thread | None = None
@@ -130,11 +149,11 @@ class Rig:
         if with_checkpoint:
             self.number += 1
             pending = backend.snapshot(self.number)
-            thread = threading.Thread(target=self._store, args=(pending,))
+            thread = threading.Thread(target=self._store, args=(pending,), kwargs={"full": full})
             thread.start()
         count = 0
         hot = keys[: max(1, len(self.keys) // 100)]  # 1 % of the keys change
-        while time.perf_counter() - started < seconds:
+        while time.perf_counter() - started < seconds or (full and thread is not None):
             for number in range(1_000):
                 key, group = hot[(count + number) % len(hot)]
                 backend.set_current_key(key, group)
@@ -147,7 +166,7 @@ class Rig:
         if thread is not None:
             thread.join()
             pending.release()
-        return count / seconds
+        return count / (time.perf_counter() - started)
 
 
 def measure(kind: BackendKind, key_count: int) -> list[Row]:
@@ -157,7 +176,7 @@ def measure(kind: BackendKind, key_count: int) -> list[Row]:
         rig = Rig(kind, key_count, Path(name))
         rig.change(rig.keys)
         rows.append({"what": "full", **rig.checkpoint()})
-        if kind != "memory":
+        if kind == "filesystem":
             increments = []
             for _ in range(INCREMENTS):
                 rig.change(rig.rng.sample(rig.keys, len(rig.keys) // 100))
@@ -166,7 +185,10 @@ def measure(kind: BackendKind, key_count: int) -> list[Row]:
             means = {field: mean(each[field] for each in increments) for field in increments[0]}
             rows.append({"what": f"mean of {INCREMENTS} increments", **means})
         rows.append({"what": "restore", "async_ms": rig.restore_s() * 1000})
-        if kind != "memory":
+        during, without, seconds = rig.full_rates()
+        row = {"per_second": during, "of_without": during / without, "async_ms": seconds * 1000}
+        rows.append({"what": "keyed loop while a full checkpoint is written", **row})
+        if kind == "filesystem":
             with_it, without = rig.loop_rates(2.0)
             rows.append({"what": "keyed loop, a checkpoint every 2 s", "per_second": with_it, "of_without": with_it / without})
         rig.backend.dispose()
@@ -177,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=1_000_000)
     key_count = parser.parse_args().keys
-    for kind in ("filesystem", "memory"):
+    for kind in KINDS:
         for row in measure(kind, key_count):
             shown = {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
             sys.stdout.write(f"{shown}\n")

@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
+from benchmarks.heapsnapshots import KINDS
 from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.restore import measure as measure_restore
@@ -181,7 +182,7 @@ def incremental(bench: Bench, quick: bool) -> list[Row]:
 
 def heap(bench: Bench, quick: bool) -> list[Row]:
     """Checkpoints of state in memory, full and as delta runs, beside the raw write of the same bytes."""
-    table = [row for kind in ("filesystem", "memory") for row in measure_heap(kind, 100_000 if quick else 1_000_000)]
+    table = [row for kind in KINDS for row in measure_heap(kind, 100_000 if quick else 1_000_000)]
     return [{"backend": row["backend"], "what": row["what"], "figures": json.dumps(row)} for row in table]
 
 

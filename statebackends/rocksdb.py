@@ -138,14 +138,14 @@ class RocksKeyedBackend(KeyedBackendBase):
     @property
     def _tier(self) -> FrontTier:
         if self._opened is None:
-            self._opened = self._front_tier(self._open_store(self._database_folder))
+            self._opened = self._front_tier(self._open_store(self._database_folder, is_new=True))
         return self._opened
 
     @property
     def _database_folder(self) -> str:
         return os.path.join(self._local_dir, "db")
 
-    def _open_store(self, folder: str, *, read_only: bool = False) -> RocksStore:
+    def _open_store(self, folder: str, *, read_only: bool = False, is_new: bool = False) -> RocksStore:
         if self._disposed:
             raise InvariantError(f"operator {self._operator!r}: the state backend was disposed of")
         return RocksStore(
@@ -158,6 +158,7 @@ class RocksKeyedBackend(KeyedBackendBase):
                 self._settings.rocksdb_background_compaction,
             ),
             read_only=read_only,
+            is_new=is_new,
         )
 
     def _front_tier(self, store: RocksStore) -> FrontTier:

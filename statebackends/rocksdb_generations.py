@@ -1,12 +1,12 @@
 """Generations of one (state, namespace) with a RocksDB database below them, and the bounded cache in between.
 
 Reads look into live, sealed, cached and stored rows, in this order; what becomes of sealed layers is decided in
-rocksdb_tiers.py. The loop thread's alone, but for `rows`, which reads a sealed layer."""
+rocksdb_tiers.py. The loop thread's alone, but for `pieces`, which reads a sealed layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,14 @@ import numpy.typing as npt
 from statebackends.expiry import Expiry, unexpired
 from statebackends.generations import MISSING, TOMBSTONE, Generations, Layer, MapGenerations, MapLayer
 from statebackends.keyedstates import KeyContext
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, row_key
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, row_key, row_keys, write_order
 from statebackends.statecodec import StateCodec
 
 GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
 """Key groups of encoded keys."""
+
+Piece = tuple[list[bytes], list[bytes | None]]
+"""Row keys and encoded values, None to delete: at most WRITE_ROWS."""
 
 _ENTRY_BYTES = 200
 """Estimate for a dict entry with its key bytes and value object."""
@@ -66,13 +69,13 @@ class ReadCache:
 class RocksGenerations(Generations):
     """Generations of one (state, namespace) with a database below."""
 
-    __slots__ = ("_context", "_encode", "_store", "cache", "codec", "namespace", "state_id")
+    __slots__ = ("_context", "_encode_one", "_store", "cache", "codec", "namespace", "state_id")
 
     def __init__(
         self, context: KeyContext, store: RocksStore, codec: StateCodec, namespace: bytes, expiry: Expiry | None = None
     ) -> None:
         super().__init__()
-        self._encode: Callable[[Any], bytes | None] = codec.encode if expiry is None else _unexpired_encoder(codec, expiry)
+        self._encode_one: Callable[[Any], bytes | None] | None = None if expiry is None else _unexpired_encoder(codec, expiry)
         self._context = context
         self._store = store
         self.codec = codec
@@ -111,13 +114,26 @@ class RocksGenerations(Generations):
             self.cache.absorb(written)
             self.cache.shrink(cache_bytes_max)
 
-    def rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
-        """Rows to write for a sealed layer."""
-        encode, state_id, namespace = self._encode, self.state_id, self.namespace
-        for keys, values, groups in _chunks(layer, groups_of):
-            for key, value, group in zip(keys, values, groups, strict=True):
-                encoded = None if value is TOMBSTONE else encode(value)
-                yield row_key(group, state_id, key, namespace), encoded
+    def pieces(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[Piece]:
+        """Rows to write for a sealed layer, WRITE_ROWS at a time, so many of them in an order that is cheap to write."""
+        for keys, values in _stretches(layer, sorted_rows):
+            groups = groups_of(keys)
+            order = write_order(groups, keys)
+            for start in range(0, len(order), WRITE_ROWS):
+                rows = order[start : start + WRITE_ROWS]
+                indices = rows.tolist()
+                encoded = self._encoded([values[index] for index in indices])
+                yield row_keys(groups[rows], self.state_id, [keys[index] for index in indices], self.namespace), encoded
+
+    def _encoded(self, values: list[Any]) -> list[bytes | None]:
+        if self._encode_one is not None:
+            encode = self._encode_one
+            return [None if value is TOMBSTONE else encode(value) for value in values]
+        there = [value is not TOMBSTONE for value in values]
+        if all(there):
+            return list(self.codec.encode_all(values))
+        encoded = iter(self.codec.encode_all(list(compress(values, there))))
+        return [next(encoded) if is_there else None for is_there in there]
 
 
 class RocksMapGenerations(RocksGenerations, MapGenerations):
@@ -161,15 +177,20 @@ class RocksMapGenerations(RocksGenerations, MapGenerations):
                 self.cache.put((key, entry), value)
         self.cache.shrink(cache_bytes_max)
 
-    def rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
-        for keys, maps, groups in _chunks(layer, groups_of):
-            for key, entries, group in zip(keys, maps, groups, strict=True):
+    def pieces(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[Piece]:
+        rows = self._rows(layer, groups_of)  # the deletions of a cleared map come before its new entries
+        while piece := list(islice(rows, WRITE_ROWS)):
+            yield [key for key, _ in piece], [value for _, value in piece]
+
+    def _rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
+        encode = self.codec.encode if self._encode_one is None else self._encode_one
+        for keys, maps in _stretches(layer, WRITE_ROWS):
+            for key, entries, group in zip(keys, maps, groups_of(keys).tolist(), strict=True):
                 prefix = row_key(group, self.state_id, key, self.namespace)
                 if entries.cleared:
                     yield from [(stored, None) for stored, _ in self._store.rows(prefix)]
                 for entry, value in entries.items():
-                    encoded = None if value is TOMBSTONE else self._encode(value)
-                    yield prefix + self.codec.encode_entry(entry), encoded
+                    yield prefix + self.codec.encode_entry(entry), None if value is TOMBSTONE else encode(value)
 
     def _prefix(self, key: bytes) -> bytes:
         return row_key(self._context.key_group, self.state_id, key, self.namespace)
@@ -206,7 +227,7 @@ def _value_bytes(value: Any) -> int:
     return 0
 
 
-def _chunks(layer: Layer, groups_of: GroupsOf) -> Iterator[tuple[list[bytes], list[Any], list[int]]]:
+def _stretches(layer: Layer, rows: int) -> Iterator[tuple[list[bytes], list[Any]]]:
     keys_left, values_left = iter(layer), iter(layer.values())
-    while keys := list(islice(keys_left, WRITE_ROWS)):
-        yield keys, list(islice(values_left, WRITE_ROWS)), groups_of(keys).tolist()
+    while keys := list(islice(keys_left, rows)):
+        yield keys, list(islice(values_left, rows))

@@ -12,14 +12,17 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from statebackends.errors import StateValueError, StorageUnavailableError
 from statebackends.expiry import Expiry
 from statebackends.generations import Layer
 from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
-from statebackends.rocksdb_generations import GroupsOf, RocksGenerations, weight
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row
+from statebackends.rocksdb_generations import GroupsOf, Piece, RocksGenerations, weight
+from statebackends.rocksdb_store import RocksStore
+
+_SORTED_IN_POOL, _SORTED_ON_LOOP = 1 << 17, 1 << 13
+"""Rows put in order before they are written: a few dozen milliseconds of a pool thread, which mostly don't hold the interpreter
+lock, or two of the loop thread."""
 
 
 class SealedGeneration:
@@ -34,7 +37,7 @@ class SealedGeneration:
         self.done = False
         """Written, and copied if that was wanted: newer generations may be written."""
         self._groups_of = groups_of
-        self._left: Iterator[Row] | None = None
+        self._left: Iterator[Piece] | None = None
 
     def advance(self, store: RocksStore, *, wholly: bool) -> None:
         """Write the next piece, or all that is left; then make the copy. Under the front tier's lock.
@@ -42,9 +45,9 @@ class SealedGeneration:
         After an error it starts again from its first row."""
         try:
             if self._left is None:
-                self._left = self._rows()
-            while piece := list(islice(self._left, WRITE_ROWS)):
-                store.write(piece)
+                self._left = self._pieces(_SORTED_IN_POOL if wholly else _SORTED_ON_LOOP)
+            for keys, values in self._left:
+                store.write_piece(keys, values)
                 if not wholly:
                     return
             if self.copy_folder is not None:
@@ -56,10 +59,10 @@ class SealedGeneration:
             raise
         self.done = True
 
-    def _rows(self) -> Iterator[Row]:
+    def _pieces(self, sorted_rows: int) -> Iterator[Piece]:
         for table, layer in self.layers:
             try:
-                yield from table.rows(layer, self._groups_of)
+                yield from table.pieces(layer, self._groups_of, sorted_rows)
             except StateValueError as error:
                 error.fields["state"] = table.codec.name
                 raise

@@ -90,6 +90,14 @@ class TypeSpec:
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise refused(value, self.text, str(error)) from error
 
+    def encode_all(self, values: Sequence[Any]) -> list[bytes]:
+        """`encode` of each."""
+        self.shape.check_all(values)
+        try:
+            return list(map(self._encode, values))
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+            return [self.encode(value) for value in values]  # raises for the one at fault
+
     def decode(self, encoded: bytes) -> Any:
         """The value of its bytes. Raises CorruptStateError."""
         try:

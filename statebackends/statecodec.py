@@ -99,6 +99,10 @@ class StateCodec:
             return msgspec.msgpack.encode([self.value.encode(element) for element in value])
         return self.value.encode(value)
 
+    def encode_all(self, values: Sequence[Any]) -> list[bytes]:
+        """`encode` of each."""
+        return [self.encode(value) for value in values] if self.kind == "list" else self.value.encode_all(values)
+
     def decode(self, encoded: bytes) -> Any:
         """The inverse. Raises CorruptStateError."""
         if self.kind != "list":
@@ -143,6 +147,9 @@ class StampedCodec(StateCodec):
         if self.kind == "list":
             return msgspec.msgpack.encode([self._encode_value(element) for element in value])
         return self._encode_value(value)
+
+    def encode_all(self, values: Sequence[Any]) -> list[bytes]:
+        return [self.encode(value) for value in values]
 
     def _encode_value(self, stamped: tuple[int, Any]) -> bytes:
         return _STAMP.pack(stamped[0]) + self.value.encode(stamped[1])

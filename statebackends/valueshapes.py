@@ -30,6 +30,10 @@ def refused(value: Any, text: str, reason: str = "") -> StateValueError:
     return StateValueError(f"{message}: {reason}" if reason else message, type=text, value=shown)
 
 
+def _always(value: Any) -> bool:
+    return True
+
+
 class Shape(ABC):
     """The shape of one value; immutable, compared by its text."""
 
@@ -40,6 +44,11 @@ class Shape(ABC):
     @abstractmethod
     def check(self, value: Any) -> None:
         """Raises StateValueError unless `value` comes back equal from msgpack and from Arrow."""
+
+    def check_all(self, values: Sequence[Any]) -> None:
+        """`check` of each."""
+        for value in values:
+            self.check(value)
 
     @abstractmethod
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
@@ -75,6 +84,11 @@ class ScalarShape(Shape):
     def check(self, value: Any) -> None:
         if type(value) is not self._python_type or not self._obvious(value):
             self.canonical(value)
+
+    def check_all(self, values: Sequence[Any]) -> None:
+        is_exact = set(map(type, values)) <= self._exact
+        if not is_exact or (self._obvious is not _always and not all(map(self._obvious, values))):
+            super().check_all(values)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         if set(map(type, values)) != self._exact:
@@ -321,12 +335,12 @@ def _starts(array: pa.Array) -> list[int]:
 
 
 SCALARS: dict[type, Shape] = {
-    bool: ScalarShape("bool", bool, BoolField(), lambda value: True),
+    bool: ScalarShape("bool", bool, BoolField(), _always),
     int: ScalarShape("int", int, Int64Field(), lambda value: -(2**63) <= value < 2**63),
     float: FloatShape(),
     str: ScalarShape("str", str, Utf8Field(), str.isascii),
-    bytes: ScalarShape("bytes", bytes, BinaryField(), lambda value: True),
-    date: ScalarShape("date", date, DateField(), lambda value: True),
+    bytes: ScalarShape("bytes", bytes, BinaryField(), _always),
+    date: ScalarShape("date", date, DateField(), _always),
     datetime: TimeShape(),
     Decimal: DecimalShape(),
 }
