@@ -55,6 +55,15 @@ def is_frame(wanted: Any) -> bool:
     return is_arrow or _library(wanted) in ("pandas", "pyspark")
 
 
+def is_spark(frame: Any) -> bool:
+    return _library(frame) == "pyspark"
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it literally, dots and all."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _library(frame: Any) -> str:
     """Of a DataFrame; the libraries need not be there."""
     kind = type(frame)
@@ -71,7 +80,7 @@ def batches_of(frame: Any, schema: pa.Schema, uid: str, state: str) -> Iterator[
         yield from frame
     elif _library(frame) == "pandas":
         yield _of_pandas(frame, schema, uid, state)
-    elif _library(frame) == "pyspark":
+    elif is_spark(frame):
         yield from _of_spark(frame)
     elif hasattr(frame, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(frame)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from api.snapshots.frames import batches_of, is_frame
+from api.snapshots.frames import batches_of, is_frame, is_spark, quoted
 from api.snapshots.snapshot import Snapshot
 from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
@@ -20,6 +20,7 @@ from statebackends.snapshots.bootstrapping import (
     NewEntries,
     NewState,
     Shape,
+    SpreadState,
     layout_of_descriptor,
     layout_of_timers,
     write_savepoint,
@@ -28,7 +29,13 @@ from statebackends.snapshots.editing import Batches
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.places import Location, place_of
 from statebackends.snapshots.rows import JSON, SUBTASK
-from statebackends.state import ColumnarStateDescriptor, MapStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from statebackends.state import (
+    ColumnarStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OperatorListStateDescriptor,
+    StateDescriptor,
+)
 from statebackends.statecodec import state_meta
 from statebackends.tablesources import TIME
 
@@ -180,7 +187,8 @@ class Savepoint:
         Then the folder is as it was."""
         place = place_of(target)
         states = [
-            _prepared(state, self._shape) if isinstance(state, _Given) else _prepared_entries(state) for state in self._states
+            _prepared_entries(state) if isinstance(state, _GivenEntries) else _prepared(state, self._shape)
+            for state in self._states
         ]
         return Snapshot._of(write_savepoint(states, self._shape, place.storage, place.folder))
 
@@ -239,7 +247,11 @@ def _layout(given: _Given, key_type: KeyType, shape: Shape) -> StateLayout:
     return layout_of_descriptor(given.uid, given.descriptor, key_type, shape)
 
 
-def _prepared(given: _Given, shape: Shape) -> NewState:
+def _prepared(given: _Given, shape: Shape) -> NewState | SpreadState:
+    return _spread(given, shape) if _can_be_spread(given) else _gathered(given, shape)
+
+
+def _gathered(given: _Given, shape: Shape) -> NewState:
     """The state with its key type, which the first batch may have to tell."""
     declared = given.key_type
     expected = _layout(given, declared or _any_key(given), shape)
@@ -252,13 +264,40 @@ def _prepared(given: _Given, shape: Shape) -> NewState:
         missing = [name for name in given.key if name not in first.schema.names]
         if missing:
             raise _no_column(given, missing[0], first.schema.names)
-        try:
-            declared = KeyType.from_arrow([first.schema.field(name).type for name in given.key])
-        except InvalidConfigError as error:
-            raise _unknown_key(given, error.message) from error
+        declared = _key_type_of(given, first.schema)
     layout = _layout(given, declared, shape)
     rows = batches if first is None else chain([first], batches)
     return NewState(layout, _named(rows, given, layout))
+
+
+def _key_type_of(given: _Given, schema: pa.Schema) -> KeyType:
+    try:
+        return KeyType.from_arrow([schema.field(name).type for name in given.key])
+    except InvalidConfigError as error:
+        raise _unknown_key(given, error.message) from error
+
+
+def _can_be_spread(given: _Given) -> bool:
+    """Spark's tasks write it. Elements of a list without a position have the order of the DataFrame, which a shuffle loses."""
+    is_list = isinstance(given.descriptor, ListStateDescriptor)
+    return is_spark(given.frame) and not (is_list and POSITION not in given.renamed.values())
+
+
+def _spread(given: _Given, shape: Shape) -> SpreadState:
+    from operators.savepoint_tasks import spread_over_tasks
+    from operators.sources.dataframe_write import arrow_schema_of
+
+    names, declared = given.frame.columns, given.key_type
+    for name in _wanted(given, _layout(given, declared or _any_key(given), shape)):
+        if names.count(name) != 1:
+            raise _no_column(given, name, names)
+    if declared is None:
+        keys = given.frame.select(*(given.frame[quoted(name)] for name in given.key))
+        declared = _key_type_of(given, arrow_schema_of(keys))
+    layout = _layout(given, declared, shape)
+    wanted = _wanted(given, layout)
+    frame = given.frame.select(*(given.frame[quoted(name)].alias(own) for name, own in wanted.items()))
+    return SpreadState(layout, spread_over_tasks(frame))
 
 
 def _any_key(given: _Given) -> KeyType:
@@ -280,11 +319,16 @@ def _as_given(layout: StateLayout, given: _Given) -> pa.Schema:
 
 def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: StateLayout) -> Batches:
     """The columns of the state, under its own names."""
+    return _selected(batches, _wanted(given, layout), given)
+
+
+def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
+    """Column of the frame -> column of the state's table."""
     wanted = dict(zip(given.key, key_columns(layout.key_type), strict=False)) | given.renamed
     if isinstance(given.descriptor, ColumnarStateDescriptor):
         own = [name for name in layout.schema.names if name not in ("key_group", *key_columns(layout.key_type), NAMESPACE)]
         wanted |= {name: name for name in own}
-    return _selected(batches, wanted, given)
+    return wanted
 
 
 def _selected(batches: Iterator[pa.RecordBatch | pa.Table], wanted: Mapping[str, str], given: _Given | _GivenEntries) -> Batches:

@@ -80,7 +80,7 @@ def materialise(
             return sealed
     writer = uuid4().hex
     folder = path.rsplit("/", 1)[0]
-    rows = _map_in_arrow(dataframe, _chunk_writer(storage_root, f"{folder}/{writer}", schema), _REPORT).collect()
+    rows = map_in_arrow(dataframe, _chunk_writer(storage_root, f"{folder}/{writer}", schema), _REPORT).collect()
     files = sorted(((row.partition, row.sequence), row) for row in rows)
     if len({key for key, _ in files}) != len(files):
         raise InvariantError(f"source {uid}: Spark reported a chunk of its input twice")
@@ -89,7 +89,7 @@ def materialise(
     return path
 
 
-def _map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: str) -> DataFrame:
+def map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: Any) -> DataFrame:
     """DataFrame.mapInArrow without its needless check for pandas, and for column names with dots in them."""
     from pyspark.sql import DataFrame as ClassicDataFrame
     from pyspark.sql.udf import UserDefinedFunction

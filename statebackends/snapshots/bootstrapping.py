@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from statebackends.columnar import part_fields_of
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
+from statebackends.errors import InvalidConfigError, InvariantError
+from statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
 from statebackends.keyedrows import KeyedRows
 from statebackends.keyedtables import keyed_table_schema
 from statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
@@ -21,6 +23,7 @@ from statebackends.snapshots.editing import CANONICAL, Batches
 from statebackends.snapshots.entries import EntryLists
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.parts import PartReader
+from statebackends.snapshots.ranges import RangeTask, WrittenRange
 from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.snapshots.tablefiles import TableFiles
 from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
@@ -53,12 +56,32 @@ class NewState:
 
 
 @dataclass(frozen=True, slots=True)
+class SpreadState:
+    """One keyed state of one operator whose files other processes write, each those of some subtasks."""
+
+    layout: StateLayout
+    write: Callable[[RangeTask], Iterable[WrittenRange]]
+    """Have all rows written, each subtask's by one task, and say what was. A subtask without rows needs no file."""
+
+    @property
+    def uid(self) -> str:
+        return self.layout.operator
+
+    @property
+    def meta(self) -> StateMeta:
+        return self.layout.meta
+
+
+@dataclass(frozen=True, slots=True)
 class NewEntries:
     """One operator state of one operator, and where its entries come from."""
 
     uid: str
     meta: StateMeta
     batches: Batches
+
+
+AnyState: TypeAlias = NewState | SpreadState | NewEntries
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +122,13 @@ def layout_of_timers(uid: str, name: str, key_type: KeyType, shape: Shape) -> St
     return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
 
 
-def write_savepoint(states: Sequence[NewState | NewEntries], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
+def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
     """Write the states into a folder that is new or empty, `_metadata` last.
 
     Raises InvalidConfigError for a state that is there twice, or an operator of several key types; InvalidKeyError and
     StateValueError naming operator, state and row. Then the folder is as it was."""
     shape.check()
-    by_operator: dict[str, list[NewState | NewEntries]] = {}
+    by_operator: dict[str, list[AnyState]] = {}
     for state in states:
         by_operator.setdefault(state.uid, []).append(state)
     for uid, own in by_operator.items():
@@ -128,32 +151,30 @@ def write_savepoint(states: Sequence[NewState | NewEntries], shape: Shape, stora
     return StoredSnapshot(metadata, storage, folder)
 
 
-def _check_states(uid: str, states: Sequence[NewState | NewEntries]) -> None:
+def _check_states(uid: str, states: Sequence[AnyState]) -> None:
     names = [state.meta.name for state in states]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidConfigError(f"operator {uid!r}: state {twice!r} is given twice", operator=uid, state=twice)
-    keys = sorted({state.layout.key_type.text for state in states if isinstance(state, NewState)})
+    keys = sorted({state.layout.key_type.text for state in states if not isinstance(state, NewEntries)})
     if len(keys) > 1:
         raise InvalidConfigError(f"operator {uid!r}: its states have keys of {' and '.join(keys)}", operator=uid)
 
 
-def _operator(
-    uid: str, states: Sequence[NewState | NewEntries], shape: Shape, target: ClaimedFolder, storage: Storage
-) -> OperatorState:
+def _operator(uid: str, states: Sequence[AnyState], shape: Shape, target: ClaimedFolder, storage: Storage) -> OperatorState:
     with PartReader(storage, lambda path, *, operator: path) as scratch:
         files = TableFiles(target, scratch)
-        keyed = sorted((state for state in states if isinstance(state, NewState)), key=lambda state: state.meta.name)
-        rows = [_sorted(state, scratch) for state in keyed]
+        keyed = sorted((state for state in states if not isinstance(state, NewEntries)), key=lambda state: state.meta.name)
+        tables = [
+            _spread(state, shape, target, files) if isinstance(state, SpreadState) else _sorted(state, shape, scratch, files)
+            for state in keyed
+        ]
         metas = tuple(state.meta for state in keyed)
         lists = [(state.meta, _dealt(state, shape)) for state in states if isinstance(state, NewEntries)]
         subtasks = []
         for subtask in range(shape.parallelism):
             groups = assign_key_groups(shape.max_parallelism, shape.parallelism, subtask)
-            parts = tuple(
-                files.write(uid, subtask, state.meta.name, state.layout.schema, sorter.tables(groups))
-                for state, sorter in zip(keyed, rows, strict=True)
-            )
+            parts = tuple(write(subtask) for write in tables)
             handles = (KeyedStateHandle(groups, CANONICAL, metas, parts),) if keyed else ()
             entries = tuple(files.write_list(uid, subtask, meta, dealt[subtask]) for meta, dealt in lists)
             subtasks.append(OperatorSubtaskState(handles, entries))
@@ -167,8 +188,34 @@ def _dealt(state: NewEntries, shape: Shape) -> dict[int, list[bytes]]:
     return entries.dealt()
 
 
-def _sorted(state: NewState, scratch: PartReader) -> KeyGroupSorter:
+def _sorted(state: NewState, shape: Shape, scratch: PartReader, files: TableFiles) -> Callable[[int], FileHandle]:
+    """Take all rows in; the function that writes those of a subtask."""
     rows = KeyGroupSorter(state.layout, scratch.new_path)
     for batch in state.batches:
         rows.add(batch)
-    return rows
+
+    def write(subtask: int) -> FileHandle:
+        groups = assign_key_groups(shape.max_parallelism, shape.parallelism, subtask)
+        return files.write(state.uid, subtask, state.meta.name, state.layout.schema, rows.tables(groups))
+
+    return write
+
+
+def _spread(state: SpreadState, shape: Shape, target: ClaimedFolder, files: TableFiles) -> Callable[[int], FileHandle]:
+    """Have all files written; the function that gives that of a subtask, or writes one without rows."""
+    writer = uuid.uuid4().hex
+    target.expect(writer)
+    found: dict[int, FileHandle] = {}
+    written = list(state.write(RangeTask.of(state.layout, shape.parallelism, target.location, writer)))
+    for each in written:
+        each.check()
+    for each in written:
+        if each.subtask in found or not 0 <= each.subtask < shape.parallelism or writer not in each.name:
+            raise InvariantError(f"operator {state.uid!r}, state {state.meta.name!r}: subtask {each.subtask} was written twice")
+        found[each.subtask] = target.admit(each.name, each.length, each.checksum)
+
+    def write(subtask: int) -> FileHandle:
+        handle = found.get(subtask)
+        return handle or files.write(state.uid, subtask, state.meta.name, state.layout.schema, ())
+
+    return write

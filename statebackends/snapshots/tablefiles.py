@@ -20,6 +20,18 @@ INLINE_BYTES = 20_480
 """Operator state of fewer bytes lives in `_metadata`, as that of a job does by default."""
 
 
+def write_table(local: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.RecordBatch]) -> None:
+    """A local Parquet file of rows in key-group order; one with the schema alone if there are none."""
+    with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
+        held: list[pa.Table] = []
+        for piece in tables:
+            held.append(piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece], schema))
+            if sum(table.num_rows for table in held) >= GROUP_ROWS:
+                writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
+                held = []
+        writer.write_table(pa.concat_tables(held) if held else schema.empty_table(), row_group_size=GROUP_ROWS)
+
+
 class TableFiles:
     """Names and writes the files of one savepoint."""
 
@@ -38,14 +50,7 @@ class TableFiles:
     ) -> FileHandle:
         """One state's share of one subtask, in key-group order; a file with the schema alone if there are no rows."""
         local = self._scratch.new_path("table")
-        with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
-            held: list[pa.Table] = []
-            for piece in tables:
-                held.append(piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece], schema))
-                if sum(table.num_rows for table in held) >= GROUP_ROWS:
-                    writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
-                    held = []
-            writer.write_table(pa.concat_tables(held) if held else schema.empty_table(), row_group_size=GROUP_ROWS)
+        write_table(local, schema, tables)
         handle = self._target.store(local, self.name(operator, subtask, f"{state}.parquet"))
         self._scratch.discard(local)
         return handle

@@ -6,7 +6,7 @@ nothing to anybody; a folder that holds anything is never written into."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -27,6 +27,7 @@ from statebackends.storage.operations import (
     ListFolder,
     PutIfAbsent,
     ReadFile,
+    StatFile,
     Storage,
     UploadFile,
 )
@@ -43,6 +44,7 @@ class ClaimedFolder:
         self._folder = folder
         self._claim = msgspec.json.encode({"purpose": purpose, "nonce": uuid.uuid4().hex})
         self._names: list[str] = []
+        self._marks: list[str] = []
         self._finished = self._unknown = False
 
     def upload(self, local: str, name: str, *, expected: tuple[int, str] | None = None) -> int:
@@ -59,10 +61,38 @@ class ClaimedFolder:
         length, checksum = self._storage.execute(UploadFile(local, self._path(name)))
         return FileHandle(name, length, checksum)
 
+    def expect(self, mark: str) -> None:
+        """Other processes write files with this mark in their names; those that are not admitted are deleted in the end.
+
+        One that lives on may still write after that: its file is named by nothing."""
+        self._marks.append(mark)
+
+    def admit(self, name: str, length: int, checksum: str) -> FileHandle:
+        """A file of an expected mark. Raises StorageUnavailableError if it is not in the folder as it was told."""
+        path = self._path(name)
+        found: int | None = self._storage.execute(StatFile(path))
+        if found != length:
+            what = "is not there" if found is None else f"has {found} bytes instead of {length}"
+            raise StorageUnavailableError(
+                f"{self.location}/{name} {what}: do all processes that write see the same {self.location}?", path=path
+            )
+        self._names.append(name)
+        return FileHandle(name, length, checksum)
+
+    def _sweep(self, kept: Collection[str]) -> None:
+        """Delete what other processes left."""
+        if not self._marks:
+            return
+        for path in self._storage.execute(ListFiles(self._folder)):
+            name = path.removeprefix(f"{self._folder}/")
+            if name not in kept and any(mark in name for mark in self._marks):
+                self._storage.execute(DeleteFile(path))
+
     def finish(self, name: str, content: bytes) -> None:
         """Withdraw the claim and create the last file.
 
         Raises AmbiguousWriteError if storage can't tell whether it did: then nothing is deleted."""
+        self._sweep(self._names)
         self._storage.execute(DeleteFile(self._path(CLAIM_NAME)))
         self._names.append(name)
         path = self._path(name)
@@ -104,6 +134,7 @@ class ClaimedFolder:
         if self._unknown:
             return
         try:
+            self._sweep(())
             for name in [*reversed(self._names), CLAIM_NAME]:
                 self._storage.execute(DeleteFile(self._path(name)))
             if not self._storage.execute(ListFiles(self._folder)):
