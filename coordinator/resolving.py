@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from barriers.jobgraph import Submission
 from barriers.messages import CheckpointKind
-from coordinator.ownership import find_leftovers
+from coordinator.ownership import derive_releases, find_leftovers
 from coordinator.preflight import SkippedFinding
 from coordinator.publication import (
     CheckpointFact,
@@ -55,19 +56,32 @@ def is_path(restore: str) -> bool:
 
 
 def _without_leftovers(job: RecordedJob) -> RecordedJob:
-    """The job as it will be once its end has deleted what it does not keep: none of that can be gone on from, deleted or not."""
+    """The job as it will be once its end has deleted what it does not keep: none of that can be gone on from, deleted or not.
+
+    Nor can a savepoint of its own that it claimed and subsumed: its record stays, for whoever asked for it, and its files don't."""
     leaving = {checkpoint.checkpoint_id for checkpoint in find_leftovers(job)}
-    kept = {number: checkpoint for number, checkpoint in job.checkpoints.items() if number not in leaving}
+    released = _released(job)
+    kept = {
+        number: checkpoint
+        for number, checkpoint in job.checkpoints.items()
+        if number not in leaving and checkpoint.folder.rstrip("/") not in released
+    }
     return replace(job, checkpoints=kept)
+
+
+def _released(job: RecordedJob) -> set[str]:
+    """Folders of snapshots that the job claimed, and deletes or has deleted."""
+    return {point.folder.rstrip("/") for point in derive_releases(job)}
 
 
 def resolve_snapshot(job: RecordedJob, submission: Submission) -> Flow[Resolved]:
     """What `Submission.restore` names.
 
     Raises InvalidConfigError, JobExistsError, NotFoundError, RestoreError, CorruptStateError."""
+    released = _released(job)
     job = _without_leftovers(job)
     if submission.restore == LATEST_READABLE:
-        return (yield from _latest_readable(job, submission))
+        return (yield from _latest_readable(job, submission, released))
     return Resolved((yield from _resolve(job, submission)))
 
 
@@ -113,13 +127,17 @@ def _latest(job: RecordedJob) -> RestorePoint | None:
         raise CorruptStateError(f"{error.message}. {FALLBACK_HINT}", **error.fields) from error
 
 
-def _latest_readable(job: RecordedJob, submission: Submission) -> Flow[Resolved]:
+def _latest_readable(job: RecordedJob, submission: Submission, released: Collection[str]) -> Flow[Resolved]:
     """The newest snapshot of the job's line of descent that can be read whole; those that can't are told.
+
+    What the job itself has released is no damage, and not told.
 
     Raises SnapshotClaimedError when one of them is another job's, CorruptStateError when none can be read."""
     skipped: list[SkippedFinding] = []
     for candidate in derive_descent(job):
         number, folder = candidate.checkpoint_id, candidate.folder
+        if folder.rstrip("/") in released:
+            continue
         try:
             point = candidate.restore_point() if isinstance(candidate, RecordedCheckpoint) else candidate
             metadata = yield from load_snapshot(folder)

@@ -22,6 +22,7 @@ from coordinator.records import (
     OwnerRecord,
     RestorePoint,
     ResultRecord,
+    SavepointRecord,
     SubmissionRecord,
     VoidRecord,
     decode_record,
@@ -34,7 +35,9 @@ from statebackends.errors import (
     FencedError,
     HoldfastError,
     InvalidConfigError,
+    JobExistsError,
     NotFoundError,
+    RestoreError,
     SnapshotClaimedError,
 )
 from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
@@ -675,3 +678,85 @@ def test_r21_of_a_claim_and_a_disposal_at_once_one_wins(storage: DictStorage, se
                 del racing[name]
     assert len(won) == 1
     assert (f"{SAVEPOINT}/_metadata" in storage.files) == (won == ["claim"])
+
+
+# ---------------------------------------------------------------------------------------- a job's own stop-savepoint
+
+
+def stopped_and_claimed(storage: DictStorage, *, ended: bool) -> Submission:
+    """A job was stopped with a savepoint, started from it as its owner, has deleted it since, and has finished if asked to."""
+    paths = JobPaths(JOB)
+    start(storage)
+    claim = ClaimRecord(
+        checkpoint_id=7, epoch=1, submission=1, attempt=1, kind=CheckpointKind.STOP_SAVEPOINT, folder=SAVEPOINT, nonce="s"
+    )
+    pointer = SavepointRecord(7, SAVEPOINT, CheckpointKind.STOP_SAVEPOINT, 1, 1, "s")
+    for path, record in ((paths.claim(7), claim), (paths.decision(7), pointer), (paths.result(1), _result(1, 7))):
+        storage.files[path] = encode_record(record)
+    setup = start(storage, name="again", **CLAIM)
+    assert setup.base is not None
+    number = setup.first_checkpoint_id
+    own = ClaimRecord(
+        checkpoint_id=number,
+        epoch=setup.epoch,
+        submission=2,
+        attempt=1,
+        kind=CheckpointKind.CHECKPOINT,
+        folder=paths.checkpoint(number),
+        nonce="again",
+    )
+    put_snapshot(storage, paths.checkpoint(number), checkpoint_id=number, kind="checkpoint")
+    storage.files[paths.claim(number)] = encode_record(own)
+    run_flow(release_snapshot(SAVEPOINT, setup.base.claim), storage)
+    assert in_folder(storage) == []
+    if ended:
+        storage.files[paths.result(2)] = encode_record(_result(2, number))
+        run_flow(clear_ended(JOB, starter("cleaner")), storage)
+        assert not storage.files.keys() & {paths.claim(number), paths.decision(number)}
+    assert paths.decision(7) in storage.files, "what its user asked for is still answered"
+    return asked(restore="latest")
+
+
+def _result(number: int, newest: int) -> ResultRecord:
+    return ResultRecord(
+        submission=number, state="FINISHED", epoch=1, nonce="s", last_checkpoint_id=newest, newest_completed=newest, cause=""
+    )
+
+
+def test_a_stop_savepoint_that_the_job_claimed_and_deleted_is_none_to_go_on_from(storage: DictStorage) -> None:
+    latest = stopped_and_claimed(storage, ended=True)
+    for restore in ("latest", "latest-readable"):
+        with pytest.raises(RestoreError, match="has no completed checkpoint to restore: it is FINISHED"):
+            run_flow(_judged(JOB, restore=restore), storage)
+    with pytest.raises(NotFoundError, match=r"no completed checkpoint 7; it has \[\]"):
+        run_flow(_judged(JOB, restore="7"), storage)
+    with pytest.raises(JobExistsError, match="Give restore='PATH' to go on from a savepoint"):
+        start(storage)
+    with pytest.raises(SnapshotClaimedError, match="was claimed by this job, which deleted it"):
+        run_flow(_judged(JOB, restore=SAVEPOINT), storage)
+    assert latest.restore == "latest"
+
+
+def test_while_it_has_checkpoints_of_its_own_those_are_the_latest(storage: DictStorage) -> None:
+    stopped_and_claimed(storage, ended=False)
+    setup = start(storage, name="third", restore="latest")
+    assert setup.base is not None
+    number = setup.base.checkpoint_id
+    assert (number > 7, setup.base.folder) == (True, JobPaths(JOB).checkpoint(number))
+    with pytest.raises(NotFoundError, match=rf"no completed checkpoint 7; it has \[{number}\]"):
+        run_flow(_judged(JOB, restore="7"), storage)
+
+
+def test_a_stop_savepoint_is_the_latest_as_long_as_the_job_has_not_subsumed_it(storage: DictStorage) -> None:
+    paths = JobPaths(JOB)
+    start(storage)
+    claim = ClaimRecord(
+        checkpoint_id=7, epoch=1, submission=1, attempt=1, kind=CheckpointKind.STOP_SAVEPOINT, folder=SAVEPOINT, nonce="s"
+    )
+    pointer = SavepointRecord(7, SAVEPOINT, CheckpointKind.STOP_SAVEPOINT, 1, 1, "s")
+    for path, record in ((paths.claim(7), claim), (paths.decision(7), pointer), (paths.result(1), _result(1, 7))):
+        storage.files[path] = encode_record(record)
+    start(storage, name="again", **CLAIM)
+    setup = start(storage, name="third", restore="latest")
+    assert setup.base is not None
+    assert (setup.base.checkpoint_id, setup.base.folder) == (7, SAVEPOINT)
