@@ -30,6 +30,7 @@ _PIPE_WIDTH = 240
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _LINES_AND_DIRECTIONS = (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SURROGATES = range(0xD800, 0xE000)
+_ESCAPED_SURROGATES = {code: repr(chr(code))[1:-1] for code in _SURROGATES}
 _UNPRINTABLE = {code: repr(chr(code))[1:-1] for code in (*_CONTROLS, *_LINES_AND_DIRECTIONS, *_SURROGATES)}
 """What steers a terminal, ends a line, turns text around or can't be encoded; names of files, states and jobs may hold it."""
 
@@ -53,7 +54,8 @@ def show_error(error: BaseException) -> None:
 
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(_keyed_by_text(value), indent=2, ensure_ascii=False, default=_plain))
+    text = json.dumps(_keyed_by_text(value), indent=2, ensure_ascii=False, default=_plain)
+    typer.echo(text.translate(_ESCAPED_SURROGATES))  # of names that are no text; nothing else can't be encoded
 
 
 def _keyed_by_text(value: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coordinator.ownership import refuse_to_give
 from coordinator.publication import Completed, decode_decision
 from coordinator.records import (
+    CLAIM,
     METADATA,
     OWNER,
     JobPaths,
@@ -69,11 +70,10 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
     """Own the snapshot; returns the nonce by which it is ours, now or since an earlier try.
 
     Raises SnapshotClaimedError when another job owns it or has to, CorruptStateError when it is gone."""
-    place = job_folder(base.folder)
+    place = yield from _jobs_own(base.folder)
     if place is not None:
-        job = yield from rebase(read_job(JobPaths(place.job_id)), place.root)
-        if job.exists:
-            return (yield from rebase(_take_from_job(place, base.folder, mine), place.root))
+        return (yield from rebase(_take_from_job(place, base.folder, mine), place.root))
+    yield from check_name(base.folder)
     path = f"{base.folder}/{OWNER}"
     content = yield from put_once(path, encode_record(mine))
     nonce = check_owner(decode_record(OwnerRecord, content, path), mine, base.folder)
@@ -83,6 +83,26 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
         gone = f"{base.folder}/{METADATA}"
         raise CorruptStateError(f"{gone} does not exist: the snapshot was deleted", path=gone, operator=None, reason="missing")
     return nonce
+
+
+def _jobs_own(folder: str) -> Flow[JobFolder | None]:
+    """The checkpoint of a job that there is in this directory."""
+    place = job_folder(folder)
+    if place is None or not (yield from rebase(read_job(JobPaths(place.job_id)), place.root)).exists:
+        return None
+    return place
+
+
+def check_name(folder: str) -> Flow[None]:
+    """Raise SnapshotClaimedError for a checkpoint of a job by another name than its own, such as a link: whoever took it by an
+    `_owner` would take it from a job that does not know, goes on from it, and drops it when it likes."""
+    if (yield StatFile(f"{folder}/{CLAIM}")) is not None and (yield from _jobs_own(folder)) is None:
+        raise SnapshotClaimedError(
+            f"{folder} is a checkpoint of a job by another name, or a plain copy of one: name it as it lies in its job's directory, "
+            "or copy it (holdfast snapshot copy)",
+            path=folder,
+            owner="",
+        )
 
 
 def check_owner(standing: OwnerRecord, mine: OwnerRecord, folder: str) -> str:
@@ -159,11 +179,12 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
     """Delete a savepoint for its user; again if that was cut off.
 
     Raises SnapshotClaimedError where a job owns it, NotFoundError where there is no snapshot."""
-    place = job_folder(folder)
-    if place is not None and (yield from rebase(read_job(JobPaths(place.job_id)), place.root)).exists:
+    place = yield from _jobs_own(folder)
+    if place is not None:
         raise SnapshotClaimedError(
             f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself", path=folder, owner=place.job_id
         )
+    yield from check_name(folder)
     path = f"{folder}/{OWNER}"
     standing = yield from read_optional(path)
     if standing is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from barriers.jobgraph import ClaimMode, Submission
-from coordinator.claiming import check_owner, find_owner, job_folder
+from coordinator.claiming import check_name, check_owner, find_owner, job_folder
 from coordinator.ownership import derive_releases
 from coordinator.preflight import Refusal
 from coordinator.publication import RecordedJob
@@ -49,6 +49,10 @@ def examine_owner(job: RecordedJob, submission: Submission, base: RestorePoint, 
         return _judge_owner(owner, mine, base.folder, derive_releases(job), claims=claims)
     if claims:
         yield from _check_foreign(base.folder, job.job_id, directory)
+        try:
+            yield from check_name(base.folder)
+        except SnapshotClaimedError as error:
+            return Ownership(refusals=(Refusal.of(error),))
     if claims and metadata.kind == "checkpoint" and any(_leaves_folder(metadata)):
         message = (
             f"snapshot {base.folder} shares files with other checkpoints of its job, and can't be claimed: take a savepoint, "

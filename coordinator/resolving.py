@@ -19,9 +19,15 @@ from coordinator.publication import (
 )
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord
 from coordinator.snapshots import check_files, load_snapshot
-from coordinator.store import read_optional
-from statebackends.errors import CorruptStateError, InvalidConfigError, JobExistsError, NotFoundError, RestoreError
-from statebackends.snapshot import METADATA_BYTES_MAX
+from statebackends.errors import (
+    CorruptStateError,
+    InvalidConfigError,
+    JobExistsError,
+    NotFoundError,
+    ObjectMissingError,
+    RestoreError,
+)
+from statebackends.snapshot import read_metadata_file
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import Flow
 
@@ -176,8 +182,11 @@ def _by_path(location: str) -> Flow[RestorePoint]:
             f"restore={location!r} is neither 'latest', 'latest-readable', nor a checkpoint id, nor an absolute path or URL",
             setting="restore",
         )
-    content = yield from read_optional(f"{folder}/_metadata", METADATA_BYTES_MAX + 1)
-    decision = decode_decision(content, f"{folder}/_metadata") if content is not None else None
+    path = f"{folder}/_metadata"
+    try:
+        decision = decode_decision((yield from read_metadata_file(path)), path)
+    except ObjectMissingError:
+        decision = None
     if isinstance(decision, SavepointRecord):
         folder = decision.folder
     elif isinstance(decision, AbortRecord):

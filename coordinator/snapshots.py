@@ -17,11 +17,11 @@ from statebackends.handles import OperatorState
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.operator_state import read_entries
 from statebackends.snapshot import (
-    METADATA_BYTES_MAX,
     ProblemKind,
     SnapshotProblem,
     external_exists,
     file_handles,
+    read_metadata_file,
     verify_snapshot,
 )
 from statebackends.snapshots.contents import check_described
@@ -34,7 +34,6 @@ from statebackends.storage.operations import (
     ListFiles,
     ListFolder,
     Operation,
-    ReadFile,
 )
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
     """Metadata of the snapshot in a folder. Raises CorruptStateError when it is damaged or missing."""
     path = f"{folder}/_metadata"
     try:
-        content: bytes = yield ReadFile(path, 0, METADATA_BYTES_MAX + 1)
+        content = yield from read_metadata_file(path)
     except ObjectMissingError as error:
         raise CorruptStateError(f"{path} does not exist", path=path, operator=None, reason="missing") from error
     metadata = decode_metadata(content, path)

@@ -84,10 +84,10 @@ def _read_standing(path: str) -> Flow[bytes]:
     return standing
 
 
-def read_optional(path: str, bytes_max: int | None = None) -> Flow[bytes | None]:
-    """Content of a file, or its first bytes; None if it is missing."""
+def read_optional(path: str) -> Flow[bytes | None]:
+    """Content of a file, None if it is missing."""
     try:
-        content: bytes = yield ReadFile(path, 0, bytes_max)
+        content: bytes = yield ReadFile(path)
     except ObjectMissingError:
         return None
     return content

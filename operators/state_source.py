@@ -21,11 +21,11 @@ from statebackends.decoding import UNDECODABLE
 from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import decode_metadata
-from statebackends.snapshot import METADATA_BYTES_MAX, METADATA_NAME
+from statebackends.snapshot import METADATA_NAME, read_metadata_file
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
 from statebackends.snapshots.places import place_of_snapshot
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
-from statebackends.storage.operations import ReadFile
+from statebackends.storage.operations import run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
     place = place_of_snapshot(location)
     path = f"{place.folder}/{METADATA_NAME}"
     try:
-        content: bytes = place.storage.execute(ReadFile(path, 0, METADATA_BYTES_MAX + 1))
+        content = run_flow(read_metadata_file(path), place.storage)
     except ObjectMissingError as error:
         raise NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file", path=place.location) from error
     try:

@@ -355,8 +355,8 @@ class KeyedBackendBase(ABC):
     def _restore_piece(self, piece: TablePiece, read: Iterator[bytes]) -> None:
         meta = piece.meta
         path = getattr(piece.base, "path", f"inline part of state {meta.name!r}")
-        table = self._decode_table(meta, piece.base, piece.format, next(read))
-        runs = [self._decode_table(meta, run, "arrow", next(read)) for run in piece.runs]
+        table = self._decode_table(piece, piece.base, piece.format, next(read))
+        runs = [self._decode_table(piece, run, "arrow", next(read)) for run in piece.runs]
         try:
             if runs and self._load_runs(meta, table, runs):
                 return
@@ -378,8 +378,8 @@ class KeyedBackendBase(ABC):
         """Load a table and the delta runs upon it where that needs no merging; False: nothing was loaded."""
         return False
 
-    def _decode_table(self, meta: StateMeta, part: StateHandle, table_format: str, data: bytes) -> pa.Table:
-        path = getattr(part, "path", f"inline part of state {meta.name!r}")
+    def _decode_table(self, piece: TablePiece, part: StateHandle, table_format: str, data: bytes) -> pa.Table:
+        path = getattr(part, "path", f"inline part of state {piece.meta.name!r}")
         return decode_keyed_table(
             data,
             table_format,
@@ -388,6 +388,7 @@ class KeyedBackendBase(ABC):
             path=path,
             operator=self._operator,
             max_parallelism=self.max_parallelism,
+            held=piece.key_groups,
         )
 
     def _load_table(self, meta: StateMeta, table: pa.Table) -> None:

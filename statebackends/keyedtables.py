@@ -7,7 +7,7 @@ slice. Files are Arrow IPC or Parquet; their schema carries the StateMeta for to
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
 from statebackends.handles import KeyGroupRange, StateMeta
+from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
 
@@ -28,6 +29,9 @@ TTL_STAMP = "ttl_stamp_ms"
 """State with TTL: when the value was last written (or read), ms since the epoch; see ttl.py."""
 STATE_METADATA = b"holdfast.state"
 """Key in the schema's metadata: the StateMeta as JSON."""
+
+EVERY_KEY_GROUP = KeyGroupRange(0, MAX_PARALLELISM_LIMIT)
+"""Of a table of which no handle is known."""
 
 _ROW_GROUP_ROWS = 1 << 17
 _COMPRESSED_BYTES_MIN = 64 * 1024
@@ -153,14 +157,16 @@ def decode_keyed_table(
     path: str = "",
     operator: str | None = None,
     max_parallelism: int | None = None,
+    held: KeyGroupRange | None = None,
 ) -> pa.Table:
     """The rows of some key groups, with the key columns and the namespace cast to their canonical types.
 
     Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With
-    `max_parallelism`, rows whose key_group is not that of their key are refused, since no reader would find them.
+    `max_parallelism`, rows whose key_group is not that of their key are refused, since no reader would find them; with `held`, the
+    key groups of the table's handle, rows of others, which would be found at some parallelisms and at others not.
     Raises CorruptStateError naming file and operator."""
     try:
-        table = _read(pa.py_buffer(data), table_format, key_groups)
+        table = _read(pa.py_buffer(data), table_format, key_groups, held or EVERY_KEY_GROUP)
         table = _canonical(table, key_type)
         if max_parallelism is not None:
             _check_key_groups(table, key_type, max_parallelism)
@@ -172,32 +178,45 @@ def decode_keyed_table(
     return table
 
 
-def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange) -> pa.Table:
+def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
     if table_format == "parquet":
-        return _read_parquet(pq.ParquetFile(pa.BufferReader(data)), key_groups)
+        return _read_parquet(pq.ParquetFile(pa.BufferReader(data)), key_groups, held)
     if table_format != "arrow":
         raise ValueError(f"unknown format {table_format!r}")
     reader = pa.ipc.open_file(data, memory_pool=LARGE_POOL)
-    batches = [
-        restricted
-        for index in range(reader.num_record_batches)
-        if len(restricted := restrict(reader.get_batch(index), key_groups))
-    ]
+    batches = []
+    for index in range(reader.num_record_batches):
+        batch = reader.get_batch(index)
+        check_held(_key_groups(batch), held)
+        restricted = restrict(batch, key_groups)
+        if len(restricted):
+            batches.append(restricted)
     return pa.Table.from_batches(batches, reader.schema)
 
 
-def _read_parquet(file: pq.ParquetFile, key_groups: KeyGroupRange) -> pa.Table:
+def check_held(groups: npt.NDArray[Any], held: KeyGroupRange) -> None:
+    """Raises ValueError for rows of key groups that the table's handle does not have."""
+    if len(groups) and not (held.start <= groups.min() and groups.max() < held.stop):
+        wrong = groups[(groups < held.start) | (groups >= held.stop)]
+        raise ValueError(f"{len(wrong)} rows of key groups outside of [{held.start}, {held.stop}), the first of {wrong[0]}")
+
+
+def _read_parquet(file: pq.ParquetFile, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
     column = file.schema_arrow.get_field_index(KEY_GROUP)
     if column < 0:
         raise ValueError(f"no column {KEY_GROUP!r}")
     wanted = []
     for index in range(file.num_row_groups):
         statistics = file.metadata.row_group(index).column(column).statistics if _is_flat(file, column) else None
-        if statistics is None or not statistics.has_min_max or (
-            statistics.max >= key_groups.start and statistics.min < key_groups.stop
-        ):
+        if statistics is None or not statistics.has_min_max:
             wanted.append(index)
-    return restrict(file.read_row_groups(wanted), key_groups)
+            continue
+        check_held(np.array([statistics.min, statistics.max]), held)
+        if statistics.max >= key_groups.start and statistics.min < key_groups.stop:
+            wanted.append(index)
+    table = file.read_row_groups(wanted)
+    check_held(_key_groups(table), held)
+    return restrict(table, key_groups)
 
 
 def _is_flat(file: pq.ParquetFile, column: int) -> bool:

@@ -30,7 +30,11 @@ _HEADER = re.compile(
     rb'\{"format":"holdfast-snapshot","version":(\d{1,9}),"length":(\d{1,18}),"checksum":"(xxh3_128:[0-9a-f]{32})","snapshot":'
 )
 _HEADER_START = b'{"format":"holdfast-snapshot","version":'
-_HEADER_BYTES_MAX = 200
+HEADER_BYTES_MAX = 200
+METADATA_BYTES_MAX = 1 << 30
+"""Of a `_metadata` that somebody names by its path, no more is read: what is longer is none."""
+_RECORD_BYTES_MAX = 1 << 20
+"""Of one that is no snapshot, but a decision or nothing that we know."""
 _TRAILER = b"}\n"
 
 
@@ -99,8 +103,14 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
     return metadata
 
 
+def promised_length(head: bytes) -> int:
+    """How long a `_metadata` that begins so may be: what its header says, or a record's length."""
+    header = _HEADER.match(head)
+    return _RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
+
+
 def _open_envelope(data: bytes, path: str) -> memoryview:
-    header = _HEADER.match(data[:_HEADER_BYTES_MAX])
+    header = _HEADER.match(data[:HEADER_BYTES_MAX])
     if header is None:
         raise _corrupt(path, _header_damage(data), "no snapshot header" if data else "the file is empty")
     version, length = int(header[1]), int(header[2])
@@ -126,7 +136,7 @@ def _header_damage(data: bytes) -> int:
     """Where a header that doesn't parse stops being one, as far as that can be told."""
     common = min(len(data), len(_HEADER_START))
     same = next((at for at in range(common) if data[at] != _HEADER_START[at]), common)
-    return same if same < len(_HEADER_START) else min(len(data), _HEADER_BYTES_MAX)
+    return same if same < len(_HEADER_START) else min(len(data), HEADER_BYTES_MAX)
 
 
 def _corrupt(path: str, position: int, reason: str) -> CorruptStateError:

@@ -23,14 +23,12 @@ from statebackends.handles import (
     StateHandle,
     external_places,
 )
-from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.metadata import HEADER_BYTES_MAX, SnapshotMetadata, decode_metadata, promised_length
 from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
 
 METADATA_NAME = "_metadata"
-METADATA_BYTES_MAX = 1 << 30
-"""Of a `_metadata` that somebody names by its path, no more is read: what is longer is none."""
 _VERIFY_BYTES = 8 << 20
 _NAME_LENGTH_MAX = 100
 _SEGMENT_BYTES_MAX = 255
@@ -138,8 +136,18 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
 def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
     """The snapshot in a folder. Raises CorruptStateError, UnsupportedVersionError; ObjectMissingError if there is none."""
     path = f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
-    data: bytes = yield ReadFile(path, 0, METADATA_BYTES_MAX + 1)
-    return decode_metadata(data, path)
+    return decode_metadata((yield from read_metadata_file(path)), path)
+
+
+def read_metadata_file(path: str) -> Flow[bytes]:
+    """The bytes of a `_metadata` that anybody may have put there: no more of them than its header promises, and one.
+
+    Raises ObjectMissingError."""
+    head: bytes = yield ReadFile(path, 0, HEADER_BYTES_MAX)
+    if len(head) < HEADER_BYTES_MAX:
+        return head
+    rest: bytes = yield ReadFile(path, HEADER_BYTES_MAX, max(promised_length(head) - HEADER_BYTES_MAX, 0) + 1)
+    return head + rest
 
 
 def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:

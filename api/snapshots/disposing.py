@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 
@@ -18,6 +19,8 @@ def dispose_of(location: Location) -> str:
 
     Raises SnapshotClaimedError where a job owns it, NotFoundError where there is none, StorageUnavailableError."""
     folder = absolute_location(location).rstrip("/").removesuffix("/_metadata")
+    if "://" not in folder:
+        folder = os.path.realpath(folder)  # by another name a job's checkpoint would not be known for one, and no link is a folder
     parent = folder.rpartition("/")[0]
     if not parent:
         raise NotFoundError(f"{folder or '/'} holds no snapshot", path=folder)

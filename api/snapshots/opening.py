@@ -8,10 +8,10 @@ from coordinator.publication import decode_decision
 from coordinator.records import AbortRecord, SavepointRecord
 from statebackends.errors import NotFoundError, ObjectMissingError
 from statebackends.metadata import decode_metadata
-from statebackends.snapshot import METADATA_BYTES_MAX, METADATA_NAME
+from statebackends.snapshot import METADATA_NAME, read_metadata_file
 from statebackends.snapshots.contents import StoredSnapshot, check_contents
 from statebackends.snapshots.places import Location, Place, place_of_snapshot
-from statebackends.storage.operations import ListFolder, ReadFile
+from statebackends.storage.operations import ListFolder, run_flow
 
 
 def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
@@ -20,7 +20,7 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
     Raises NotFoundError, CorruptStateError, UnsupportedVersionError, StorageUnavailableError."""
     place = place_of_snapshot(location)
     try:
-        content: bytes = place.storage.execute(ReadFile(f"{place.folder}/{METADATA_NAME}", 0, METADATA_BYTES_MAX + 1))
+        content = run_flow(read_metadata_file(f"{place.folder}/{METADATA_NAME}"), place.storage)
     except ObjectMissingError as error:
         raise _no_snapshot(place) from error
     path = f"{place.location}/{METADATA_NAME}"

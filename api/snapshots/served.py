@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from statebackends.errors import InvalidConfigError
+from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.places import absolute_location
 from statebackends.storage.s3_location import is_s3, location_of, parse_location
 
@@ -29,9 +30,16 @@ class SnapshotDirectories:
         """Raises InvalidConfigError for a path that leads out, also through a savepoint's pointer, or as `Snapshot` does."""
         from api.snapshots.snapshot import Snapshot  # pyarrow: a third of a second that a coordinator's start need not wait for
 
-        snapshot = Snapshot(self.confine(path))
-        self.confine(snapshot.location)
+        snapshot = Snapshot(self._confined(path))
+        self._confined(snapshot.location)
         return snapshot
+
+    def _confined(self, path: str) -> str:
+        """As `confine`, of the snapshot's folder and of the file in it: that may be a link, too."""
+        folder = self.confine(path)
+        if not is_s3(folder) and os.path.basename(folder) != METADATA_NAME:
+            self.confine(f"{folder}/{METADATA_NAME}")
+        return folder
 
     def confine(self, path: str) -> str:
         """The path in its one form. Raises InvalidConfigError unless it lies below one of the directories."""

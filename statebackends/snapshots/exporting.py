@@ -74,7 +74,7 @@ def _manifest(source: StoredSnapshot, exported: Sequence[ExportedState]) -> dict
         "format": "holdfast-export",
         "version": VERSION,
         "snapshot": {
-            "location": source.location,
+            "location": source.location.encode("utf-8", "backslashreplace").decode("utf-8"),  # a folder's name may be no text
             "job_id": metadata.job_id,
             "job_name": metadata.job_name,
             "checkpoint_id": metadata.checkpoint_id,

@@ -114,7 +114,7 @@ def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int 
     part = piece.handle.parts[piece.index] if run is None else piece.runs[run]
     source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
     try:
-        yield TableFile.open(source, piece.handle.format if run is None else "arrow")
+        yield TableFile.open(source, piece.handle.format if run is None else "arrow", piece.handle.key_groups)
     except _TABLE_ERRORS as error:
         path = part.path if isinstance(part, FileHandle) else "inline"
         raise state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path) from error

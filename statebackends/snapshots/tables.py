@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statebackends.handles import KeyGroupRange
-from statebackends.keyedtables import KEY_GROUP, restrict, sort_by_key_group
+from statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
 
 BATCH_ROWS = 1 << 15
 SORT_ROWS_MAX = 1 << 20
@@ -25,10 +25,14 @@ class TableFile(ABC):
     """One open file. Errors are pyarrow's and ValueError; the caller names the file."""
 
     schema: pa.Schema
+    held: KeyGroupRange = EVERY_KEY_GROUP
+    """The key groups of the file's handle: rows of others are no rows of the snapshot, and refused."""
 
     @staticmethod
-    def open(source: pa.NativeFile, table_format: str) -> TableFile:
-        return _ParquetFile(source) if table_format == "parquet" else _ArrowFile(source)
+    def open(source: pa.NativeFile, table_format: str, held: KeyGroupRange = EVERY_KEY_GROUP) -> TableFile:
+        file = _ParquetFile(source) if table_format == "parquet" else _ArrowFile(source)
+        file.held = held
+        return file
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -63,6 +67,7 @@ class TableFile(ABC):
                 raise ValueError(f"column {KEY_GROUP!r} holds nulls or is not an integer")
             found = column.to_numpy(zero_copy_only=False).astype(np.int64)
             if len(found):
+                check_held(found, self.held)
                 in_order = in_order and int(found[0]) >= last and bool((found[1:] >= found[:-1]).all())
                 last = int(found[-1])
                 inside = found[(found >= groups.start) & (found < groups.stop)] - groups.start

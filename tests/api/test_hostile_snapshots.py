@@ -21,9 +21,10 @@ from api.cli import app
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
 from statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
 from statebackends.serializers import TypeSpec
+from statebackends.snapshot import read_metadata_file
 from statebackends.statecodec import check_compatible
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import ReadFile
+from statebackends.storage.operations import ReadFile, run_flow
 from tests.golden.test_format_refusals import seal
 from tests.statebackends.snapshot_harness import SOME, UID, write
 
@@ -196,3 +197,25 @@ def test_a_type_nested_without_end_is_incompatible_with_any() -> None:
     stored = StateMeta("count", "value", text, "utf8")
     with pytest.raises(IncompatibleStateError, match="'totals': state 'count'"):
         check_compatible(stored, StateMeta("count", "value", "int", "utf8"), operator="totals")
+
+
+def test_a_folder_whose_name_is_no_text(savepoint: Path, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/sp-\xff"))
+    savepoint.rename(folder)
+    assert json.loads(run("inspect", folder, "--json", code=0))["location"] == str(folder)
+    assert run("verify", folder, code=0)
+    assert "sp-\\udcff" in run("copy", folder, f"{folder}-copy", code=0)
+    run("export", folder, tmp_path / "exported", code=0)
+    assert json.loads((tmp_path / "exported/_export.json").read_text())["snapshot"]["location"].endswith("/sp-\\udcff")
+
+
+@pytest.mark.timeout(10)
+def test_a_metadata_that_grew_without_end_is_read_as_far_as_its_header_says(savepoint: Path, tmp_path: Path) -> None:
+    path = savepoint / "_metadata"
+    content = path.read_bytes()
+    os.truncate(path, 1 << 40)
+    assert "does not end where its header says" in run("inspect", savepoint, code=2)
+    assert len(run_flow(read_metadata_file("savepoint-7/_metadata"), LocalStorage(savepoint.parent))) == len(content) + 1
+    path.write_bytes(b"nothing of ours")
+    os.truncate(path, 1 << 40)
+    assert "no snapshot header" in run("inspect", savepoint, code=2)

@@ -242,6 +242,16 @@ def test_r21_a_savepoint_is_disposed_of_and_a_claimed_one_is_not(tmp_path: Path,
     assert "holds no snapshot" in dispose("/", code=2)
 
 
+def test_r21_a_link_is_followed_before_it_is_said_what_lies_there(tmp_path: Path, savepoint: Path) -> None:
+    link = tmp_path / "newest"
+    link.symlink_to(savepoint)
+    (savepoint / "_claim").write_bytes(b"a job's")
+    assert "by another name" in dispose(str(link), code=2)
+    (savepoint / "_claim").unlink()
+    assert dispose(str(link)) == f"disposed of {savepoint}\n"
+    assert not savepoint.exists()
+
+
 def test_a_claim_mode_that_is_none_is_refused(job: Path) -> None:
     env = hf.Environment("pipeline")
     load_function(f"{job}:pipeline", "job")[0](env)

@@ -81,6 +81,8 @@ def outside(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / "link").symlink_to(tmp_path / "other")
     (tmp_path / "state" / "one").symlink_to(secret.location)
+    (tmp_path / "state" / "half").mkdir()
+    (tmp_path / "state" / "half" / "_metadata").symlink_to(Path(secret.location) / "_metadata")
     LocalStorage(tmp_path / "statement").execute(PutIfAbsent("x", b"x"))
     return {
         "absolute": secret.location,
@@ -92,6 +94,7 @@ def outside(tmp_path: Path) -> dict[str, str]:
         "doubled slashes": f"/{secret.location}",
         "through a link": "link/savepoint-9",
         "through a link to it": "one",
+        "in a folder whose _metadata is a link": "half",
         "a directory that begins alike": f"{tmp_path}/statement",
         "the directory itself": str(tmp_path / "state"),
         "home": "~/savepoint",

@@ -599,6 +599,23 @@ def test_a_folder_called_like_a_checkpoint_without_its_job_is_claimed_like_a_sav
     assert in_folder(storage, RETAINED) == []
 
 
+def test_i29_a_checkpoint_by_another_name_is_nobodys_to_take(storage: DictStorage) -> None:
+    """A link to the folder of a job's checkpoint: its job does not look for an `_owner` in there, and goes on from it."""
+    for folder in ("/links/newest", f"/elsewhere/{OTHER}/chk-9"):
+        put_snapshot(storage, folder, kind="checkpoint", job_id=OTHER, checkpoint_id=9)
+        storage.files[f"{folder}/_claim"] = encode_record(ClaimRecord(9, 1, 1, 1, CheckpointKind.CHECKPOINT, f"{OTHER}/chk-9", "n"))
+        before = dict(storage.files)
+        asked_for = asked(restore=folder, claim_mode=ClaimMode.CLAIM)
+        report = run_flow(preflight(JOB, asked_for), storage)
+        assert [refusal.kind for refusal in report.refusals] == ["SnapshotClaimedError"]
+        with pytest.raises(SnapshotClaimedError, match="by another name"):
+            run_flow(claim_snapshot(RestorePoint(9, folder, 1, explicit=True), OwnerRecord(JOB, "directory", "mine")), storage)
+        with pytest.raises(SnapshotClaimedError, match="by another name"):
+            run_flow(dispose_snapshot(folder, "user", 0), storage)
+        assert storage.files == before
+        assert run_flow(preflight(JOB, asked(restore=folder)), storage).refusals == ()
+
+
 # ----------------------------------------------------------------------------------------------------------------- records
 
 

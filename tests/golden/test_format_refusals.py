@@ -153,6 +153,8 @@ RECORDS: dict[str, Callable[[Document], Any]] = {
     "entries that were not counted": lambda d: first_list(d).update(count=7),
     "a wrong length": lambda d: last_file(d).update(length=last_file(d)["length"] + 1),
     "a wrong checksum": lambda d: last_file(d).update(checksum="xxh3_128:" + "0" * 32),
+    "no id": lambda d: d.update(checkpoint_id=0),
+    "an id above all bounds": lambda d: d.update(checkpoint_id=10**15 + 1),
     "no base64": lambda d: first_list(d)["part"].update(data="?"),
 }
 
@@ -218,6 +220,9 @@ TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no key": lambda table: table.drop_columns("key"),
     "no value": lambda table: table.drop_columns("value"),
     "a wrong key group": lambda table: table.set_column(0, "key_group", pc.subtract(table["key_group"], 1)),
+    "rows of another subtask": lambda table: pq.read_table(
+        next((GOLDEN / "v1-savepoint/savepoint-9f0cde-5a1e").glob("fl_ge_1-0-*-count.parquet"))
+    ),
     "a key that is null": lambda table: table.set_column(1, "key", pa.nulls(len(table), pa.utf8())),
     "a value that is null": lambda table: table.set_column(3, "value", pa.nulls(len(table), pa.int64())),
 }

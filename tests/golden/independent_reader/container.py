@@ -42,6 +42,7 @@ def open_envelope(data: bytes) -> dict[str, Any]:
     snapshot: dict[str, Any] = json.loads(body)
     require(snapshot.get("format", "holdfast-snapshot") == "holdfast-snapshot", "format")
     require(snapshot.get("key_hash_version", 1) == 1, "key hash version")
+    require(1 <= snapshot["checkpoint_id"] <= 10**15, "checkpoint id")
     require(snapshot["kind"] in ("checkpoint", "savepoint", "stop_savepoint"), "kind of snapshot")
     uids = [operator["uid"] for operator in snapshot.get("operators", ())]
     require(len(set(uids)) == len(uids) and "" not in uids, "uids")
