@@ -98,8 +98,8 @@ def check_name(folder: str) -> Flow[None]:
     `_owner` would take it from a job that does not know, goes on from it, and drops it when it likes."""
     if (yield StatFile(f"{folder}/{CLAIM}")) is not None and (yield from _jobs_own(folder)) is None:
         raise SnapshotClaimedError(
-            f"{folder} is a checkpoint of a job by another name, or a plain copy of one: name it as it lies in its job's directory, "
-            "or copy it (holdfast snapshot copy)",
+            f"{folder} is a checkpoint of a job by another name, or a plain copy of one: name it as it lies in its job's "
+            "directory, or copy it (holdfast snapshot copy)",
             path=folder,
             owner="",
         )

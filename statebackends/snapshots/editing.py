@@ -25,7 +25,7 @@ from statebackends.handles import (
 from statebackends.keyedtables import KEY_GROUP, VALUE
 from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
 from statebackends.snapshot import METADATA_NAME
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
 from statebackends.snapshots.entries import EntryLists, refuse_json
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.parts import PartReader
@@ -36,6 +36,7 @@ from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
 from statebackends.snapshots.values import stored_codec
 from statebackends.state import Redistribution
 from statebackends.storage.operations import Storage
+from statebackends.tablepieces import DELTA_FORMAT
 
 Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]
 
@@ -77,8 +78,10 @@ def edit_snapshot(
             operators=tuple(operators),
             properties={**properties, "edited": names},
         )
+        edited_snapshot = StoredSnapshot(metadata, storage, folder)
+        check_contents(edited_snapshot)  # what nobody could open is not to be left to its user
         target.finish(METADATA_NAME, encode_metadata(metadata))
-    return StoredSnapshot(metadata, storage, folder)
+    return edited_snapshot
 
 
 def layout_of(reader: PartReader, state: StoredState) -> StateLayout:
@@ -160,7 +163,7 @@ class _Rewriting:
         subtasks = tuple(
             msgspec.structs.replace(
                 state,
-                keyed=tuple(self._keyed(subtask, handle) for handle in state.keyed),
+                keyed=tuple(self._keyed(subtask, handle) for handle in state.keyed if handle.format != DELTA_FORMAT),
                 operator=tuple(self._list_handles(subtask, state)),
             )
             for subtask, state in enumerate(self._operator.subtasks)
@@ -169,6 +172,7 @@ class _Rewriting:
         return msgspec.structs.replace(self._operator, subtasks=subtasks)
 
     def _keyed(self, subtask: int, handle: KeyedStateHandle) -> KeyedStateHandle:
+        """The tables of one handle, each with the delta runs upon it, which stay behind."""
         parts = tuple(self._part(subtask, handle, index) for index in range(len(handle.states)))
         return KeyedStateHandle(handle.key_groups, CANONICAL, handle.states, parts)
 
@@ -178,7 +182,8 @@ class _Rewriting:
         if name in self._changed:
             schema = layout_of(self._reader, state).schema
             return self._files.write(uid, subtask, name, schema, self._changed[name].tables(handle.key_groups))
-        if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle):
+        has_runs = any(piece.runs for piece in state.keyed if piece.handle is handle)
+        if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_runs:
             return self._copied(subtask, handle.parts[index], f"{name}.parquet")
         schema = state_schema(self._reader, state)
         rows = state_batches(self._reader, state, schema, handle.key_groups) if len(handle.key_groups) else ()

@@ -34,6 +34,7 @@ from statebackends.snapshots.layout import StateLayout, loses_nothing
 from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Operation
+from statebackends.tablepieces import DELTA_FORMAT
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, files_below, write
 
 MANY = Contents(
@@ -368,3 +369,32 @@ def test_a_key_in_two_batches_is_found_twice_behind_files_too(layouts: dict[str,
 )
 def test_what_may_be_cast(found: pa.DataType, wanted: pa.DataType, fits: bool) -> None:
     assert loses_nothing(found, wanted) is fits
+
+
+# ---------------------------------------------------------------------------------------------------------- delta runs
+
+
+def golden_chains() -> list[Path]:
+    """Checkpoints whose tables have delta runs upon them."""
+    found = []
+    for path in sorted((Path(__file__).parents[1] / "golden/snapshots").rglob("_metadata")):
+        operators = hf.Snapshot(path).metadata.operators
+        if any(handle.format == DELTA_FORMAT for operator in operators for state in operator.subtasks for handle in state.keyed):
+            found.append(path.parent)
+    return found
+
+
+def test_delta_runs_are_folded_into_the_tables_edited_and_not(tmp_path: Path) -> None:
+    chains = golden_chains()
+    assert chains
+    for number, folder in enumerate(chains):
+        snapshot = hf.Snapshot(folder)
+        for uid, operator in snapshot.operators.items():
+            for name in [name for name, state in operator.states.items() if state.key_type is not None][:2]:
+                target = tmp_path / f"{number}-{uid}-{name}"
+                snapshot.edit(target, uid=uid, state=name, function=lambda batch: batch)
+                edited = hf.Snapshot(target)
+                assert edited.verify().is_sound
+                assert snapshot.diff(edited).is_same, (folder, uid, name)
+                assert snapshot.states(uid)[name].format == "arrow"
+                assert edited.states(uid)[name].format == "parquet"
