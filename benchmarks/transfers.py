@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import DownloadFile, Flow, InParallel, Operation, Storage, UploadFile, perform
+from statebackends.storage.operations import DownloadFile, Flow, InParallel, Operation, StatFile, Storage, UploadFile, perform
 from statebackends.storage.s3 import S3Storage
 from statebackends.storage.s3_connection import S3Connection, S3Settings
 from statebackends.storage.transfers import TransferPool
@@ -61,17 +61,19 @@ class Files:
         for name in self._names:
             (folder / name).write_bytes(os.urandom(FILE_BYTES))
 
-    def round(self, storage: Storage) -> tuple[float, float, float, float]:
-        """(seconds up, seconds down, bytes of memory up, down). Raises RuntimeError if other bytes come back."""
+    def round(self, storage: Storage) -> tuple[float, float, float, float, float]:
+        """(seconds up, down, to look at all of them, bytes of memory up, down). Raises RuntimeError if other bytes come back."""
         self._rounds += 1
         path = f"job/chk-{self._rounds}"
         ups = [_one(UploadFile(str(self._folder / name), f"{path}/{name}")) for name in self._names]
         downs = [_one(DownloadFile(f"{path}/{name}", str(self._folder / f"back-{name}"))) for name in self._names]
+        looks = [_one(StatFile(f"{path}/{name}")) for name in self._names]
         sent, up_s, up_bytes = _measured(storage, ups)
+        sizes, look_s, _ = _measured(storage, looks)
         fetched, down_s, down_bytes = _measured(storage, downs)
-        if sent != fetched:
+        if sent != fetched or set(sizes) != {FILE_BYTES}:
             raise RuntimeError("other bytes came back")
-        return up_s, down_s, up_bytes, down_bytes
+        return up_s, down_s, look_s, up_bytes, down_bytes
 
     def raw_s(self) -> float:
         """Seconds to write and sync as many files in turn."""
@@ -107,13 +109,14 @@ def _peak_bytes() -> float:
 def _row(place: str, transfers: int, files: Files, storage: Storage, repeats: int, **more: Any) -> Row:
     files.round(storage)  # connections, folders, imports
     rounds = [files.round(storage) for _ in range(repeats)]
-    up_s, down_s, up_bytes, down_bytes = zip(*rounds, strict=True)
+    up_s, down_s, look_s, up_bytes, down_bytes = zip(*rounds, strict=True)
     return {
         "workload": "transfers",
         "storage": place,
         "at_one_time": transfers,
         "upload_s": round(statistics.median(up_s), 3),
         "download_s": round(statistics.median(down_s), 3),
+        "look_s": round(statistics.median(look_s), 3),
         "upload_peak_mb": round(max(up_bytes) / 1e6, 1),
         "download_peak_mb": round(max(down_bytes) / 1e6, 1),
         **more,

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from chaos.injector import Injector
 from chaos.processes import Kernel, Process
 from chaos.stores import StoreClient
-from coordinator.hosting import Await
+from coordinator.hosting import Await, HostFlow
 from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import GroupedFlow, Operation, Storage, one_by_one, path_of
+from statebackends.storage.operations import Flow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)
 """Least and most time that a request needs to the store, and its answer back."""
@@ -59,13 +59,14 @@ class FlowPool:
         """As Pool.run."""
         self._add(_Task(ended, self._storage, call=work))
 
-    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         """As Pool.run_flow; of a group any flow may go on next."""
         self._add(_Task(ended, storage, flow=one_by_one(flow, self._random.randrange), token=token))
 
-    def drive(self, flow: Generator[Operation | Await, Any, Any], ended: Done, storage: Storage | None = None) -> None:
-        """A flow that nobody cancels; it may wait for a Future."""
-        self._add(_Task(ended, storage or self._storage, flow=flow))
+    def drive(self, flow: HostFlow[Any], ended: Done, storage: Storage | None = None) -> None:
+        """A flow that nobody cancels; it may wait for a Future. Of a group any flow may go on next."""
+        plain = one_by_one(cast("Flow[Any]", flow), self._random.randrange)  # what it waits for passes through
+        self._add(_Task(ended, storage or self._storage, flow=plain))
 
     # ------------------------------------------------------------------------------------------------------------ steps
 

@@ -26,7 +26,7 @@ from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
 from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
 from statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
-from statebackends.storage.operations import Operation, StatFile, Storage
+from statebackends.storage.operations import InParallel, Operation, StatFile, Storage, perform
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Await:
     future: Future[Any]
 
 
-HostFlow: TypeAlias = Generator[Operation | Await, Any, T]
+HostFlow: TypeAlias = Generator[Operation | InParallel | Await, Any, T]
 
 
 def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Future[Any]], Any]) -> T:
@@ -55,7 +55,7 @@ def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Futur
         step = next(flow)
         while True:
             try:
-                result = wait_for(step.future) if isinstance(step, Await) else storage.execute(step)
+                result = wait_for(step.future) if isinstance(step, Await) else perform(step, storage)
             except Exception as error:
                 step = flow.throw(error)
             else:
@@ -233,7 +233,7 @@ class JobHost:
                     self.registry.put_recorded(recorded)
                     return
                 try:
-                    setup = yield from resume_submission(job_id, self._starter())
+                    setup = yield from resume_submission(job_id, self._starter(), known_live=True)
                 except NotFoundError:
                     continue  # a leader before this one ended the job meanwhile: the record says how
                 self._launch(setup)

@@ -18,7 +18,9 @@ from statebackends.storage.operations import (
     ListFolder,
     Operation,
     Storage,
+    transfers_of,
 )
+from statebackends.storage.transfers import TransferPool
 
 STORAGES_MAX = 64
 """Foreign roots kept open; the oldest is forgotten."""
@@ -35,6 +37,11 @@ class RoutedStorage:
     @property
     def root(self) -> str:
         return self._default.root
+
+    @property
+    def transfers(self) -> TransferPool:
+        """As the default storage: what is elsewhere is few files."""
+        return transfers_of(self._default)
 
     def resolve(self, folder: str) -> tuple[Storage, str]:
         """Storage and relative folder of a snapshot; the same storage object for the same root."""

@@ -30,6 +30,7 @@ from statebackends.storage.operations import (
     DeleteFolder,
     DescribeFiles,
     Flow,
+    InParallel,
     LinkFile,
     ListFiles,
     ListFolder,
@@ -62,21 +63,23 @@ class _Done:
     value: Any
 
 
-def _next(flow: Flow[Any], result: Any) -> Operation | _Done:
+def _next(flow: Flow[Any], result: Any) -> Operation | InParallel | _Done:
     try:
         return flow.send(result)
     except StopIteration as stop:
         return _Done(stop.value)
 
 
-def _throw(flow: Flow[Any], error: HoldfastError) -> Operation | _Done:
+def _throw(flow: Flow[Any], error: HoldfastError) -> Operation | InParallel | _Done:
     try:
         return flow.throw(error)
     except StopIteration as stop:
         return _Done(stop.value)
 
 
-def _move(operation: Operation, parent: str) -> Operation:
+def _move(operation: Operation | InParallel, parent: str) -> Operation | InParallel:
+    if isinstance(operation, InParallel):
+        return InParallel([rebase(flow, parent) for flow in operation.flows], operation.sizes)
     if isinstance(operation, ListFiles | DescribeFiles | ListFolder | DeleteFolder):
         return replace(operation, prefix=f"{parent}/{operation.prefix}")
     if isinstance(operation, LinkFile):

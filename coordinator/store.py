@@ -5,8 +5,9 @@ No flow decides by what it remembers: after an ambiguous or lost write it reads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from barriers.messages import CheckpointKind, FailureReason
 from coordinator.publication import (
@@ -27,6 +28,7 @@ from coordinator.records import (
     ClaimRecord,
     JobPaths,
     OwnerRecord,
+    R,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
@@ -44,6 +46,7 @@ from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     Flow,
+    InParallel,
     ListFiles,
     ListFolder,
     PutIfAbsent,
@@ -220,37 +223,38 @@ def list_jobs() -> Flow[list[str]]:
 def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it."""
     epochs: list[str] = yield ListFolder(paths.leaders)
+    numbers: list[int] = yield from _numbers(paths.submissions)
+    last_attempts = (yield from _numbers(paths.attempts))[-2:]
+    ended = yield from _numbers(paths.results)
+    folders: list[str] = yield ListFolder(paths.job_id)
+    shared: list[str] = []
+    if f"{SHARED_FOLDER}/" in folders:
+        shared = yield ListFolder(paths.shared)
+    # What has been listed is written once, so its contents may be read in any order, and at one time.
+    ids = [number for number in map(parse_checkpoint_folder, folders) if number is not None]
+    files = [paths.submission(number) for number in numbers]
+    files += [paths.attempt(number) for number in last_attempts]
+    files += [paths.result(number) for number in ended]
+    flows: list[Flow[Any]] = [_read(path) for path in files]
+    flows += [read_checkpoint(paths, number) for number in ids]
+    read: list[Any] = yield InParallel(flows, [0] * len(flows))
+    contents: dict[str, bytes] = dict(zip(files, read[: len(files)], strict=True))
     submissions: dict[int, SubmissionRecord] = {}
     given: dict[int, OwnerRecord] = {}
-    numbers: list[int] = yield from _numbers(paths.submissions)
     for number in numbers:
         path = paths.submission(number)
-        content: bytes = yield ReadFile(path)
+        content = contents[path]
         if is_void(content):
             void = decode_record(VoidRecord, content, path)
             if void.given and void.owner is not None:
                 given[void.given] = void.owner
         else:
             submissions[number] = decode_record(SubmissionRecord, content, path)
-    attempts: dict[int, AttemptRecord] = {}
-    for number in (yield from _numbers(paths.attempts))[-2:]:
-        path = paths.attempt(number)
-        attempts[number] = decode_record(AttemptRecord, (yield ReadFile(path)), path)
-    results: dict[int, ResultRecord] = {}
-    for number in (yield from _numbers(paths.results)):
-        path = paths.result(number)
-        results[number] = decode_record(ResultRecord, (yield ReadFile(path)), path)
+    attempts = {number: _decoded(AttemptRecord, contents, paths.attempt(number)) for number in last_attempts}
+    results = {number: _decoded(ResultRecord, contents, paths.result(number)) for number in ended}
     checkpoints: dict[int, RecordedCheckpoint] = {}
-    folders: list[str] = yield ListFolder(paths.job_id)
-    for folder in folders:
-        checkpoint_id = parse_checkpoint_folder(folder)
-        if checkpoint_id is not None:
-            found = yield from read_checkpoint(paths, checkpoint_id)
-            owner = given[checkpoint_id].job_id if checkpoint_id in given else ""
-            checkpoints[checkpoint_id] = replace(found, owner=owner) if owner else found
-    shared: list[str] = []
-    if f"{SHARED_FOLDER}/" in folders:
-        shared = yield ListFolder(paths.shared)
+    for number, found in zip(ids, read[len(files) :], strict=True):
+        checkpoints[number] = replace(found, owner=given[number].job_id) if number in given and given[number].job_id else found
     return RecordedJob(
         job_id=paths.job_id,
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
@@ -262,6 +266,15 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         shared=tuple(shared),
         given=given,
     )
+
+
+def _read(path: str) -> Flow[bytes]:
+    content: bytes = yield ReadFile(path)
+    return content
+
+
+def _decoded(kind: type[R], contents: Mapping[str, bytes], path: str) -> R:
+    return decode_record(kind, contents[path], path)
 
 
 def read_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[RecordedCheckpoint]:

@@ -171,13 +171,14 @@ def _fence_submissions(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]
             return job
 
 
-def resume_submission(job_id: str, starter: Starter) -> Flow[JobSetup]:
+def resume_submission(job_id: str, starter: Starter, *, known_live: bool = False) -> Flow[JobSetup]:
     """Lead a live job on from where an older leader left it; its workers may be running.
+
+    `known_live`: the caller has just read that it is; else it is read here, before anything is written.
 
     Raises NotFoundError when there is nothing to resume, CorruptStateError when its newest checkpoint can't be read."""
     paths = JobPaths(job_id)
-    before = yield from read_job(paths)
-    if not before.is_live:
+    if not known_live and not (yield from read_job(paths)).is_live:
         raise NotFoundError(f"job {job_id} is not live", job=job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)

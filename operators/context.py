@@ -13,7 +13,7 @@ from operators.base import OperatorCounters, TimerService
 from operators.mailbox import FailSubtask, Mailbox, PoolOutcome
 from statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from statebackends.errors import InvariantError, UndeclaredStateError
-from statebackends.storage.operations import GroupedFlow, Storage
+from statebackends.storage.operations import Flow, Storage
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -52,7 +52,7 @@ class Pool(Protocol):
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         """Call `work` on a pool thread, then `ended(result, error)` there."""
 
-    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         """Drive a flow; a cancelled token closes it between two operations, and the error is FlowCancelledError."""
 
 
@@ -75,7 +75,7 @@ class SubtaskPool:
         self._under_way += 1
         self._pool.run(work, self._ended(done, None))
 
-    def submit_flow(self, flow: GroupedFlow[Any], storage: Storage, done: Done, token: CancelToken | None = None) -> None:
+    def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done, token: CancelToken | None = None) -> None:
         token = token or CancelToken()
         self._under_way += 1
         self._tokens.add(token)
@@ -150,7 +150,7 @@ class RuntimeContext:
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self.pool.submit(work, self._unless_closed(done))
 
-    def submit_flow(self, flow: GroupedFlow[Any], storage: Storage, done: Done) -> None:
+    def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done) -> None:
         self.pool.submit_flow(flow, storage, self._unless_closed(done))
 
     def _unless_closed(self, done: Done) -> Done:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import GroupedFlow, InParallel, Operation, Storage, perform
+from statebackends.storage.operations import Flow, InParallel, Operation, Storage, perform
 
 POOL_THREADS = 2
 
@@ -46,7 +46,7 @@ class ThreadPool:
 
         self._tasks.put(call)
 
-    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.run(lambda: drive(flow, storage, token), ended)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -62,7 +62,7 @@ class ThreadPool:
             task()
 
 
-def drive(flow: GroupedFlow[Any], storage: Storage, token: CancelToken) -> Any:
+def drive(flow: Flow[Any], storage: Storage, token: CancelToken) -> Any:
     """Drive a flow to its end on this thread; a cancelled token closes it between two operations."""
     try:
         operation = _begin(flow, token)
@@ -72,13 +72,13 @@ def drive(flow: GroupedFlow[Any], storage: Storage, token: CancelToken) -> Any:
         return stop.value
 
 
-def _begin(flow: GroupedFlow[Any], token: CancelToken) -> Operation | InParallel:
+def _begin(flow: Flow[Any], token: CancelToken) -> Operation | InParallel:
     _check(flow, token)
     return next(flow)
 
 
 def _next(
-    flow: GroupedFlow[Any], storage: Storage, operation: Operation | InParallel, token: CancelToken
+    flow: Flow[Any], storage: Storage, operation: Operation | InParallel, token: CancelToken
 ) -> Operation | InParallel:
     _check(flow, token)
     try:
@@ -91,7 +91,7 @@ def _next(
     return flow.send(result)
 
 
-def _check(flow: GroupedFlow[Any], token: CancelToken) -> None:
+def _check(flow: Flow[Any], token: CancelToken) -> None:
     if token.cancelled:
         flow.close()
         _refuse(token)

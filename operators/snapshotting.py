@@ -28,7 +28,7 @@ from statebackends.handles import OperatorSubtaskState
 from statebackends.localcopies import LocalCopies
 from statebackends.localrecovery import KeepingStorage, held_paths
 from statebackends.storage import resolve_folder
-from statebackends.storage.operations import Flow, GroupedFlow, Storage
+from statebackends.storage.operations import Flow, Storage
 
 UID_CHARS_MAX = 80
 """Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
@@ -146,14 +146,14 @@ class SubtaskSnapshots:
         if self._copies is not None and barrier.kind not in SAVEPOINT_KINDS:
             running.kept_folder = folder
             storage = KeepingStorage(storage, self._copies, barrier.checkpoint_id)
-        flows: list[tuple[Storage, GroupedFlow[Any]]] = []
+        flows: list[tuple[Storage, Flow[Any]]] = []
         for part in running.parts:
             if part.work is not None:
                 flows.append((part.node.operator.snapshot_storage() or self._storage, part.work))
         flows.append((storage, self._state_flow(running, barrier, folder)))
         self._run_in_turn(running, flows)
 
-    def _run_in_turn(self, running: _RunningSnapshot, flows: list[tuple[Storage, GroupedFlow[Any]]]) -> None:
+    def _run_in_turn(self, running: _RunningSnapshot, flows: list[tuple[Storage, Flow[Any]]]) -> None:
         """One flow after the other; the last one's result is the states."""
         (storage, flow), rest = flows[0], flows[1:]
 
@@ -183,7 +183,7 @@ class SubtaskSnapshots:
 
     def _state_flow(
         self, running: _RunningSnapshot, barrier: CheckpointBarrier, folder: str
-    ) -> GroupedFlow[dict[str, OperatorSubtaskState]]:
+    ) -> Flow[dict[str, OperatorSubtaskState]]:
         """Every operator's state becomes durable, in data order: keyed state, then lists."""
         states: dict[str, OperatorSubtaskState] = {}
         for index, part in enumerate(running.parts):

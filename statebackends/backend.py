@@ -14,7 +14,7 @@ from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListH
 if TYPE_CHECKING:
     from statebackends.keys import KeyType
     from statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
-    from statebackends.storage.operations import GroupedFlow, Storage
+    from statebackends.storage.operations import Flow, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SnapshotTarget:
 class PendingSnapshot(Protocol):
     """The asynchronous part of one snapshot: holds a frozen view that the loop thread no longer changes."""
 
-    def flow(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         """Encode and write. Runs once, on a pool thread."""
 
     def release(self) -> None:
@@ -185,4 +185,4 @@ class OperatorStateBackend(Protocol):
 class PendingOperatorSnapshot(Protocol):
     """Frozen copy of the lists, to be written by the asynchronous part."""
 
-    def flow(self, target: SnapshotTarget) -> GroupedFlow[tuple[OperatorListHandle, ...]]: ...
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[OperatorListHandle, ...]]: ...

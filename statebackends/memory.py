@@ -13,7 +13,7 @@ from statebackends.errors import SnapshotTooLargeError
 from statebackends.handles import KeyedStateHandle, KeyGroupRange
 from statebackends.heap import HeapKeyedBackend
 from statebackends.keyedbase import KeyedBackendConfig
-from statebackends.storage.operations import GroupedFlow
+from statebackends.storage.operations import Flow
 from statebackends.tablesnapshot import TablesSnapshot
 from statebackends.tablesources import ChangingSource, write_tables
 
@@ -48,7 +48,7 @@ class InlineSnapshot(TablesSnapshot):
         super().__init__(sources, key_groups)
         self._admit = admit
 
-    def _write_whole(self, target: SnapshotTarget) -> GroupedFlow[KeyedStateHandle]:
+    def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
         if target.canonical:
             return write_tables(self._sources, self._key_groups, target)
         return write_tables(self._sources, self._key_groups, replace(target, inline_threshold=1 << 62), self._admit)

@@ -14,7 +14,7 @@ from statebackends.handles import FileHandle, InlineHandle, StateHandle
 from statebackends.sharedpaths import shared_path
 from statebackends.snapshot import file_name, part_path
 from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Buffer, Flow, GroupedFlow, InParallel, UploadFile, WriteFile
+from statebackends.storage.operations import Buffer, Flow, InParallel, UploadFile, WriteFile
 
 HELD_BYTES_MAX = 16 << 20
 """Encoded parts wait in memory for each other up to this sum, and for the one that exceeds it."""
@@ -67,7 +67,7 @@ class PartsWriter:
         """What waits should be stored before more is encoded."""
         return self._held_bytes > HELD_BYTES_MAX
 
-    def store(self) -> GroupedFlow[None]:
+    def store(self) -> Flow[None]:
         """Make all parts added so far durable; they have handles then."""
         waiting, self._waiting, self._held_bytes = self._waiting, [], 0
         if not waiting:

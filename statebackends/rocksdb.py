@@ -29,7 +29,7 @@ from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
 from statebackends.settings import StateBackendSettings
 from statebackends.sortedrows import RowStream
 from statebackends.statecodec import StateCodec
-from statebackends.storage.operations import GroupedFlow, Storage
+from statebackends.storage.operations import Flow, Storage
 from statebackends.tablechains import StoredChains
 from statebackends.tablesnapshot import TablesSnapshot
 from statebackends.tablesources import ChangingSource, TableSource, write_tables
@@ -223,7 +223,7 @@ class RocksSnapshot:
         self._chains = chains
         self._released = False
 
-    def flow(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         try:
             self._materialise()
             if target.canonical:
@@ -252,7 +252,7 @@ class RocksSnapshot:
         except StateValueError as error:
             raise self._rows.named(error, error.fields["state"]) from error
 
-    def _files(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
+    def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         stored = self._stored if target.shared_prefix else None
         known = {} if stored is None else stored.of_base(target.base)
         writer = PartsWriter(target)
@@ -273,7 +273,7 @@ class RocksSnapshot:
         tables = yield from TablesSnapshot(self._memory_sources, self._key_groups, self._chains).flow(target)
         return native, *tables
 
-    def _tables(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
+    def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         copy = RocksStore(self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True)
         try:
             stored: list[TableSource] = [

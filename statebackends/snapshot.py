@@ -26,7 +26,7 @@ from statebackends.handles import (
 from statebackends.metadata import HEADER_BYTES_MAX, SnapshotMetadata, decode_metadata, promised_length
 from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
-from statebackends.storage.operations import Buffer, Flow, ReadFile, StatFile, WriteFile
+from statebackends.storage.operations import Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
 
 METADATA_NAME = "_metadata"
 _VERIFY_BYTES = 8 << 20
@@ -154,7 +154,9 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
     """Every file that is missing, of the wrong length or with the wrong checksum; empty means that a restore can start.
 
     checksums=False reads no data: lengths only. Files are read in pieces of 8 MiB, each file once."""
-    problems: list[SnapshotProblem] = []
+    problems: list[SnapshotProblem | None] = []
+    looks: list[Flow[SnapshotProblem | None]] = []
+    sizes: list[int] = []
     seen: set[FileHandle] = set()
     for operator in metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
@@ -164,15 +166,15 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                 seen.add(handle)
                 if metadata.kind != "checkpoint" and shared_name(handle.path) is not None:
                     detail = "leaves the folder of the savepoint"
-                    problem: SnapshotProblem | None = SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail)
+                    problems.append(SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail))
                 else:
-                    problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=checksums)
-                if problem is not None:
-                    problems.append(problem)
+                    looks.append(verify_file(handle, folder, operator.uid, subtask, checksums=checksums))
+                    sizes.append(min(handle.length, _VERIFY_BYTES) if checksums else 0)
+    problems += yield InParallel(looks, sizes)
     for path in metadata.external:
         if not (yield from external_exists(path)):
             problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))
-    return problems
+    return [problem for problem in problems if problem is not None]
 
 
 def external_exists(entry: str) -> Flow[bool]:

@@ -28,7 +28,7 @@ from statebackends.increments import StoredByCheckpoint
 from statebackends.keyedtables import encode_keyed_table
 from statebackends.partwriter import PartsWriter, WrittenPart
 from statebackends.sharedpaths import shared_name
-from statebackends.storage.operations import GroupedFlow
+from statebackends.storage.operations import Flow
 from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TablePiece
 from statebackends.tablesources import ChangingSource
 
@@ -62,7 +62,7 @@ StoredChains = StoredByCheckpoint[TableChain]
 
 def write_chains(
     sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: StoredChains
-) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
+) -> Flow[tuple[KeyedStateHandle, ...]]:
     """One base per source, empty ones included, and a handle with the runs if there are any."""
     known = stored.of_base(target.base)
     writer = PartsWriter(target)

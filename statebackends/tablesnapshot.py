@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from statebackends.backend import SnapshotTarget
 from statebackends.handles import KeyedStateHandle, KeyGroupRange
-from statebackends.storage.operations import GroupedFlow
+from statebackends.storage.operations import Flow
 from statebackends.tablechains import StoredChains, write_chains
 from statebackends.tablesources import ChangingSource, write_tables
 
@@ -21,7 +21,7 @@ class TablesSnapshot:
         self._chains = chains
         self._released = False
 
-    def flow(self, target: SnapshotTarget) -> GroupedFlow[tuple[KeyedStateHandle, ...]]:
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         if not self._sources:
             return ()
         if self._chains is not None and target.shared_prefix and not target.canonical:
@@ -29,7 +29,7 @@ class TablesSnapshot:
         handle: KeyedStateHandle = yield from self._write_whole(target)
         return (handle,)
 
-    def _write_whole(self, target: SnapshotTarget) -> GroupedFlow[KeyedStateHandle]:
+    def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
         return write_tables(self._sources, self._key_groups, target)
 
     def release(self) -> None:

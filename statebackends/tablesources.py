@@ -36,7 +36,7 @@ from statebackends.partwriter import PartsWriter
 from statebackends.sortedrows import RowStream, stable_order
 from statebackends.state import KeyColumn
 from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
-from statebackends.storage.operations import GroupedFlow
+from statebackends.storage.operations import Flow
 
 TIME = "time"
 """Column of a timer's time, int64 ms."""
@@ -272,7 +272,7 @@ def write_tables(
     key_groups: KeyGroupRange,
     target: SnapshotTarget,
     admit: Callable[[int], None] | None = None,
-) -> GroupedFlow[KeyedStateHandle]:
+) -> Flow[KeyedStateHandle]:
     """One part per source, empty ones included, so that a restore sees every state that was declared.
 
     `admit` is told the bytes encoded so far after each part, and may raise."""

@@ -20,7 +20,7 @@ from coordinator.records import JobPaths
 from coordinator.store import read_job
 from statebackends.errors import HoldfastError
 from statebackends.snapshot import file_handles
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, run_flow
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
 
 MOMENTS_MAX = 1
 """Deaths of coordinators in a run at which a repair is tried."""
@@ -80,7 +80,7 @@ class RepairChecker(Checker):
 
     def _repaired(self, overlay: OverlayStorage, deletions_max: int | None) -> int:
         """Run a repair, until so many deletions are done; how many there were."""
-        flow, deletions = self._flow(), 0
+        flow, deletions = one_by_one(self._flow()), 0
         try:
             operation = next(flow)
             while True:

@@ -12,7 +12,7 @@ from operators.source_operator import SourceOperator
 from operators.sources.generator import GeneratorReader
 from operators.sources.stripes import StripeCursor
 from statebackends.backend import SnapshotTarget
-from statebackends.storage.operations import GroupedFlow
+from statebackends.storage.operations import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class _LateLists:
     node: ChainNode
     checkpoint_id: int
 
-    def flow(self, target: SnapshotTarget) -> GroupedFlow[Any]:
+    def flow(self, target: SnapshotTarget) -> Flow[Any]:
         """As FrozenLists."""
         backend = self.node.context.operator_backend
         assert backend is not None

@@ -140,8 +140,6 @@ Operation: TypeAlias = (
     | DeleteFolder
 )
 
-Flow: TypeAlias = Generator[Operation, Any, T]
-
 
 @dataclass(frozen=True, slots=True)
 class InParallel:
@@ -150,12 +148,14 @@ class InParallel:
     If one fails, those that have not begun never do, the others end or are closed between two operations, and the first failure
     in order is raised."""
 
-    flows: Sequence[Flow[Any]]
+    flows: Sequence[Generator[Operation | InParallel, Any, Any]]
     sizes: Sequence[int]
     """Bytes that each transfers: so much is in memory at most while it runs."""
 
 
-GroupedFlow: TypeAlias = Generator[Operation | InParallel, Any, T]
+Flow: TypeAlias = Generator[Operation | InParallel, Any, T]
+PlainFlow: TypeAlias = Generator[Operation, Any, T]
+"""Without groups: for whoever performs one operation at a time, see `one_by_one`."""
 
 
 def path_of(operation: Operation) -> str:
@@ -210,7 +210,7 @@ def perform(wanted: Operation | InParallel, storage: Storage, check: Callable[[]
     return transfers_of(storage).run([partial(run_flow, flow, storage) for flow in wanted.flows], wanted.sizes, check)
 
 
-def run_flow(flow: GroupedFlow[T], storage: Storage) -> T:
+def run_flow(flow: Flow[T], storage: Storage) -> T:
     """Drive a flow to its end on this thread; errors of an operation are thrown into the flow at its yield."""
     try:
         operation = next(flow)
@@ -226,7 +226,7 @@ def run_flow(flow: GroupedFlow[T], storage: Storage) -> T:
         return value
 
 
-def one_by_one(flow: GroupedFlow[T], choose: Callable[[int], int] = lambda count: 0) -> Flow[T]:
+def one_by_one(flow: Flow[T], choose: Callable[[int], int] = lambda count: 0) -> PlainFlow[T]:
     """The same flow without groups, for drivers that perform one operation at a time.
 
     `choose` says which of so many flows of a group, in their order, goes on by one operation."""
@@ -246,14 +246,15 @@ def one_by_one(flow: GroupedFlow[T], choose: Callable[[int], int] = lambda count
         flow.close()
 
 
-def _in_turns(group: InParallel, choose: Callable[[int], int]) -> Flow[list[Any]]:
+def _in_turns(group: InParallel, choose: Callable[[int], int]) -> PlainFlow[list[Any]]:
+    flows = [one_by_one(flow, choose) for flow in group.flows]
     results: dict[int, Any] = {}
     asked: dict[int, Operation] = {}
-    left = list(range(len(group.flows)))
+    left = list(range(len(flows)))
     try:
         while left:
             index = left[choose(len(left)) if len(left) > 1 else 0]
-            flow = group.flows[index]
+            flow = flows[index]
             try:
                 if index not in asked:
                     asked[index] = next(flow)
@@ -268,5 +269,5 @@ def _in_turns(group: InParallel, choose: Callable[[int], int]) -> Flow[list[Any]
                 left.remove(index)
     finally:
         for index in left:
-            group.flows[index].close()
-    return [results[index] for index in range(len(group.flows))]
+            flows[index].close()
+    return [results[index] for index in range(len(flows))]

@@ -40,6 +40,8 @@ class TransferPool:
 
         `check` is called before each begins, on any thread, and may raise. After a failure nothing more begins; what is under
         way ends; then the first failure in order is raised."""
+        if not calls:
+            return []
         group = _Group(self, calls, sizes, check)
         if self.transfers_max == 1:
             return group.alone()

@@ -31,7 +31,7 @@ from coordinator.submitting import Starter, start_submission
 from coordinator.subscription import Subscription
 from statebackends.errors import FencedError, InvalidConfigError, NotFoundError, RestoreError, StorageUnavailableError
 from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, run_flow
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.stepping import Killed, Process
 from tests.coordinator.world import DictStorage, Steps
@@ -341,7 +341,7 @@ def test_job_that_ends_while_it_is_taken_over_is_remembered_as_ended() -> None:
         start(Process(storage), submitted())
         process = Process(storage, seed=1)
         run_host_flow(process.host.open(), storage, wait_for=lambda future: future.result())
-        flow = process.host.recover_job(JOB)
+        flow: Any = one_by_one(process.host.recover_job(JOB))  # type: ignore[arg-type]
         try:
             operation = next(flow)
             for _ in range(operations):

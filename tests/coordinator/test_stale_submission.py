@@ -6,7 +6,7 @@ from coordinator.records import JobPaths
 from coordinator.store import read_job
 from coordinator.submitting import Starter, resume_submission, start_submission
 from statebackends.errors import FencedError
-from statebackends.storage.operations import run_flow
+from statebackends.storage.operations import one_by_one, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage
 
@@ -26,7 +26,7 @@ def test_stale_starter_records_nothing_behind_the_back_of_who_leads_on() -> None
     outcomes = set()
     for cut in range(200):
         storage = begun()
-        flow = start_submission(PATHS.job_id, SECOND, Starter("starter", "", "directory", 0))
+        flow = one_by_one(start_submission(PATHS.job_id, SECOND, Starter("starter", "", "directory", 0)))
         try:
             operation = next(flow)
             for _ in range(cut):

@@ -15,7 +15,7 @@ from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
 from coordinator.store import Takeover, abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job, settle_job
 from statebackends.errors import FencedError, HoldfastError
 from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import Flow, WriteFile, run_flow
+from statebackends.storage.operations import Flow, WriteFile, one_by_one, run_flow
 from tests.coordinator.world import DictStorage
 
 PATHS = JobPaths("ab" * 16)
@@ -39,6 +39,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Drive a flow; None when it was killed after so many operations."""
         if stop_after is None:
             return run_flow(flow, self.storage)
+        flow = one_by_one(flow)
         try:
             operation = next(flow)
             for _ in range(stop_after):

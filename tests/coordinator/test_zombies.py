@@ -15,7 +15,7 @@ from coordinator.records import JobPaths
 from coordinator.store import read_job
 from coordinator.submitting import Starter, resume_submission
 from statebackends.errors import StorageUnavailableError
-from statebackends.storage.operations import run_flow
+from statebackends.storage.operations import one_by_one, run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 
@@ -86,7 +86,7 @@ def test_storage_that_hides_the_leaders_leaves_a_completion_open() -> None:
     rig = zombie_rig()
     rig.held = {on.WriteMetadata}
     number = rig.checkpoint()
-    flow: Any = rig.effects.flow(rig.waiting.pop())
+    flow: Any = one_by_one(rig.effects.flow(rig.waiting.pop()))
     operation = next(flow)
     while f"{JOB}/leader" not in operation.path:
         operation = flow.send(rig.storage.execute(operation))

@@ -54,6 +54,7 @@ from statebackends.storage.operations import (
     StatFile,
     Storage,
     WriteFile,
+    one_by_one,
 )
 from tests.coordinator.doubles import OFFSETS, submission, word_count
 
@@ -143,11 +144,11 @@ class Steps:
     """A flow that is driven one operation at a time."""
 
     def __init__(self, flow: Any, storage: DictStorage) -> None:
-        self._flow = flow
+        self._flow = one_by_one(flow)
         self._storage = storage
         self.done = False
         self.value: Any = None
-        self._operation = self._advance(lambda: next(flow))
+        self._operation = self._advance(lambda: next(self._flow))
 
     def step(self) -> None:
         """Perform the operation that is due."""

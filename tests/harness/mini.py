@@ -36,7 +36,7 @@ from operators.deploy import SubtaskBuilder, WorkerPorts
 from operators.worker import Worker
 from operators.worker_main import pickle_plan
 from statebackends.handles import OperatorSubtaskState
-from statebackends.storage.operations import Flow, GroupedFlow, Operation, Storage, one_by_one
+from statebackends.storage.operations import Flow, Operation, Storage, one_by_one
 
 States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 
@@ -86,7 +86,7 @@ class StepPool:
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         self.tasks.append(_Task(work, ended))
 
-    def run_flow(self, flow: GroupedFlow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.tasks.append(_Task(None, ended, one_by_one(flow), storage, token))
 
     def step(self, index: int) -> None:

@@ -24,7 +24,7 @@ from statebackends.backend import OperatorListState, SnapshotTarget
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
 from statebackends.localcopies import LocalCopies
 from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Flow, GroupedFlow, WriteFile, one_by_one
+from statebackends.storage.operations import Flow, WriteFile, one_by_one
 from tests.operators.ports import DictStorage
 
 KEY = SubtaskKey("v", 0)
@@ -66,7 +66,7 @@ class ManualPool:
 
         self.waiting.append(call)
 
-    def run_flow(self, flow: GroupedFlow[Any], storage: Any, token: CancelToken, ended: Done) -> None:
+    def run_flow(self, flow: Flow[Any], storage: Any, token: CancelToken, ended: Done) -> None:
         self.waiting.append(lambda: self._drive(one_by_one(flow), storage, token, ended))
 
     @staticmethod

@@ -34,7 +34,7 @@ from statebackends.snapshot import write_part
 from statebackends.snapshots.bootstrapping import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.state import ValueStateDescriptor
-from statebackends.storage.operations import GroupedFlow, one_by_one, run_flow
+from statebackends.storage.operations import Flow, one_by_one, run_flow
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS, submission, word_count
 
 JOB, OTHER = "ab" * 16, "cd" * 16
@@ -103,7 +103,7 @@ class Scene:
         """The coordinator's: a new one for each process."""
         return RoutedStorage(self.disk.storage(STATE))
 
-    def run(self, flow: GroupedFlow[Any]) -> Any:
+    def run(self, flow: Flow[Any]) -> Any:
         return run_flow(one_by_one(flow), self.storage)
 
     def files(self, folder: str) -> dict[str, bytes]:

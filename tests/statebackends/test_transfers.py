@@ -22,7 +22,6 @@ from statebackends.snapshot import verify_file
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import (
     Flow,
-    GroupedFlow,
     InParallel,
     ListFiles,
     Operation,
@@ -197,7 +196,7 @@ def two_steps(number: int, closed: list[int]) -> Flow[int]:
         closed.append(number)
 
 
-def group(count: int, closed: list[int]) -> GroupedFlow[list[int]]:
+def group(count: int, closed: list[int]) -> Flow[list[int]]:
     results: list[int] = yield InParallel([two_steps(number, closed) for number in range(count)], [1] * count)
     return results
 
@@ -230,7 +229,7 @@ def test_a_failure_in_a_group_goes_to_whoever_asked_for_it_and_closes_the_others
             raise StorageUnavailableError(f"{operation} is gone", path="x")
         return 1
 
-    def patient() -> GroupedFlow[str]:
+    def patient() -> Flow[str]:
         try:
             return str((yield from group(4, closed)))
         except StorageUnavailableError:
@@ -261,7 +260,7 @@ def test_a_cancelled_flow_begins_nothing_more_of_a_group_and_is_closed() -> None
     storage = Scripted(answer, TransferPool(2, 1, 1))
     ended: list[str] = []
 
-    def flow() -> GroupedFlow[None]:
+    def flow() -> Flow[None]:
         try:
             yield from group(5, closed)
         finally:
@@ -347,7 +346,7 @@ def test_one_failing_transfer_among_many_fails_the_snapshot_and_names_its_file(t
 
     parts = list[WrittenPart]()
 
-    def snapshot() -> GroupedFlow[None]:
+    def snapshot() -> Flow[None]:
         writer = PartsWriter(TARGET)
         for number in range(6):
             local = tmp_path / f"{number}.sst"
