@@ -26,6 +26,7 @@ from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.restore import measure as measure_restore
 from benchmarks.simulation import measure as measure_simulation
+from benchmarks.tools import measure as measure_tools
 from benchmarks.transfers import measure as measure_transfers
 
 Row = dict[str, Any]
@@ -197,6 +198,11 @@ def transfers(bench: Bench, quick: bool) -> list[Row]:
     return [{"storage": row["storage"], "at_one_time": row["at_one_time"], "figures": json.dumps(row)} for row in rows]
 
 
+def tools(bench: Bench, quick: bool) -> list[Row]:
+    """verify, inspect and a read of every row: seconds and peak memory."""
+    return measure_tools(quick=quick)
+
+
 def simulation(bench: Bench, quick: bool) -> list[Row]:
     """Simulated jobs per minute, with faults and without."""
     return measure_simulation(quick=quick)
@@ -204,7 +210,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
-    "restore": restore, "transfers": transfers, "simulation": simulation,
+    "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class PartReader:
             raise unresolved(part, operator)
         if part.length <= MEMORY_BYTES_MAX:
             return pa.BufferReader(pa.py_buffer(self.read(part, operator=operator, subtask=subtask)))
-        return pa.memory_map(self.copy(part, operator=operator, subtask=subtask))
+        return pa.OSFile(self.copy(part, operator=operator, subtask=subtask))  # pages of a map would stay in memory, all of them
 
     def read(self, part: StateHandle, *, operator: str, subtask: int) -> bytes:
         """All bytes of a part. Raises CorruptStateError."""

@@ -17,6 +17,8 @@ from statebackends.handles import KeyGroupRange
 from statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
 
 BATCH_ROWS = 1 << 15
+_READ_BYTES = 1 << 20
+"""Of each column at a time: a row group that another tool wrote may be all of a file."""
 SORT_ROWS_MAX = 1 << 20
 """Rows of a file out of order that are sorted at a time; more only if they are of one key group."""
 
@@ -89,7 +91,7 @@ def _slices(counts: npt.NDArray[np.int64], groups: KeyGroupRange) -> Iterator[Ke
 
 class _ParquetFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
-        self._file = pq.ParquetFile(source)
+        self._file = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False)
         self.schema = self._file.schema_arrow
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -98,16 +100,23 @@ class _ParquetFile(TableFile):
 
 class _ArrowFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
+        self._source = source
         self._reader = pa.ipc.open_file(source)
         self.schema = self._reader.schema
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        for index in range(self._reader.num_record_batches):
-            batch = self._reader.get_batch(index)
+        reader = self._reader if columns is None else self._reader_of(columns)
+        for index in range(reader.num_record_batches):
+            batch = reader.get_batch(index)
             if columns is not None:
                 batch = batch.select(list(columns))
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 yield batch.slice(start, BATCH_ROWS)
+
+    def _reader_of(self, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
+        """One that reads and decompresses nothing else."""
+        fields = [index for name in columns if (index := self.schema.get_field_index(name)) >= 0]
+        return pa.ipc.open_file(self._source, options=pa.ipc.IpcReadOptions(included_fields=fields))
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

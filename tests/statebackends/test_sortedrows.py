@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keyedrows import ROWS_PER_BATCH, KeyedRows
 from statebackends.keyedtables import decode_keyed_table, encode_keyed_table
 from statebackends.keys import KeyType
+from statebackends.snapshots.tables import TableFile
 from statebackends.sortedrows import GroupSort, RowStream
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from statebackends.statecodec import StateCodec
@@ -122,3 +124,19 @@ def test_batches_out_of_order_are_refused() -> None:
     parts = [batch([3, 4], 0), batch([2, 5], 2)]
     with pytest.raises(InvariantError):
         encode_keyed_table(RowStream(parts[0].schema, 100, lambda: iter(parts)), "arrow")
+
+
+@pytest.mark.parametrize("table_format", ["arrow", "parquet"])
+def test_a_file_gives_the_columns_that_are_asked_for(table_format: Any, tmp_path: Path) -> None:
+    table = wide_table(40_000)
+    path = tmp_path / "table"
+    path.write_bytes(encode_keyed_table(table, table_format))
+    file = TableFile.open(pa.OSFile(str(path)), table_format)
+    assert pa.Table.from_batches(file.batches()).equals(table)
+    for columns in (["key_group"], ["namespace", "key"], ["value", "key_group", "key"]):
+        found = pa.Table.from_batches(file.batches(columns))
+        assert found.equals(table.select(columns).replace_schema_metadata(found.schema.metadata))
+    some = pa.Table.from_batches(file.sorted_batches(KeyGroupRange(10, 20), ["value"]))
+    groups = table.column("key_group").to_numpy()
+    expected = table.filter(pa.array((groups >= 10) & (groups < 20))).select(["key_group", "value"])
+    assert some.equals(expected.replace_schema_metadata(some.schema.metadata))

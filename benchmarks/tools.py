@@ -1,0 +1,186 @@
+"""Snapshot tools on one large state: seconds and peak memory of `verify`, `inspect`, and of a read of every row.
+
+Each tool is a process of its own, and `over_start` is what it took beyond one that only imports the tools. What a snapshot's own
+bytes are is in `megabytes`: a tool that reads states as a stream stays far below them.
+
+python -m benchmarks.tools [--quick] [--keys 1000000,5000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from statebackends.backend import SnapshotTarget
+from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
+from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from statebackends.keyedtables import TableFormat, encode_keyed_table
+from statebackends.keys import KeyType
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, row_keys
+from statebackends.snapshot import METADATA_NAME, write_part
+from statebackends.state import ValueStateDescriptor
+from statebackends.statecodec import StateCodec
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import run_flow
+
+Row = dict[str, Any]
+Format = Literal["arrow", "parquet", "rocksdb"]
+
+VALUE_BYTES = 100
+MAX_PARALLELISM = 128
+PARTS = 4
+"""Subtasks that wrote the snapshot."""
+KEY = KeyType.of(int)
+CODEC = StateCodec.of(ValueStateDescriptor("value", bytes), KEY)
+ROWS = KeyedRows(KEY, MAX_PARALLELISM, "op")
+FORMATS: tuple[Format, ...] = ("arrow", "parquet", "rocksdb")
+_READ_ALL = """
+import sys
+from api.snapshots.snapshot import Snapshot
+rows = sum(batch.num_rows for batch in Snapshot(sys.argv[1]).table("op", "value"))
+assert rows == int(sys.argv[2]), rows
+"""
+
+
+def make(folder: Path, keys: int, table_format: Format) -> None:
+    """A checkpoint of one operator with one state."""
+    storage = LocalStorage(folder)
+    states = []
+    for part in range(PARTS):
+        groups = KeyGroupRange(part * MAX_PARALLELISM // PARTS, (part + 1) * MAX_PARALLELISM // PARTS)
+        target = SnapshotTarget(1, "job/chk-1", f"op-{part}-1", False, 0)
+        if table_format == "rocksdb":
+            handle = _native(folder, storage, target, groups, keys)
+        else:
+            handle = _table(storage, target, groups, keys, table_format)
+        states.append(OperatorSubtaskState((handle,)))
+    metadata = SnapshotMetadata(
+        job_id="0" * 32,
+        job_name="tools",
+        checkpoint_id=1,
+        kind="checkpoint",
+        attempt=1,
+        epoch=1,
+        trigger_timestamp_ms=0,
+        completion_timestamp_ms=1,
+        operators=(OperatorState("op", "a" * 32, "op", PARTS, MAX_PARALLELISM, tuple(states)),),
+    )
+    (folder / "job/chk-1" / METADATA_NAME).write_bytes(encode_metadata(metadata))
+
+
+def _chunks(groups: KeyGroupRange, keys: int, rows: int) -> Iterator[Chunk]:
+    """The keys of some key groups, with random values."""
+    noise = np.random.default_rng(groups.start)
+    for first in range(0, keys, ROWS_PER_BATCH):
+        encoded = [KEY.encode(key) for key in range(first, min(first + ROWS_PER_BATCH, keys))]
+        owned = ROWS.groups_of(encoded)
+        own = [encoded[index] for index in np.flatnonzero((owned >= groups.start) & (owned < groups.stop)).tolist()]
+        for start in range(0, len(own), rows):
+            some = own[start : start + rows]
+            values = noise.bytes(VALUE_BYTES * len(some))
+            yield b"", some, [values[at : at + VALUE_BYTES] for at in range(0, len(values), VALUE_BYTES)]
+
+
+def _table(
+    storage: LocalStorage, target: SnapshotTarget, groups: KeyGroupRange, keys: int, table_format: TableFormat
+) -> KeyedStateHandle:
+    data = encode_keyed_table(ROWS.stream(CODEC, _chunks(groups, keys, ROWS_PER_BATCH)), table_format)
+    part = run_flow(write_part(memoryview(data), f"value.{table_format}", target), storage)
+    return KeyedStateHandle(groups, table_format, (CODEC.meta,), (part,))
+
+
+def _native(folder: Path, storage: LocalStorage, target: SnapshotTarget, groups: KeyGroupRange, keys: int) -> KeyedStateHandle:
+    database, copy = folder / f"db-{groups.start}", folder / f"copy-{groups.start}"
+    store = RocksStore(str(database), write_buffer_bytes=32 << 20, block_cache_bytes=32 << 20)
+    state_id = store.state_id("value")
+    for _, some, values in _chunks(groups, keys, WRITE_ROWS):
+        store.write_piece(row_keys(ROWS.groups_of(some), state_id, some, b""), CODEC.encode_all(values))
+    names = store.link_copy(str(copy))
+    store.close()
+    parts = tuple(run_flow(write_part((copy / name).read_bytes(), name, target), storage) for name in names)
+    shutil.rmtree(database)
+    shutil.rmtree(copy)
+    return KeyedStateHandle(groups, "rocksdb", (CODEC.meta,), parts, tuple(names))
+
+
+def run_tool(arguments: list[str]) -> tuple[float, float]:
+    """Seconds, and peak of the resident memory in MB. Raises RuntimeError if the tool fails."""
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{arguments} ended with {process.returncode}")
+    return seconds, usage.ru_maxrss / 1000
+
+
+def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
+    """Every tool on one snapshot. It is made by another process: a child's peak is at least what its parent has."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    try:
+        run_tool(["-m", "benchmarks.tools", "--make", str(folder), "--keys", str(keys), "--format", table_format])
+        path = str(folder / "job/chk-1")
+        size = sum(file.stat().st_size for file in Path(path).iterdir())
+        command = ["-m", "holdfast", "snapshot"]
+        tools = {
+            "verify": [*command, "verify", path],
+            "inspect": [*command, "inspect", path],
+            "inspect --state": [*command, "inspect", path, "--state", "op", "value", "--limit", "20"],
+            "every row": ["-c", _READ_ALL, path, str(keys)],
+        }
+        _, start_mb = run_tool(["-c", "from api import inspection; from api.snapshots.snapshot import Snapshot"])
+        for tool, arguments in tools.items():
+            seconds, peak_mb = run_tool(arguments)
+            yield {
+                "tool": tool,
+                "format": table_format,
+                "keys": keys,
+                "megabytes": round(size / 1e6),
+                "seconds": round(seconds, 2),
+                "peak_mb": round(peak_mb),
+                "over_start_mb": round(peak_mb - start_mb),
+                "load_average": round(os.getloadavg()[0], 1),
+            }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(*, quick: bool = False) -> list[Row]:
+    """1 M and 5 M keys; quickly, 100 k."""
+    return [
+        row for kind in FORMATS for keys in ((100_000,) if quick else (1_000_000, 5_000_000)) for row in measure_format(kind, keys)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="100,000 keys")
+    parser.add_argument("--keys", default="1000000,5000000", help="comma-separated")
+    parser.add_argument("--format", default=",".join(FORMATS), help="comma-separated")
+    parser.add_argument("--make", metavar="FOLDER", help="only make the snapshot")
+    arguments = parser.parse_args()
+    counts = [100_000] if arguments.quick else [int(text) for text in arguments.keys.split(",")]
+    for kind in arguments.format.split(","):
+        for keys in counts:
+            if arguments.make is not None:
+                make(Path(arguments.make), keys, kind)
+                continue
+            for row in measure_format(kind, keys):
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
