@@ -22,7 +22,7 @@ from barriers.messages import (
 )
 from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
 from statebackends.errors import AmbiguousWriteError, FencedError
-from statebackends.storage.operations import DeleteFile, PutIfAbsent
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
 SOMETIMES: dict[str, str] = {
     "ack_after_decision": "an acknowledgement comes when its checkpoint is decided already",
@@ -47,6 +47,10 @@ SOMETIMES: dict[str, str] = {
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
+    "savepoint_copied": "a user copies a savepoint",
+    "copy_failed": "storage fails a user's copy of a savepoint",
+    "savepoint_disposed": "a user disposes of a savepoint",
+    "restored_from_copy": "a submission restores from a copy of a savepoint",
     "restored_from_savepoint": "a submission restores from a savepoint's folder",
     "rescaled": "a submission runs with another parallelism than the one before",
     "restored": "an attempt begins from a completed checkpoint",
@@ -95,6 +99,8 @@ class Sometimes:
             case Submitted():
                 if observation.submission.restore is not None and "/" in observation.submission.restore:
                     self._visit("restored_from_savepoint")
+                    if "-copy-" in observation.submission.restore:
+                        self._visit("restored_from_copy")
             case Requested():
                 if observation.request == "register" and observation.body.attempt > 0:
                     self._visit("worker_reconnects")
@@ -106,12 +112,23 @@ class Sometimes:
 
     def _stored(self, fact: Stored) -> None:
         operation = fact.operation
+        if fact.actor == "user":
+            self._used(fact, operation)
         if isinstance(fact.result, AmbiguousWriteError) or (fact.fate in ("lie", "late") and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
         if isinstance(operation, PutIfAbsent):
             self._put(fact, operation)
         elif isinstance(operation, DeleteFile) and operation.path.endswith("/_claim") and fact.removed:
             self._visit("retention_dropped")
+
+    def _used(self, fact: Stored, operation: Operation) -> None:
+        """A user's tool."""
+        if isinstance(fact.result, Exception):
+            self._visit("copy_failed")
+        elif isinstance(operation, PutIfAbsent) and operation.path.endswith("/_metadata") and fact.added:
+            self._visit("savepoint_copied")
+        elif isinstance(operation, DeleteFolder) and any(path.endswith("/_owner") for path in fact.removed):
+            self._visit("savepoint_disposed")
 
     def _put(self, fact: Stored, operation: PutIfAbsent) -> None:
         if fact.result is False and operation.path.endswith(("_metadata", "_claim")):

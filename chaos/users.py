@@ -11,7 +11,14 @@ from barriers.messages import CheckpointKind
 from chaos.control import Call, JobClient, Reply
 from chaos.coordinatorhost import Outcome, Wish
 from chaos.processes import Process
+from coordinator.claiming import dispose_snapshot
+from coordinator.routing import RoutedStorage
 from statebackends.errors import HoldfastError, NotFoundError
+from statebackends.metadata import decode_metadata
+from statebackends.snapshot import METADATA_NAME
+from statebackends.snapshots.contents import StoredSnapshot
+from statebackends.snapshots.copying import copy_snapshot
+from statebackends.storage.operations import ReadFile, run_flow
 
 if TYPE_CHECKING:
     from chaos.cluster import Cluster
@@ -21,6 +28,11 @@ CLAIM_SHARE = 0.5
 """Of the restores from a savepoint, those after which the job owns it."""
 NATIVE_SHARE = 0.3
 """Of the savepoints, those in the state backend's own files."""
+COPY_SHARE = 0.4
+"""Of the restores from a savepoint, those from a copy of it, made by the product's own tool while storage is at fault."""
+DISPOSE_SHARE = 0.5
+"""Of the copies, those after which another one is made and disposed of: what lies beside it must not mind."""
+TOOL_TRIES = 4
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
@@ -34,6 +46,7 @@ class Users:
         self._client = JobClient(cluster.control)
         self._wishes = 0
         self._random = cluster.streams.of("claims")
+        self._tools = cluster.streams.of("tools")
         self.claims: set[str | None] = set()
         """Savepoints that the job is to own when it is started from them."""
         self._unsure = False
@@ -128,7 +141,50 @@ class Users:
             self._again(tries, lambda: self._restore_from(location, tries - 1))
             return
         cluster.pending -= 1
+        if self._tools.random() < COPY_SHARE:
+            location = self._moved(location)
         if self._random.random() < CLAIM_SHARE:
             self.claims.add(location)
         cluster.trace.add("user", "claims" if location in self.claims else "restores", location.rpartition("/")[0])
         cluster.start_driver(location)
+
+    # ------------------------------------------------------------------------------------------------------------- tools
+
+    def _moved(self, location: str) -> str:
+        """Where a copy of the savepoint is; where it is itself, if storage let none come about."""
+        folder = location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
+        copied = self._copy(folder, "copy")
+        if copied and self._tools.random() < DISPOSE_SHARE:
+            unwanted = self._copy(folder, "unwanted")
+            if unwanted:
+                self._dispose(unwanted)
+        return copied or location
+
+    def _copy(self, folder: str, what: str) -> str | None:
+        """Try some folders: one that a failed try left something in is never written into again."""
+        cluster = self._cluster
+        parent, _, name = folder.rpartition("/")
+        storage = cluster.stores.client(self._user).at(parent)
+        for number in range(1, TOOL_TRIES + 1):
+            target = f"{name}-{what}-{number}"
+            try:
+                metadata = decode_metadata(storage.execute(ReadFile(f"{name}/{METADATA_NAME}")), folder)
+                copy_snapshot(StoredSnapshot(metadata, storage, name), storage, target, nonce=target)
+            except HoldfastError as error:
+                cluster.trace.add("user", "could not copy", f"{target}: {type(error).__name__}")
+            else:
+                cluster.trace.add("user", "copied", target)
+                return f"{parent}/{target}"
+        return None
+
+    def _dispose(self, folder: str) -> None:
+        cluster = self._cluster
+        storage = RoutedStorage(cluster.stores.client(self._user))
+        for number in range(1, TOOL_TRIES + 1):
+            try:
+                run_flow(dispose_snapshot(folder, f"user-{number}", cluster.kernel.now_ms), storage)
+            except HoldfastError as error:
+                cluster.trace.add("user", "could not dispose of", f"{folder.rpartition('/')[2]}: {type(error).__name__}")
+            else:
+                cluster.trace.add("user", "disposed of", folder.rpartition("/")[2])
+                return

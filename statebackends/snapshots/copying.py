@@ -26,7 +26,7 @@ class _File:
     handle: FileHandle
 
 
-def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str) -> StoredSnapshot:
+def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonce: str = "") -> StoredSnapshot:
     """Copy into a folder of a storage, which must be new or empty. Files stay in their formats; a checkpoint becomes a savepoint.
 
     What the snapshot needs outside its folder (`external`) is named as before and not copied. Raises CorruptStateError for a
@@ -34,7 +34,7 @@ def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str) -> Stor
     files = _files(source)
     names = _new_names(source, files)
     metadata = _renamed(source, names)
-    with claimed_folder(storage, folder, "copy") as target, source.reader() as reader:
+    with claimed_folder(storage, folder, "copy", nonce) as target, source.reader() as reader:
         for path, file in files.items():
             local = reader.copy(file.handle, operator=file.operator, subtask=file.subtask)
             target.upload(local, names[path], expected=(file.handle.length, file.handle.checksum))

@@ -38,11 +38,11 @@ CLAIM_NAME = "_unfinished"
 class ClaimedFolder:
     """Made by `claimed_folder`."""
 
-    def __init__(self, storage: Storage, folder: str, purpose: str) -> None:
+    def __init__(self, storage: Storage, folder: str, purpose: str, nonce: str) -> None:
         self.location = f"{storage.root.rstrip('/')}/{folder}"
         self._storage = storage
         self._folder = folder
-        self._claim = msgspec.json.encode({"purpose": purpose, "nonce": uuid.uuid4().hex})
+        self._claim = msgspec.json.encode({"purpose": purpose, "nonce": nonce})
         self._names: list[str] = []
         self._marks: list[str] = []
         self._finished = self._unknown = False
@@ -159,11 +159,12 @@ class ClaimedFolder:
 
 
 @contextmanager
-def claimed_folder(storage: Storage, folder: str, purpose: str) -> Iterator[ClaimedFolder]:
+def claimed_folder(storage: Storage, folder: str, purpose: str, nonce: str = "") -> Iterator[ClaimedFolder]:
     """A folder that is new or empty, for this writer alone; the block must call `finish`.
 
-    Raises InvalidConfigError for a folder in use. When the block raises, the folder is as it was before."""
-    target = ClaimedFolder(storage, folder, purpose)
+    `nonce`: no other writer has it; one is drawn unless given. Raises InvalidConfigError for a folder in use. When the block
+    raises, the folder is as it was before."""
+    target = ClaimedFolder(storage, folder, purpose, nonce or uuid.uuid4().hex)
     target._enter()
     try:
         target._refuse_used([name for name in target._listed() if name != CLAIM_NAME])  # somebody may just have finished
