@@ -117,7 +117,8 @@ def show_finding(found: Finding, coverage: CoverageReport | None, meanings: Mapp
         show_failure(failure, meanings)
     untold = found.summary.violations - len(found.failures)
     if untold > 0:
-        console.show_line(f"{_count(untold, 'more violation')}\n")
+        console.show_line(_count(untold, "more violation"))
+        console.show_line("")
     show_summary(found.summary, coverage)
 
 
@@ -133,12 +134,14 @@ def show_failure(failure: Failure, meanings: Mapping[str, str]) -> None:
     for index, fault in failure.faults.items():
         console.show_line(f"    {index:>2}  {fault.label}")
     if failure.task_failure and failure.task_failure not in failure.events:
-        console.show_line(f"  last failure of a subtask\n  {failure.task_failure}")
+        console.show_line("  last failure of a subtask")
+        console.show_line(f"  {failure.task_failure}")
     if failure.events:
         console.show_line("  last events (ms, process, event)")
     for line in failure.events:
         console.show_line(f"  {line}")
-    console.show_line(f"  again: {failure.replay}\n")
+    console.show_line(f"  again: {failure.replay}")
+    console.show_line("")
 
 
 def _show_violation(what: str, at_ms: int, message: str) -> None:
