@@ -25,9 +25,9 @@ from coordinator.records import (
 )
 from coordinator.snapshots import rebase
 from coordinator.store import put_once, read_job, read_optional
-from statebackends.errors import CorruptStateError, NotFoundError, SnapshotClaimedError
+from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, SnapshotClaimedError
 from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, StatFile
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, StatFile
 
 CLAIM_TRIES_MAX = 16
 """Numbers that are tried in a row; each that is taken means that somebody started that job again just then."""
@@ -51,6 +51,22 @@ def job_folder(folder: str) -> JobFolder | None:
     if number is None or not is_job_id(job_id) or not is_absolute_folder(folder):
         return None
     return JobFolder(root, job_id, number)
+
+
+def check_target(folder: str) -> Flow[None]:
+    """Raise InvalidConfigError for an absolute folder in the directory of a job, whoever's: what lies in there is the job's, which
+    deletes its checkpoints with all that was put into them."""
+    names = folder.rstrip("/").split("/")
+    for index, name in enumerate(names):
+        if index and is_job_id(name):
+            place = "/".join(names[: index + 1])
+            leaders: list[str] = yield ListFolder(JobPaths(place).leaders)
+            if leaders:
+                raise InvalidConfigError(
+                    f"{folder} lies in the directory of job {name}, which deletes what it does not need: name another folder",
+                    path=folder,
+                    setting="target",
+                )
 
 
 def find_owner(folder: str) -> Flow[OwnerRecord | None]:

@@ -6,6 +6,7 @@ one at a time per job. The same class serves REST and a driver that embeds it.""
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from barriers.messages import (
     StatusBatch,
 )
 from coordinator import jobevents as job
+from coordinator.claiming import check_target
 from coordinator.config import ServiceConfig
 from coordinator.hosting import HostFlow, JobHost, RecoveryBackoff, run_host_flow
 from coordinator.planning import derive_triggers
@@ -34,7 +36,7 @@ from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Storage
+from statebackends.storage.operations import Storage, run_flow
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +212,8 @@ class CoordinatorService(ReadModels):
             raise InvalidConfigError(f"savepoint directory {location!r} is not absolute", setting="savepoint_directory")
         if any(part in (".", "..") for part in location.split("/")):
             raise InvalidConfigError(f"savepoint directory {location!r} contains '.' or '..'", setting="savepoint_directory")
-        open_storage(location)
+        root = open_storage(location).root
+        run_flow(check_target(root if "://" in root else os.path.realpath(root)), self._storage)
         return location
 
     def _request(

@@ -4,13 +4,17 @@ Nothing is unpickled and nothing is changed."""
 
 from __future__ import annotations
 
+import os
+
+from coordinator.claiming import check_target
 from coordinator.publication import decode_decision
 from coordinator.records import AbortRecord, SavepointRecord
+from coordinator.routing import RoutedStorage
 from statebackends.errors import NotFoundError, ObjectMissingError
 from statebackends.metadata import decode_metadata
 from statebackends.snapshot import METADATA_NAME, read_metadata_file
 from statebackends.snapshots.contents import StoredSnapshot, check_contents
-from statebackends.snapshots.places import Location, Place, place_of_snapshot
+from statebackends.snapshots.places import Location, Place, place_of, place_of_snapshot
 from statebackends.storage.operations import ListFolder, run_flow
 
 
@@ -35,6 +39,14 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
             snapshot = StoredSnapshot(decode_metadata(content, path), place.storage, place.folder)
             check_contents(snapshot)
             return snapshot
+
+
+def target_of(location: Location) -> Place:
+    """Where something new is to be written. Raises InvalidConfigError for what is no folder, or a job's."""
+    place = place_of(location)
+    real = place.location if "://" in place.location else os.path.realpath(place.location)
+    run_flow(check_target(real), RoutedStorage(place.storage))
+    return place
 
 
 def _no_snapshot(place: Place) -> NotFoundError:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from api.snapshots.frames import batches_of, is_frame, is_spark, quoted
+from api.snapshots.opening import target_of
 from api.snapshots.snapshot import Snapshot
 from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
@@ -27,7 +28,7 @@ from statebackends.snapshots.bootstrapping import (
 )
 from statebackends.snapshots.editing import Batches
 from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.places import Location, place_of
+from statebackends.snapshots.places import Location
 from statebackends.snapshots.rows import JSON, SUBTASK
 from statebackends.state import (
     ColumnarStateDescriptor,
@@ -185,7 +186,7 @@ class Savepoint:
 
         Raises InvalidConfigError, InvalidKeyError and StateValueError naming operator, state and row; StorageUnavailableError.
         Then the folder is as it was."""
-        place = place_of(target)
+        place = target_of(target)
         states = [
             _prepared_entries(state) if isinstance(state, _GivenEntries) else _prepared(state, self._shape)
             for state in self._states

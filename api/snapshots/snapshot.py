@@ -4,6 +4,7 @@ Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a st
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from api.snapshots.frames import change_of
-from api.snapshots.opening import open_snapshot
+from api.snapshots.opening import open_snapshot, target_of
 from api.staterows import Row, rows_of
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import KeyGroupRange
@@ -22,7 +23,7 @@ from statebackends.snapshots.copying import copy_snapshot
 from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
 from statebackends.snapshots.editing import edit_snapshot
 from statebackends.snapshots.exporting import ExportReport, export_snapshot
-from statebackends.snapshots.places import Location, Place, place_of
+from statebackends.snapshots.places import Location, Place
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
 from statebackends.snapshots.verifying import VerifyReport, verify_files
 from statebackends.storage.operations import run_flow
@@ -192,10 +193,15 @@ class Snapshot:
         return Snapshot._of(edit_snapshot(self._stored, made, place.storage, place.folder, now_ms=int(time.time() * 1_000)))
 
     def _outside(self, folder: Location) -> Place:
-        place = place_of(folder)
-        if f"{place.location}/".startswith(f"{self.location}/"):
+        place = target_of(folder)
+        if f"{_real(place.location)}/".startswith(f"{_real(self.location)}/"):
             raise InvalidConfigError(f"{place.location} lies in the snapshot itself", path=place.location)
         return place
+
+
+def _real(location: str) -> str:
+    """Without symbolic links."""
+    return location if "://" in location else os.path.realpath(location)
 
 
 def _described(state: StoredState) -> SnapshotState:

@@ -61,6 +61,20 @@ class S3Settings:
             raise InvalidConfigError(f"part_bytes must be at least {PART_BYTES_MIN}, got {self.part_bytes}", setting="part_bytes")
 
 
+_ALWAYS_TOLD = {
+    "complete_multipart_upload": "ETag",
+    "create_multipart_upload": "UploadId",
+    "get_object": "ETag",
+    "head_object": "ETag",
+    "list_objects_v2": "IsTruncated",
+    "put_object": "ETag",
+    "upload_part": "ETag",
+    "upload_part_copy": "CopyPartResult",
+}
+"""What each answer of S3 has. A proxy's page with status 200 has none of it: taken for an answer, it would be a write that was
+never done, or a listing of a folder that is not empty."""
+
+
 class S3Connection:
     """Shared by all storages on one endpoint; thread-safe. Nothing is sent, and boto3 not imported, before the first request."""
 
@@ -90,6 +104,13 @@ class S3Connection:
             answer: dict[str, Any] = getattr(client, name)(**arguments)
         except Exception as error:
             raise failure_of(error) from error
+        told = _ALWAYS_TOLD.get(name)
+        if told is not None and told not in answer:
+            if "Body" in answer:
+                answer["Body"].close()
+            raise RequestFailure(
+                FailureKind.UNCLEAR, "", f"the answer to {name} is none of a store that speaks S3: it has no {told}"
+            )
         return answer
 
     def fetch(self, **arguments: Any) -> tuple[dict[str, Any], bytearray]:

@@ -146,6 +146,31 @@ def test_nothing_is_written_into_the_snapshot_itself(savepoint: Path, inside: st
     assert files_below(savepoint) == before
 
 
+def test_nothing_is_written_into_the_snapshot_through_a_link(savepoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(savepoint)
+    with pytest.raises(InvalidConfigError, match="lies in the snapshot itself"):
+        hf.Snapshot(savepoint).copy(tmp_path / "link" / "new")
+    with pytest.raises(InvalidConfigError, match="lies in the snapshot itself"):
+        hf.Snapshot(tmp_path / "link").copy(savepoint / "new")
+
+
+def test_nothing_is_written_into_the_directory_of_a_job(savepoint: Path, tmp_path: Path) -> None:
+    """Its recovery would delete a folder that nobody claimed, and its retention what lies in one of its own."""
+    job = tmp_path / "state" / ("ab" * 16)
+    (job / "leader").mkdir(parents=True)
+    snapshot = hf.Snapshot(savepoint)
+    snapshot.copy(job / "chk-1")  # no job yet: an archive may look as it likes
+    (job / "leader" / "1").write_bytes(b"{}")
+    (tmp_path / "link").symlink_to(job)
+    for target in (job / "chk-2", job / "chk-1" / "x", job / "sp", tmp_path / "link" / "y"):
+        for write_to in (snapshot.copy, snapshot.export, hf.Savepoint.create(max_parallelism=1).write):
+            with pytest.raises(InvalidConfigError, match="lies in the directory of job abab"):
+                write_to(target)
+        with pytest.raises(InvalidConfigError, match="lies in the directory of job abab"):
+            snapshot.edit(target, uid=UID, state="count", function=lambda batch: batch)
+    assert sorted(path.name for path in job.iterdir() if path.name != ".tmp") == ["chk-1", "leader"]
+
+
 @pytest.mark.parametrize("target", ["", "/", "ftp://host/folder", "s4://bucket", "file://"])
 def test_targets_that_are_none(savepoint: Path, target: str) -> None:
     with pytest.raises(InvalidConfigError):

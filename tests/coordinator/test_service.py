@@ -313,6 +313,21 @@ def test_r19_savepoint_without_a_target_is_refused_before_any_trigger(open_servi
     assert service.checkpoints(crew.job_id).counts.total == 0
 
 
+@pytest.mark.parametrize("below", ["", "/", "/chk-1", "/shared", "/chk-1/deeper"])
+def test_r19_savepoint_into_the_directory_of_a_job_is_refused(open_service: Open, tmp_path: Path, below: str) -> None:
+    """It would be deleted with the checkpoint that it lies in."""
+    service = open_service()
+    crew = running(service)
+    directory = f"{service.directory}/{crew.job_id}{below}"
+    (tmp_path / "link").symlink_to(directory)
+    for target in (directory, f"file://{directory}", str(tmp_path / "link")):
+        with pytest.raises(InvalidConfigError, match=f"lies in the directory of job {crew.job_id}"):
+            service.request_savepoint(crew.job_id, target)
+        with pytest.raises(InvalidConfigError, match="lies in the directory of job"):
+            service.stop(crew.job_id, target)
+    assert service.job(crew.job_id).overview.state == "RUNNING"
+
+
 def test_r20_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(open_service: Open, tmp_path: Path) -> None:
     service = open_service()
     crew = running(service)

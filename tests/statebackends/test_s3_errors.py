@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,9 @@ from statebackends.errors import (
 )
 from statebackends.storage import operations as ops
 from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import S3Connection, S3Settings
+from statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings
 from statebackends.storage.s3_failures import failure_of
-from tests.s3_server import S3Server, SimClock, answer, connect
+from tests.s3_server import App, S3Server, SimClock, Start, answer, connect, read_body
 from tests.statebackends.s3_fixtures import clock, connection, first, server, storage
 from tests.statebackends.storage_contract import DATA, PATH
 from tests.statebackends.test_s3_faults import PUT, SLOW_DOWN, bucket_of
@@ -141,3 +143,33 @@ def test_a_name_used_twice_is_told_with_its_place(storage: S3Storage) -> None:
     storage.execute(ops.WriteFile(PATH, [DATA]))
     with pytest.raises(InvariantError, match=f"{storage.root}/{PATH}"):
         storage.execute(ops.WriteFile(PATH, [b"other"]))
+
+
+def page(environ: dict[str, Any], start: Start, app: App) -> Iterable[bytes]:
+    """Something on the way answers with a page of its own, and says that all is well."""
+    read_body(environ)
+    body = b"<html>please log in</html>"
+    start("200 OK", [("Content-Type", "text/html"), ("Content-Length", str(len(body)))])
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+
+def test_a_page_of_a_proxy_is_taken_for_no_answer(storage: S3Storage, server: S3Server, tmp_path: Path) -> None:
+    """Not for a write that was done, nor for a folder without files: a coordinator would take a job for a new one."""
+    server.fail(page, times=-1)
+    for operation in all_operations(tmp_path):
+        with pytest.raises(StorageUnavailableError):
+            storage.execute(operation)
+    server.heal()
+    assert storage.execute(ops.ListFiles("job")) == []
+
+
+@pytest.mark.parametrize("length", [len(DATA), PART_BYTES_MIN + 1])
+def test_after_a_page_of_a_proxy_the_request_is_repeated(storage: S3Storage, server: S3Server, length: int) -> None:
+    data = bytes(length)
+    for name in ("PUT", "POST", "HEAD", "GET"):
+        server.fail(page, on=name)
+    assert storage.execute(ops.PutIfAbsent(PATH, DATA)) is True
+    storage.execute(ops.WriteFile("job/big", [data]))
+    assert storage.execute(ops.ListFiles("job")) == sorted(["job/big", PATH])
+    assert storage.execute(ops.ReadFile("job/big")) == data
+    assert (storage.execute(ops.StatFile(PATH)), storage.execute(ops.ReadFile(PATH))) == (len(DATA), DATA)
