@@ -101,6 +101,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     incremental_checkpoints: bool = True
     """Of backends that can (rocksdb, filesystem): a checkpoint stores only what the one before it does not have."""
     inline_threshold: int = 20_480
+    pack_threshold: int = 1024 * 1024
+    """Tables of a checkpoint that are smaller than this go into files together; 0: each has its own."""
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
     local_recovery: bool = True
     """Workers keep copies of their newest checkpoint's files on their own disk, and restore from them what is undamaged."""
@@ -146,6 +148,8 @@ class JobConfig(msgspec.Struct, frozen=True):
             raise InvalidConfigError(
                 f"inline_threshold must be 0..1048576, got {self.inline_threshold}", setting="inline_threshold"
             )
+        if not 0 <= self.pack_threshold <= 8 * 1024 * 1024:
+            raise InvalidConfigError(f"pack_threshold must be 0..8388608, got {self.pack_threshold}", setting="pack_threshold")
         directory = self.local_recovery_directory
         if directory is not None and (not directory.startswith("/") or "\0" in directory):
             raise InvalidConfigError(

@@ -3,6 +3,8 @@
 S3 is moto's server in a process of its own, with a wait before each answer as a real store has it (`latency_ms`); it serves one
 request at a time otherwise. `peak_mb`: memory beyond what the process had before. `raw_s`: 64 x write and fsync of 1 MiB, in turn.
 
+Small tables, 64 of 64 KiB, follow: with a file each, and packed.
+
 python -m benchmarks.transfers [--quick]
 """
 
@@ -24,8 +26,23 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from statebackends.backend import SnapshotTarget
+from statebackends.handles import FileHandle
+from statebackends.partwriter import PartsWriter
+from statebackends.snapshot import read_part
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import DownloadFile, Flow, InParallel, Operation, StatFile, Storage, UploadFile, perform
+from statebackends.storage.operations import (
+    DownloadFile,
+    Flow,
+    InParallel,
+    Operation,
+    StatFile,
+    Storage,
+    UploadFile,
+    perform,
+    run_flow,
+    transfers_of,
+)
 from statebackends.storage.s3 import S3Storage
 from statebackends.storage.s3_connection import S3Connection, S3Settings
 from statebackends.storage.transfers import TransferPool
@@ -35,6 +52,7 @@ Row = dict[str, Any]
 
 FILES = 64
 FILE_BYTES = 1 << 20
+TABLE_BYTES = 64 << 10
 REPEATS = 3
 LATENCIES_MS = (0, 30)
 """30 ms is about what S3 takes to answer a small PUT or GET within its region."""
@@ -124,6 +142,46 @@ def _row(place: str, transfers: int, files: Files, storage: Storage, repeats: in
     }
 
 
+class Tables:
+    """Tables of one subtask, each round for a checkpoint of its own."""
+
+    def __init__(self, tables: int) -> None:
+        self._tables = [os.urandom(TABLE_BYTES) for _ in range(tables)]
+        self._rounds = 0
+
+    def round(self, storage: Storage, pack_threshold: int) -> tuple[float, float, int]:
+        """(seconds to store, seconds to read, files). Raises RuntimeError if other bytes come back."""
+        self._rounds += 1
+        folder = f"job/chk-{self._rounds}"
+        writer = PartsWriter(SnapshotTarget(1, folder, f"{self._rounds}-n", False, 0, pack_threshold=pack_threshold))
+        began = time.perf_counter()
+        parts = [writer.add(table, f"{number}.arrow") for number, table in enumerate(self._tables)]
+        run_flow(writer.store(), storage)
+        stored_s = time.perf_counter() - began
+        handles = [part.handle for part in parts]
+        began = time.perf_counter()
+        flows = [read_part(handle, folder) for handle in handles]
+        if perform(InParallel(flows, [TABLE_BYTES] * len(flows)), storage) != self._tables:
+            raise RuntimeError("other bytes came back")
+        return stored_s, time.perf_counter() - began, len({handle.path for handle in handles if isinstance(handle, FileHandle)})
+
+
+def _table_rows(place: str, tables: Tables, storage: Storage, repeats: int, **more: Any) -> Iterator[Row]:
+    for pack_threshold in (0, 1 << 20):
+        tables.round(storage, pack_threshold)
+        stored_s, read_s, files = zip(*[tables.round(storage, pack_threshold) for _ in range(repeats)], strict=True)
+        yield {
+            "workload": "small tables",
+            "storage": place,
+            "at_one_time": transfers_of(storage).transfers_max,
+            "files": files[0],
+            "store_s": round(statistics.median(stored_s), 3),
+            "read_s": round(statistics.median(read_s), 3),
+            **more,
+            "load_average": round(os.getloadavg()[0], 1),
+        }
+
+
 @contextmanager
 def served(latency_ms: int) -> Iterator[str]:
     """URL of a server in a process of its own."""
@@ -159,6 +217,8 @@ def measure(*, quick: bool = False) -> list[Row]:
             directory = LocalStorage(folder / f"state-{transfers}")
             directory.transfers = TransferPool(transfers, 1 << 30, 2 << 20)
             rows.append(_row("directory", transfers, files, directory, repeats, raw_s=round(files.raw_s(), 3)))
+        tables = Tables(count)
+        rows += _table_rows("directory", tables, LocalStorage(folder / "tables"), repeats)
         with patch.dict(os.environ, CREDENTIALS):
             for latency_ms in LATENCIES_MS:
                 for transfers in (1, 4, 8, 16):
@@ -167,6 +227,8 @@ def measure(*, quick: bool = False) -> list[Row]:
                         connection.call("create_bucket", Bucket="bench")
                         storage = S3Storage("s3://bench/state", connection)
                         rows.append(_row("s3", transfers, files, storage, repeats, latency_ms=latency_ms))
+                        if transfers == S3Settings().transfers_in_flight_max:
+                            rows += _table_rows("s3", tables, storage, repeats, latency_ms=latency_ms)
                         connection.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

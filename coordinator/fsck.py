@@ -285,7 +285,7 @@ def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[Snaps
             for operator in metadata.operators:
                 for subtask, state in enumerate(operator.subtasks):
                     for handle in file_handles(state):
-                        if sizes.get(_path_of(folder, handle.path)) == handle.length:
+                        if sizes.get(_path_of(folder, handle.path)) == handle.file_length:
                             continue
                         problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=False)
                         found += [] if problem is None else [problem]

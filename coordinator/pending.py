@@ -128,7 +128,7 @@ class PendingCheckpoint:
 
 
 def list_files(states: Mapping[str, OperatorSubtaskState]) -> tuple[str, ...]:
-    """Paths of every file that an acknowledgement names, relative to the snapshot's folder."""
+    """Paths of every file that an acknowledgement names, relative to the snapshot's folder; each once."""
     files: list[str] = []
     for _uid, state in sorted(states.items()):
         for keyed in state.keyed:
@@ -136,7 +136,7 @@ def list_files(states: Mapping[str, OperatorSubtaskState]) -> tuple[str, ...]:
         for operator in state.operator:
             if isinstance(operator.part, FileHandle):
                 files.append(operator.part.path)
-    return tuple(files)
+    return tuple(dict.fromkeys(files))
 
 
 def assemble_operators(

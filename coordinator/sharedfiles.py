@@ -1,7 +1,8 @@
 """Which files completed checkpoints share, and which of them nobody refers to any more. Pure.
 
 Counts are sets of checkpoint ids, made from completed checkpoints alone: what was acknowledged and never confirmed counts for
-nobody. After a restart the same is rebuilt from the `_metadata` of what is retained."""
+nobody. A file of which checkpoints have pieces stays while any of them has one. After a restart the same is rebuilt from the
+`_metadata` of what is retained."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import msgspec
 
 from barriers.messages import SubtaskKey
 from statebackends.errors import InvariantError
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, StateHandle
+from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, StateHandle
 from statebackends.sharedpaths import shared_name, writer_of
 
 TaskStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
@@ -35,7 +36,8 @@ class Released:
 
 @dataclass(slots=True)
 class _SharedFile:
-    handle: FileHandle
+    parts: dict[int | None, FileHandle] = field(default_factory=dict)
+    """By the offset of a piece; None: the whole file."""
     checkpoints: set[int] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)
     """Of those that are being deleted: a crash may leave one of them a checkpoint."""
@@ -64,7 +66,9 @@ class SharedFiles:
             name = shared_name(handle.path)
             if name is None:
                 raise InvariantError(f"checkpoint {checkpoint_id}: {handle.path} is no shared file")
-            self._files.setdefault(name, _SharedFile(handle)).checkpoints.add(checkpoint_id)
+            file = self._files.setdefault(name, _SharedFile())
+            file.parts.setdefault(_offset_of(handle), handle)
+            file.checkpoints.add(checkpoint_id)
 
     def release(self, checkpoint_id: int) -> Released:
         """A checkpoint is being deleted, with the files that nothing else refers to."""
@@ -124,13 +128,12 @@ class SharedFiles:
         name = _name_of(part)
         if isinstance(part, PlaceholderHandle):
             file = self._files.get(name) if name is not None else None
-            if base is None or file is None or base not in file.checkpoints:
+            known = None if base is None or file is None or base not in file.checkpoints else file.parts.get(part.offset)
+            if known is None:
                 raise UnresolvedError(f"operator {uid!r} refers to {part.path}, which its base {base} does not have")
-            if file.handle.length != part.length:
-                raise UnresolvedError(
-                    f"operator {uid!r} refers to {part.path} with {part.length} bytes; it has {file.handle.length}"
-                )
-            return file.handle
+            if known.length != part.length:
+                raise UnresolvedError(f"operator {uid!r} refers to {part.path} with {part.length} bytes; it has {known.length}")
+            return known
         if name is not None and (writer_of(name) != checkpoint_id or name in self._files):
             raise UnresolvedError(f"operator {uid!r} names {name} as written for checkpoint {checkpoint_id}")
         return part
@@ -145,6 +148,10 @@ def shared_handles(states: Iterable[OperatorSubtaskState]) -> tuple[FileHandle, 
     """Files that a completed checkpoint shares with others, or may yet; each once."""
     parts = (part for state in states for keyed in state.keyed for part in keyed.parts)
     return tuple(dict.fromkeys(part for part in parts if isinstance(part, FileHandle) and shared_name(part.path) is not None))
+
+
+def _offset_of(handle: FileHandle) -> int | None:
+    return handle.offset if isinstance(handle, SegmentHandle) else None
 
 
 def _is_shared(part: StateHandle) -> bool:

@@ -161,6 +161,7 @@ class SubtaskBuilder:
             clock=ports.clock,
             nonce=nonce,
             inline_threshold=graph.config.inline_threshold,
+            pack_threshold=graph.config.pack_threshold,
             report=ports.report,
             copies=copies,
         )

@@ -77,6 +77,7 @@ class SubtaskSnapshots:
         clock: Clock,
         nonce: str,
         inline_threshold: int,
+        pack_threshold: int = 0,
         report: Callable[[Answerable], None],
         copies: LocalCopies | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class SubtaskSnapshots:
         self._clock = clock
         self._nonce = nonce
         self._inline_threshold = inline_threshold
+        self._pack_threshold = pack_threshold
         self._report = report
         self._newest_id = 0
         self._aborted = AbortedIds()
@@ -198,6 +200,7 @@ class SubtaskSnapshots:
                 canonical=is_savepoint and not barrier.native,
                 inline_threshold=self._inline_threshold,
                 shared_prefix="" if is_savepoint else f"{barrier.checkpoint_id}-{self._attempt}-{name}-{self._key.subtask}-{nonce}",
+                pack_threshold=0 if is_savepoint else self._pack_threshold,
                 base=barrier.base,
             )
             # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.

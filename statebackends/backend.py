@@ -35,6 +35,8 @@ class SnapshotTarget:
     goes into the snapshot's own folder."""
     base: int | None = None
     """The only checkpoint that an increment may build on: it is completed and stays until this one is decided."""
+    pack_threshold: int = 0
+    """Bytes; tables smaller than this go into files together. 0 = never."""
 
 
 class PendingSnapshot(Protocol):

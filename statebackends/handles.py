@@ -47,6 +47,28 @@ class FileHandle(msgspec.Struct, frozen=True, tag="file"):
     checksum: str
     """`xxh3_128:<32 hex>` over the whole file."""
 
+    @property
+    def file_length(self) -> int:
+        """Bytes of the file that it is in."""
+        return self.length
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in that file."""
+        return 0
+
+
+class SegmentHandle(FileHandle, frozen=True, tag="segment"):
+    """A piece of one durable, immutable file that holds several: `length` and `checksum` are the piece's."""
+
+    offset: int
+    file_length: int
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether such a piece can be in its file."""
+        return 0 <= self.offset <= self.offset + self.length <= self.file_length
+
 
 class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
     """State small enough (below the inline threshold) to travel in the acknowledgement and live in `_metadata`."""
@@ -65,9 +87,11 @@ class PlaceholderHandle(msgspec.Struct, frozen=True, tag="placeholder"):
     path: str
     length: int
     """Bytes; compared with the registered file's."""
+    offset: int | None = None
+    """Of a piece of a file; None: the whole file."""
 
 
-StateHandle = FileHandle | InlineHandle | PlaceholderHandle
+StateHandle = FileHandle | SegmentHandle | InlineHandle | PlaceholderHandle
 
 
 class StateMeta(msgspec.Struct, frozen=True):

@@ -11,9 +11,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle
+from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
 from statebackends.localcopies import LINKED_SUFFIX, LocalCopies, bring, name_of
 from statebackends.snapshot import file_handles, part_path
 from statebackends.storage.checksums import Digest, checksum_of
@@ -77,12 +77,12 @@ class RecoveringStorage:
     def __init__(
         self,
         storage: Storage,
-        wanted: dict[str, FileHandle],
+        wanted: StoredFiles,
         restored: RestoredBytes,
         copies: LocalCopies | None = None,
         keep_for: int | None = None,
     ) -> None:
-        """`wanted`: stored path -> what the snapshot says of it. `keep_for`: checkpoint whose files become the copies' own."""
+        """`wanted`: what the snapshot says of its files. `keep_for`: checkpoint whose files become the copies' own."""
         self._storage = storage
         self._wanted = wanted
         self._restored = restored
@@ -103,9 +103,9 @@ class RecoveringStorage:
 
     def execute(self, operation: Operation) -> Any:
         match operation:
-            case DownloadFile(path) if path in self._wanted:
-                return self._download(operation, self._wanted[path])
-            case ReadFile(path, 0, length) if (wanted := self._wanted.get(path)) and (length is None or length > wanted.length):
+            case DownloadFile(path) if (wanted := self._wanted.get((path, 0))) and not isinstance(wanted, SegmentHandle):
+                return self._download(operation, wanted)
+            case ReadFile(path, offset, length) if (wanted := self._wanted.get((path, offset))) and _reads_all(wanted, length):
                 return self._read(operation, wanted)
         return self._storage.execute(operation)
 
@@ -130,7 +130,8 @@ class RecoveringStorage:
             return content
         data: bytes = self._storage.execute(operation)
         self._restored.add(remote=len(data))
-        if self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
+        is_whole = not isinstance(handle, SegmentHandle)  # a copy of a piece would be none of the file
+        if is_whole and self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
             self._copies.keep_bytes(self._keep_for, operation.path, [data])
         return data
 
@@ -176,11 +177,19 @@ def _discard(path: str) -> None:
         os.unlink(path)
 
 
+def _reads_all(handle: FileHandle, length: int | None) -> bool:
+    """Whether a read from where a part begins gets all of it, and nothing behind it."""
+    if isinstance(handle, SegmentHandle):
+        return length == handle.length
+    return length is None or length > handle.length
+
+
 def _content(copy: str, handle: FileHandle) -> bytes | None:
-    if os.path.getsize(copy) != handle.length:
+    if os.path.getsize(copy) != handle.file_length or (isinstance(handle, SegmentHandle) and not handle.is_inside):
         return None
     with open(copy, "rb") as file:
-        data = file.read()
+        file.seek(handle.offset)
+        data = file.read(handle.length)
     return data if (len(data), checksum_of(data)) == (handle.length, handle.checksum) else None
 
 
@@ -195,9 +204,13 @@ def _checksum(path: str) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------------------------------------ names
 
 
-def stored_files(state: OperatorSubtaskState, folder: str, operator: str) -> dict[str, FileHandle]:
-    """Stored path -> handle of every file of an operator's state. Raises CorruptStateError for a path that leads elsewhere."""
-    return {part_path(folder, handle.path, operator=operator): handle for handle in file_handles(state)}
+StoredFiles: TypeAlias = dict[tuple[str, int], FileHandle]
+"""(stored path, offset in the file) -> what a snapshot says of it."""
+
+
+def stored_files(state: OperatorSubtaskState, folder: str, operator: str) -> StoredFiles:
+    """Every file of an operator's state, and every piece of one. Raises CorruptStateError for a path that leads elsewhere."""
+    return {(part_path(folder, handle.path, operator=operator), handle.offset): handle for handle in file_handles(state)}
 
 
 def held_paths(states: Iterable[OperatorSubtaskState], folder: str) -> set[str]:

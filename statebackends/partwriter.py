@@ -1,4 +1,7 @@
-"""The parts of one operator's snapshot on their way to storage: inline, or files that are written several at one time.
+"""The parts of one operator's snapshot on their way to storage: inline, pieces of a file that several share, or files.
+
+Small tables are packed: on an object store each file costs a request and its wait, whatever its size. Files of a database
+never are: they come and go one by one, and this host's copies of them are links.
 
 A part is named and gets its handle later, when what was collected has been stored. Nothing is ever written under a name twice,
 and what a snapshot that fails has written is left to the coordinator."""
@@ -6,11 +9,12 @@ and what a snapshot that fails has written is left to the coordinator."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import InvariantError
-from statebackends.handles import FileHandle, InlineHandle, StateHandle
+from statebackends.handles import FileHandle, InlineHandle, SegmentHandle, StateHandle
 from statebackends.sharedpaths import shared_path
 from statebackends.snapshot import file_name, part_path
 from statebackends.storage.checksums import checksum_of
@@ -18,6 +22,8 @@ from statebackends.storage.operations import Buffer, Flow, InParallel, UploadFil
 
 HELD_BYTES_MAX = 16 << 20
 """Encoded parts wait in memory for each other up to this sum, and for the one that exceeds it."""
+PACK_BYTES_MAX = 8 << 20
+"""Of one file with several parts: one request on S3."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,29 +44,52 @@ class WrittenPart:
         return self._handle
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A part to be stored."""
+
+    part: WrittenPart
+    name: str
+    is_shared: bool
+    packs: bool
+    length: int
+    data: Buffer | None
+    local_path: str = ""
+
+
 class PartsWriter:
-    """Of one operator of one subtask at one barrier. Names are unique among its parts, and are escaped."""
+    """Of one operator of one subtask at one barrier. Names are unique among its parts, and are escaped.
+
+    Only one writer of a target may pack."""
 
     def __init__(self, target: SnapshotTarget) -> None:
         self._target = target
-        self._waiting: list[tuple[WrittenPart, Flow[FileHandle], int]] = []
+        self._waiting: list[_Waiting] = []
         self._held_bytes = 0
+        self._packs = 0
 
-    def add(self, data: Buffer, name: str, *, is_shared: bool = False, inline_threshold: int | None = None) -> WrittenPart:
-        """A part of bytes: inline below the threshold (the target's unless given), else a file, one that is shared if asked for."""
+    def add(
+        self, data: Buffer, name: str, *, is_shared: bool = False, packs: bool = True, inline_threshold: int | None = None
+    ) -> WrittenPart:
+        """A part of bytes: inline below the threshold (the target's unless given), else a file, one that is shared if asked for.
+
+        It may be a piece of one unless `packs` is false."""
         length = memoryview(data).nbytes
         if length < (self._target.inline_threshold if inline_threshold is None else inline_threshold):
             return WrittenPart(InlineHandle(bytes(data)))
         self._held_bytes += length
-        return self._wait(_write(data, self._path(name, is_shared=is_shared), self._target), length)
+        packs = packs and length < self._target.pack_threshold
+        self._waiting.append(_Waiting(WrittenPart(), name, is_shared, packs, length, data))
+        return self._waiting[-1].part
 
     def add_file(self, local_path: str, name: str, *, is_shared: bool = False) -> WrittenPart:
-        """As `add`, of a local file that nobody changes until it is stored. Raises OSError."""
+        """As `add`, of a local file that nobody changes until it is stored, and that becomes a file. Raises OSError."""
         length = os.path.getsize(local_path)
         if length < self._target.inline_threshold:
             with open(local_path, "rb") as file:
                 return WrittenPart(InlineHandle(file.read()))
-        return self._wait(_upload(local_path, self._path(name, is_shared=is_shared), self._target), length)
+        self._waiting.append(_Waiting(WrittenPart(), name, is_shared, False, length, None, local_path))
+        return self._waiting[-1].part
 
     @property
     def is_full(self) -> bool:
@@ -72,25 +101,58 @@ class PartsWriter:
         waiting, self._waiting, self._held_bytes = self._waiting, [], 0
         if not waiting:
             return
-        handles = yield InParallel([flow for _, flow, _ in waiting], [length for *_, length in waiting])
-        for (part, _, _), handle in zip(waiting, handles, strict=True):
-            part._handle = handle
+        files = list(_files(waiting))
+        flows = [self._flow(file) for file in files]
+        stored = yield InParallel(flows, [sum(each.length for each in file) for file in files])
+        for file, handles in zip(files, stored, strict=True):
+            for each, handle in zip(file, handles, strict=True):
+                each.part._handle = handle
 
-    def _wait(self, flow: Flow[FileHandle], length: int) -> WrittenPart:
-        part = WrittenPart()
-        self._waiting.append((part, flow, length))
-        return part
+    def _flow(self, file: list[_Waiting]) -> Flow[list[FileHandle]]:
+        first = file[0]
+        if len(file) == 1:
+            path = self._path(first.name, is_shared=first.is_shared)
+            return _upload(first.local_path, path, self._target) if first.data is None else _write(first.data, path, self._target)
+        self._packs += 1
+        path = self._path(f"pack-{self._packs}", is_shared=first.is_shared)
+        return _write_pack([each.data for each in file if each.data is not None], path, self._target)
 
     def _path(self, name: str, *, is_shared: bool) -> str:
         target = self._target
         return shared_path(f"{target.shared_prefix}-{file_name(name)}") if is_shared else f"{target.file_prefix}-{file_name(name)}"
 
 
-def _write(data: Buffer, path: str, target: SnapshotTarget) -> Flow[FileHandle]:
+def _files(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:
+    """What goes into one file: those that pack, shared ones and others apart, and each of the rest alone."""
+    packs: dict[bool, list[_Waiting]] = {}
+    for each in waiting:
+        if not each.packs:
+            yield [each]
+            continue
+        pack = packs.setdefault(each.is_shared, [])
+        if pack and sum(other.length for other in pack) + each.length > PACK_BYTES_MAX:
+            yield pack
+            pack = packs[each.is_shared] = []
+        pack.append(each)
+    yield from packs.values()
+
+
+def _write(data: Buffer, path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
     yield WriteFile(part_path(target.folder, path), [data])
-    return FileHandle(path, memoryview(data).nbytes, checksum_of(data))
+    return [FileHandle(path, memoryview(data).nbytes, checksum_of(data))]
 
 
-def _upload(local_path: str, path: str, target: SnapshotTarget) -> Flow[FileHandle]:
+def _upload(local_path: str, path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
     length, checksum = yield UploadFile(local_path, part_path(target.folder, path))
-    return FileHandle(path, length, checksum)
+    return [FileHandle(path, length, checksum)]
+
+
+def _write_pack(pieces: list[Buffer], path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
+    yield WriteFile(part_path(target.folder, path), pieces)
+    lengths = [memoryview(piece).nbytes for piece in pieces]
+    handles: list[FileHandle] = []
+    offset = 0
+    for piece, length in zip(pieces, lengths, strict=True):
+        handles.append(SegmentHandle(path, length, checksum_of(piece), offset, sum(lengths)))
+        offset += length
+    return handles

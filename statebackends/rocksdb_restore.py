@@ -17,13 +17,14 @@ from statebackends.handles import (
     KeyedStateHandle,
     KeyGroupRange,
     PlaceholderHandle,
+    SegmentHandle,
     StateHandle,
     StateMeta,
 )
 from statebackends.keyedrows import KeyedRows
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, RowKey, row_key
 from statebackends.sharedpaths import shared_name
-from statebackends.snapshot import part_path, unresolved
+from statebackends.snapshot import part_path, read_part, unresolved
 from statebackends.statecodec import StateCodec, migrate_rows, not_widened
 from statebackends.storage.operations import DownloadFile, Flow, InParallel, Storage, perform
 
@@ -57,7 +58,7 @@ class NativeRestore:
         base = max(handles, key=lambda handle: len(handle.key_groups.intersection(self._key_groups)))
         self._download(base, database)
         for name, part in zip(base.names, base.parts, strict=True):
-            if isinstance(part, FileHandle) and shared_name(part.path) is not None:
+            if isinstance(part, FileHandle) and not isinstance(part, SegmentHandle) and shared_name(part.path) is not None:
                 self.shared[name] = part
         store = self._open_store(database)
         try:
@@ -151,6 +152,11 @@ class NativeRestore:
         path = part_path(self._folder, part.path, operator=self._operator)
         if isinstance(part, PlaceholderHandle):
             raise unresolved(part, self._operator)
+        if isinstance(part, SegmentHandle):
+            data = yield from read_part(part, self._folder, operator=self._operator)
+            with open(local_path, "xb") as file:
+                file.write(data)
+            return
         try:
             length, checksum = yield DownloadFile(path, local_path)
         except ObjectMissingError as error:

@@ -20,6 +20,7 @@ from statebackends.handles import (
     InlineHandle,
     OperatorSubtaskState,
     PlaceholderHandle,
+    SegmentHandle,
     StateHandle,
     external_places,
 )
@@ -120,8 +121,13 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
     path = part_path(folder, handle.path, operator=operator)
     if isinstance(handle, PlaceholderHandle):
         raise unresolved(handle, operator)
+    more = 1  # of a whole file not more than one byte too many, however long it is now
+    if isinstance(handle, SegmentHandle):
+        more = 0  # its file may go on behind it
+        if not handle.is_inside:
+            raise _damaged(ProblemKind.LENGTH, path, outside_detail(handle), operator)
     try:
-        data: bytes = yield ReadFile(path, 0, max(handle.length, 0) + 1)  # not more, however long it is now
+        data: bytes = yield ReadFile(path, handle.offset, max(handle.length, 0) + more)
     except ObjectMissingError as error:
         raise _damaged(ProblemKind.MISSING, path, "the file is missing", operator) from error
     if len(data) > handle.length:
@@ -215,13 +221,23 @@ def file_problem(
         path = part_path(folder, handle.path)
     except CorruptStateError as error:
         return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, str(error))
+    problem = yield from piece_problem(handle, path, operator, subtask)
+    if problem is not None:
+        return problem
+    if checksums and (yield from _checksum(path, handle.offset, handle.length)) != handle.checksum:
+        return SnapshotProblem(ProblemKind.CHECKSUM, operator, subtask, path, "the checksum does not match")
+    return None
+
+
+def piece_problem(handle: FileHandle, path: str, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:
+    """What is wrong with the length of a file, without looking at its content."""
     size: int | None = yield StatFile(path)
     if size is None:
         return SnapshotProblem(ProblemKind.MISSING, operator, subtask, path, "the file is missing")
-    if size != handle.length:
-        return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, _length_detail(size, handle.length))
-    if checksums and (yield from _checksum(path, size)) != handle.checksum:
-        return SnapshotProblem(ProblemKind.CHECKSUM, operator, subtask, path, "the checksum does not match")
+    if size != handle.file_length:
+        return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, _length_detail(size, handle.file_length))
+    if isinstance(handle, SegmentHandle) and not handle.is_inside:
+        return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, outside_detail(handle))
     return None
 
 
@@ -231,12 +247,12 @@ def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> 
     return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
 
 
-def _checksum(path: str, size: int) -> Flow[str | None]:
-    """Checksum of a file; None if it vanished meanwhile."""
+def _checksum(path: str, start: int, length: int) -> Flow[str | None]:
+    """Checksum of a piece of a file; None if it vanished meanwhile."""
     digest = Digest()
-    for offset in range(0, size, _VERIFY_BYTES):
+    for offset in range(start, start + length, _VERIFY_BYTES):
         try:
-            piece: bytes = yield ReadFile(path, offset, _VERIFY_BYTES)
+            piece: bytes = yield ReadFile(path, offset, min(_VERIFY_BYTES, start + length - offset))
         except ObjectMissingError:
             return None
         digest.add(piece)
@@ -246,6 +262,11 @@ def _checksum(path: str, size: int) -> Flow[str | None]:
 def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateError:
     """The error for a placeholder in a snapshot: nobody knows which bytes it stands for."""
     return _damaged(ProblemKind.PATH, handle.path, "a placeholder that was never resolved", operator)
+
+
+def outside_detail(handle: SegmentHandle) -> str:
+    """What is wrong with a piece that can't be in its file."""
+    return f"a piece of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
 
 
 def _length_detail(found: int, expected: int) -> str:

@@ -1,13 +1,14 @@
 """Writing tables of keyed state as increments: a base table, and delta runs of what changed since.
 
 The base is written again, as a full table, when there is none that the trigger's base has, when what changed since it is not
-known, and when its runs would be too many or too large: a restore reads them all. A table that travels inline is always
-whole: it is small. Bases are shared files, placeholders where the trigger's base has them (ADR 12); runs too, but for small
-ones, whose sum stays below the inline threshold, so that acknowledgements stay as small as they were."""
+known, when its runs would be too many or too large (a restore reads them all), and when most of a file that it shares with other
+tables is needed by nobody. A table that travels inline is always whole: it is small. Bases are shared files or pieces of them
+(ADR 21), placeholders where the trigger's base has them (ADR 12); runs too, but for small ones, whose sum stays below the
+inline threshold, so that acknowledgements stay as small as they were."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from statebackends.handles import (
     KeyedStateHandle,
     KeyGroupRange,
     PlaceholderHandle,
+    SegmentHandle,
     StateHandle,
     StateMeta,
 )
@@ -34,6 +36,8 @@ from statebackends.tablesources import ChangingSource
 
 RUN_BYTES_MIN = 16 * 1024
 """Runs may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
+WASTE_MAX = 2
+"""A file that several tables share is kept while it has at most so many times the bytes that are needed of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,14 @@ class TableChain:
     base: FileHandle
     runs: tuple[FileHandle | InlineHandle, ...] = ()
 
+    @property
+    def files(self) -> list[FileHandle]:
+        """The parts that are not inline."""
+        return [part for part in (self.base, *self.runs) if isinstance(part, FileHandle)]
+
     def parts(self, known: TableChain | None) -> tuple[StateHandle, list[StateHandle]]:
         """(base, runs) as they are acknowledged when the trigger's base has the chain `known`."""
-        theirs = set() if known is None else {part.path for part in (known.base, *known.runs) if isinstance(part, FileHandle)}
+        theirs = set() if known is None else {_place(part) for part in known.files}
         return _acknowledged(self.base, theirs), [_acknowledged(run, theirs) for run in self.runs]
 
     def admits(self, size: int) -> bool:
@@ -65,10 +74,14 @@ def write_chains(
 ) -> Flow[tuple[KeyedStateHandle, ...]]:
     """One base per source, empty ones included, and a handle with the runs if there are any."""
     known = stored.of_base(target.base)
+    going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
+    wasteful = _wasteful(going_on)
     writer = PartsWriter(target)
     writing: list[tuple[ChangingSource, TableChain | None, WrittenPart | None]] = []
     for source in sources:
         before = known.get(source.meta.name)
+        if before is not None and not wasteful.isdisjoint(part.path for part in before.files):
+            before = None
         extended, part = _add_changes(source, before, target, writer)
         if not extended:
             before = None
@@ -132,7 +145,9 @@ def _add_changes(
         return False, None
     inlined = sum(part.length for part in before.runs if isinstance(part, InlineHandle))
     threshold = max(0, target.inline_threshold - inlined)
-    return True, writer.add(memoryview(data), f"{source.meta.name}.delta", is_shared=True, inline_threshold=threshold)
+    packs = before.base.length < target.pack_threshold  # what shares a file with others is cheap to write again
+    name = f"{source.meta.name}.delta"
+    return True, writer.add(memoryview(data), name, is_shared=True, packs=packs, inline_threshold=threshold)
 
 
 def _chain(meta: StateMeta, before: TableChain | None, part: WrittenPart | None) -> TableChain | None:
@@ -149,7 +164,22 @@ def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
     return handle
 
 
-def _acknowledged(part: FileHandle | InlineHandle, theirs: set[str]) -> StateHandle:
-    if isinstance(part, FileHandle) and part.path in theirs:
-        return PlaceholderHandle(part.path, part.length)
+def _wasteful(chains: Iterable[TableChain]) -> set[str]:
+    """Files of several parts of which less than half is needed any more: whoever has a part there should write its table again."""
+    needed: dict[str, int] = {}
+    lengths: dict[str, int] = {}
+    for chain in chains:
+        for part in chain.files:
+            needed[part.path] = needed.get(part.path, 0) + part.length
+            lengths[part.path] = part.file_length
+    return {path for path, length in lengths.items() if length > needed[path] * WASTE_MAX}
+
+
+def _place(part: FileHandle) -> tuple[str, int | None]:
+    return part.path, part.offset if isinstance(part, SegmentHandle) else None
+
+
+def _acknowledged(part: FileHandle | InlineHandle, theirs: set[tuple[str, int | None]]) -> StateHandle:
+    if isinstance(part, FileHandle) and (place := _place(part)) in theirs:
+        return PlaceholderHandle(part.path, part.length, place[1])
     return part

@@ -27,7 +27,7 @@ from chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, S
 from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
 from chaos.scenario import Scenario
 from coordinator.records import METADATA
-from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, external_places
+from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
 from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.snapshot import file_handles
 from statebackends.storage import is_absolute_folder
@@ -228,7 +228,8 @@ def _is_what_was_told(stored: OperatorSubtaskState, told: OperatorSubtaskState) 
 
 
 def _same(file: FileHandle, placeholder: PlaceholderHandle) -> bool:
-    return (file.path, file.length) == (placeholder.path, placeholder.length)
+    offset = file.offset if isinstance(file, SegmentHandle) else None
+    return (file.path, file.length, offset) == (placeholder.path, placeholder.length, placeholder.offset)
 
 
 def _files(snapshot: Snapshot) -> list[FileHandle]:
@@ -240,9 +241,10 @@ def _file_problem(snapshot: Snapshot, handle: FileHandle) -> str:
     content = snapshot.view.peek(snapshot.path(handle.path))
     if content is None:
         return "is missing"
-    if len(content) != handle.length:
-        return f"has {len(content)} bytes instead of {handle.length}"
-    return "" if checksum_of(content) == handle.checksum else "has another checksum"
+    if len(content) != handle.file_length:
+        return f"has {len(content)} bytes instead of {handle.file_length}"
+    piece = content[handle.offset : handle.offset + handle.length]
+    return "" if checksum_of(piece) == handle.checksum and len(piece) == handle.length else "has another checksum"
 
 
 def _finished_tasks(text: str) -> set[SubtaskKey]:

@@ -9,11 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from statebackends.handles import CHECKPOINT_ID_MAX, KeyedStateHandle, OperatorListHandle, OperatorState, StateHandle, StateMeta
+from statebackends.handles import (
+    CHECKPOINT_ID_MAX,
+    KeyedStateHandle,
+    OperatorListHandle,
+    OperatorState,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+)
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import METADATA_NAME, ProblemKind, part_path
+from statebackends.snapshot import METADATA_NAME, ProblemKind, file_handles, outside_detail, part_path
 from statebackends.snapshots.parts import PartReader
 from statebackends.state import OPERATOR_KINDS
 from statebackends.statecodec import TIMERS_KIND
@@ -215,6 +223,9 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
                 wrong = _wrong_with(handle, operator.max_parallelism)
                 if wrong:
                     raise _refused(path, operator, f"subtask {subtask}: {wrong}")
+            for part in file_handles(state):
+                if isinstance(part, SegmentHandle) and not part.is_inside:
+                    raise _refused(path, operator, f"subtask {subtask}: {part.path}: {outside_detail(part)}")
         for stored in states_of(operator).values():
             _check_state(path, stored)
 

@@ -5,11 +5,12 @@ A copy that fails deletes what it wrote; one that dies leaves a folder without `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
 from statebackends.errors import CorruptStateError
-from statebackends.handles import FileHandle, OperatorState, StateHandle
+from statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.snapshot import METADATA_NAME, file_handles
 from statebackends.snapshots.contents import StoredSnapshot
@@ -28,6 +29,7 @@ class _File:
 
 def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonce: str = "") -> StoredSnapshot:
     """Copy into a folder of a storage, which must be new or empty. Files stay in their formats; a checkpoint becomes a savepoint.
+    A piece of a file becomes a file.
 
     What the snapshot needs outside its folder (`external`) is named as before and not copied. Raises CorruptStateError for a
     damaged source, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
@@ -35,53 +37,64 @@ def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonc
     names = _new_names(source, files)
     metadata = _renamed(source, names)
     with claimed_folder(storage, folder, "copy", nonce) as target, source.reader() as reader:
-        for path, file in files.items():
+        for place, file in files.items():
             local = reader.copy(file.handle, operator=file.operator, subtask=file.subtask)
-            target.upload(local, names[path], expected=(file.handle.length, file.handle.checksum))
+            target.upload(local, names[place], expected=(file.handle.length, file.handle.checksum))
             reader.discard(local)
         target.finish(METADATA_NAME, encode_metadata(metadata))
     return StoredSnapshot(metadata, storage, folder)
 
 
-def _files(source: StoredSnapshot) -> dict[str, _File]:
-    """Every file once, by its path in the source's storage. Raises CorruptStateError."""
-    files: dict[str, _File] = {}
+_Place: TypeAlias = tuple[str, int | None]
+"""(path in the source's storage, offset of a piece)."""
+
+
+def _place_of(source: StoredSnapshot, handle: FileHandle, operator: str) -> _Place:
+    return source.path_of(handle.path, operator=operator), handle.offset if isinstance(handle, SegmentHandle) else None
+
+
+def _files(source: StoredSnapshot) -> dict[_Place, _File]:
+    """Every file, or piece of one, once. Raises CorruptStateError."""
+    files: dict[_Place, _File] = {}
     for operator in source.metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
             for handle in file_handles(state):
-                path = source.path_of(handle.path, operator=operator.uid)
-                file = files.setdefault(path, _File(operator.uid, subtask, path, handle))
+                place = _place_of(source, handle, operator.uid)
+                file = files.setdefault(place, _File(operator.uid, subtask, place[0], handle))
                 if (file.handle.length, file.handle.checksum) != (handle.length, handle.checksum):
                     raise CorruptStateError(
-                        f"operator {operator.uid!r} subtask {subtask}: {path} is named with two checksums",
-                        path=path,
+                        f"operator {operator.uid!r} subtask {subtask}: {place[0]} is named with two checksums",
+                        path=place[0],
                         operator=operator.uid,
                         reason="contents",
                     )
     return files
 
 
-def _new_names(source: StoredSnapshot, files: dict[str, _File]) -> dict[str, str]:
-    """Names in the copy: as they were inside the folder; files from outside of it get one of their own."""
+def _new_names(source: StoredSnapshot, files: dict[_Place, _File]) -> dict[_Place, str]:
+    """Names in the copy: as they were inside the folder; files from outside of it, and pieces, get one of their own."""
     inside = f"{source.folder}/"
     taken = {METADATA_NAME, CLAIM_NAME}
-    names: dict[str, str] = {}
-    for path in sorted(files, key=lambda path: (not path.startswith(inside), path)):
+    names: dict[_Place, str] = {}
+    for place in sorted(files, key=lambda place: (not place[0].startswith(inside), place[0], place[1] or 0)):
+        path, offset = place
         name = path.removeprefix(inside) if path.startswith(inside) else path.rpartition("/")[2]
+        if offset is not None:
+            name = f"{name}-{offset}"
         candidate, number = name, 1
         while candidate in taken:
             number += 1
             candidate = f"{number}-{name.replace('/', '-')}"
         taken.add(candidate)
-        names[path] = candidate
+        names[place] = candidate
     return names
 
 
-def _renamed(source: StoredSnapshot, names: dict[str, str]) -> SnapshotMetadata:
+def _renamed(source: StoredSnapshot, names: dict[_Place, str]) -> SnapshotMetadata:
     def part(handle: StateHandle, operator: OperatorState) -> StateHandle:
         if not isinstance(handle, FileHandle):
             return handle
-        return msgspec.structs.replace(handle, path=names[source.path_of(handle.path, operator=operator.uid)])
+        return FileHandle(names[_place_of(source, handle, operator.uid)], handle.length, handle.checksum)
 
     operators = []
     for operator in source.metadata.operators:

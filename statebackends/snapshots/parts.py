@@ -14,10 +14,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, StateHandle
-from statebackends.snapshot import ProblemKind, of_operator, unresolved
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, SegmentHandle, StateHandle
+from statebackends.snapshot import ProblemKind, of_operator, piece_problem, unresolved
 from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import DownloadFile, ReadFile, StatFile, Storage
+from statebackends.storage.operations import DownloadFile, ReadFile, StatFile, Storage, run_flow
 
 MEMORY_BYTES_MAX = 4 << 20
 """Files up to this length are read into memory; larger ones are copied."""
@@ -59,7 +59,7 @@ class PartReader:
             return pa.BufferReader(pa.py_buffer(part.data))
         if isinstance(part, PlaceholderHandle):
             raise unresolved(part, operator)
-        if part.length <= MEMORY_BYTES_MAX:
+        if part.length <= MEMORY_BYTES_MAX or isinstance(part, SegmentHandle):
             return pa.BufferReader(pa.py_buffer(self.read(part, operator=operator, subtask=subtask)))
         return pa.OSFile(self.copy(part, operator=operator, subtask=subtask))  # pages of a map would stay in memory, all of them
 
@@ -70,6 +70,8 @@ class PartReader:
         if isinstance(part, PlaceholderHandle):
             raise unresolved(part, operator)
         path = self._path_of(part.path, operator=operator)
+        if isinstance(part, SegmentHandle):
+            return self._read_piece(part, path, operator, subtask)
         try:
             data: bytes = self._storage.execute(ReadFile(path, 0, max(part.length, 0) + 1))  # not more, however long it is now
         except ObjectMissingError as error:
@@ -80,10 +82,30 @@ class PartReader:
         check_part(part, (len(data) if size is None else size, checksum_of(data)), path, operator, subtask)
         return data
 
+    def _read_piece(self, part: SegmentHandle, path: str, operator: str, subtask: int) -> bytes:
+        problem, data = None, b""
+        try:
+            problem = run_flow(piece_problem(part, path, operator, subtask), self._storage)
+            if problem is None:
+                data = self._storage.execute(ReadFile(path, part.offset, part.length))
+        except ObjectMissingError as error:
+            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
+        except StorageUnavailableError as error:
+            raise of_operator(error, operator, subtask) from error
+        if problem is not None:
+            raise damaged(problem.kind, path, problem.detail, operator, subtask)
+        check_part(part, (len(data), checksum_of(data)), path, operator, subtask)
+        return data
+
     def copy(self, part: FileHandle, *, operator: str, subtask: int, target: str | None = None) -> str:
         """Local path of a checked copy: `target`, or one of the reader's own. Raises CorruptStateError."""
         path = self._path_of(part.path, operator=operator)
         local = target or self.new_path("part")
+        if isinstance(part, SegmentHandle):
+            data = self._read_piece(part, path, operator, subtask)
+            with scratch_errors(local), open(local, "xb") as file:
+                file.write(data)
+            return local
         try:
             size: int | None = self._storage.execute(StatFile(path))
             if size is not None and size != part.length:  # before it fills the disk

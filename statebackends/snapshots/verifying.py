@@ -57,7 +57,8 @@ def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], No
     for entry in external:
         if not (yield from external_exists(entry)):
             note(SnapshotProblem(ProblemKind.MISSING, "", -1, entry, "the external file is missing"))
-    return VerifyReport(1 + len(seen), sum(handle.length for handle in seen), tuple(problems), unchecked)
+    paths = {handle.path for handle in seen}
+    return VerifyReport(1 + len(paths), sum(handle.length for handle in seen), tuple(problems), unchecked)
 
 
 def _check(snapshot: StoredSnapshot, handle: FileHandle, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:

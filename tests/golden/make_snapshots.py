@@ -56,6 +56,7 @@ class Recipe:
     job: tuple[Contents, ...] = JOB
     native: bool = False
     """A savepoint of the backend's own files."""
+    pack_threshold: int = 0
     earlier: tuple[tuple[Contents, ...], ...] = ()
     """What the checkpoints before held, oldest first, upon which this one is an increment. The last is golden, too (`-base`)."""
 
@@ -82,6 +83,9 @@ RECIPES = {
     "v1-rocksdb-incremental": Recipe("job/chk-42", "rocksdb", False, 1_024, {"totals": 2}, AFTER, earlier=(BEFORE,)),
     "v1-filesystem-incremental": Recipe("job/chk-42", "filesystem", False, 512, {"totals": 2}, AFTER, earlier=(BEFORE,)),
     "v1-filesystem-deltas": Recipe("job/chk-43", "filesystem", False, 512, {"totals": 2}, (THIRD,), earlier=((FIRST,), (SECOND,))),
+    "v1-filesystem-packed": Recipe(
+        "job/chk-43", "filesystem", False, 512, {"totals": 2}, (THIRD,), pack_threshold=1 << 20, earlier=((FIRST,), (SECOND,))
+    ),
     "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 
@@ -195,7 +199,8 @@ class Maker:
         shared = f"{number}-{_ATTEMPT}-{prefix}-{subtask}-{_NONCE}" if recipe.earlier else ""
         base = None if before is None else number - 1
         name = f"{prefix}-{subtask}-{_ATTEMPT}-{_NONCE}"
-        target = SnapshotTarget(number, folder, name, recipe.canonical, recipe.inline_threshold, shared, base)
+        inline_threshold, pack_threshold = recipe.inline_threshold, recipe.pack_threshold
+        target = SnapshotTarget(number, folder, name, recipe.canonical, inline_threshold, shared, base, pack_threshold)
         lists = create_operator_backend(contents.descriptors, operator=contents.uid)
         for descriptor, entries in contents.lists.items():
             lists.list_state(descriptor.name).update(entries_of(descriptor, entries, subtask, parallelism))

@@ -70,9 +70,9 @@ def test_every_field_of_a_record_is_described_and_nothing_else(heading: str) -> 
             assert json.loads(default.strip("`")) == json.loads(msgspec.json.encode(value)), name
 
 
-def test_both_forms_of_parts_are_described() -> None:
+def test_all_forms_of_parts_are_described() -> None:
     described = {code(row[0])[0].strip('"'): code(row[1]) for row in table_after("**Part**")}
-    for form in (handles.InlineHandle, handles.FileHandle):
+    for form in (handles.InlineHandle, handles.FileHandle, handles.SegmentHandle):
         assert described.pop(str(form.__struct_config__.tag)) == [field.name for field in msgspec.structs.fields(form)]
     assert not described
 

@@ -115,6 +115,11 @@ def first_list(document: Document) -> Document:
     return document["operators"][0]["subtasks"][0]["operator"][0]
 
 
+def as_piece(document: Document, offset: int, more: int) -> None:
+    part = last_file(document)
+    part.update(type="segment", offset=offset, file_length=part["length"] + more)
+
+
 def last_file(document: Document) -> Document:
     return next(part for part in reversed(first_handle(document)["parts"]) if part["type"] == "file")
 
@@ -130,7 +135,9 @@ def of_all_handles(key: str, value: Any) -> Callable[[Document], Any]:
 RECORDS: dict[str, Callable[[Document], Any]] = {
     "an unknown keyed handle": lambda d: first_handle(d).update(type="runs"),
     "an unknown operator handle": lambda d: first_list(d).update(type="operator_map"),
-    "an unknown part": lambda d: last_file(d).update(type="segment"),
+    "an unknown part": lambda d: last_file(d).update(type="slice"),
+    "a piece not within its file": lambda document: as_piece(document, 1, 0),
+    "a piece of a file of another length": lambda document: as_piece(document, 0, 1),
     "a placeholder": lambda d: last_file(d).update(type="placeholder"),
     "an unknown format": lambda d: first_handle(d).update(format="orc"),
     "an unknown keyed kind": of_all_handles("kind", "histogram"),

@@ -33,6 +33,8 @@ SEALED = {
     "v1-filesystem-deltas-base": "711c5e132d2402301103280fbe6109c2",
     "v1-filesystem-incremental": "2d04d876d375ca42ca0222a897a042fb",
     "v1-filesystem-incremental-base": "d69a29ecd197fcc2aa1a3c410c135d44",
+    "v1-filesystem-packed": "a5b6e15758dd2697cfd6b7548a22c915",
+    "v1-filesystem-packed-base": "630cc719fb9ea58eb0a8c3972cc8bc7b",
     "v1-memory": "b0b4b1e706607ebfc33385cc0a964ac0",
     "v1-native-savepoint": "d9911b55f5f41215ef98f16199831a10",
     "v1-rocksdb": "cc574eab25d89ada4622b9fe6150a1e3",

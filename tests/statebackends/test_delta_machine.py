@@ -127,8 +127,8 @@ class DeltaMachine(BackendMachine):
     def finish(self, which: int, fate: str) -> None:
         """Completed; aborted after it was acknowledged, with or without a notice; and what a newer one has overtaken."""
         number, base, pending, model = self.started.pop(which % len(self.started))
-        threshold = self.inline_threshold
-        target = SnapshotTarget(number, f"job/chk-{number}", "op-0-1-n", False, threshold, f"{number}-1-op-0-n", base)
+        threshold, packs = self.inline_threshold, 1 << 20 if number % 3 else 0
+        target = SnapshotTarget(number, f"job/chk-{number}", "op-0-1-n", False, threshold, f"{number}-1-op-0-n", base, packs)
         handles = run_flow(pending.flow(target), self.cluster.storage)
         pending.release()
         if fate == "a" or number < max(self.completed, default=0):

@@ -47,6 +47,7 @@ class Job:
     cluster: Cluster
     completed: dict[int, tuple[KeyedStateHandle, ...]] = field(default_factory=dict)
     attempt: int = 1
+    pack_threshold: int = 0
 
     def store(
         self, backends: Sequence[KeyedBackendBase], number: int, base: int | None, *, threshold: int = 0
@@ -56,8 +57,9 @@ class Job:
         for subtask, backend in enumerate(backends):
             prefix = f"op-{subtask}-{self.attempt}-n"
             target = SnapshotTarget(
-                number, f"job/chk-{number}", prefix, False, threshold, f"{number}-{self.attempt}-op-{subtask}-n", base
-            )
+                number, f"job/chk-{number}", prefix, False, threshold, f"{number}-{self.attempt}-op-{subtask}-n", base,
+                self.pack_threshold,
+            )  # fmt: skip
             pending = backend.snapshot(number)
             handles += run_flow(pending.flow(target), self.cluster.storage)
             pending.release()
@@ -69,10 +71,13 @@ class Job:
         """What is acknowledged; `completed` has it with its placeholders resolved."""
         acked = self.store(backends, number, base, threshold=threshold)
         parts = (part for handle in self.completed.get(base or 0, ()) for part in handle.parts)
-        known = {part.path: part for part in parts if isinstance(part, FileHandle)}
+        known = {(part.path, part.offset): part for part in parts if isinstance(part, FileHandle)}
         self.completed[number] = tuple(
             msgspec.structs.replace(
-                handle, parts=tuple(known[part.path] if isinstance(part, PlaceholderHandle) else part for part in handle.parts)
+                handle,
+                parts=tuple(
+                    known[part.path, part.offset or 0] if isinstance(part, PlaceholderHandle) else part for part in handle.parts
+                ),
             )
             for handle in acked
         )

@@ -50,6 +50,8 @@ class Remote:
 class Job:
     """One operator with one writer of copies per life of a subtask."""
 
+    pack_threshold = 0
+
     def __init__(self, root: Path, kind: Any) -> None:
         self.cluster = Cluster(root, kind)
         self.remote = Remote(root / "state")
@@ -86,15 +88,18 @@ class Job:
     def take(self, backend: KeyedBackendBase, copies: LocalCopies, number: int, base: int | None = None) -> list[str]:
         """The stored paths of what is acknowledged."""
         prefix = f"op-{backend.key_groups.start}-{self.attempt}-n"
-        target = SnapshotTarget(number, f"job/chk-{number}", prefix, False, 50, f"{number}-{prefix}", base)
+        target = SnapshotTarget(number, f"job/chk-{number}", prefix, False, 50, f"{number}-{prefix}", base, self.pack_threshold)
         pending = backend.snapshot(number)
         handles = run_flow(pending.flow(target), KeepingStorage(self.remote, copies, number))
         pending.release()
-        known = {part.path: part for handle in self.handles.get(base or 0, ()) for part in handle.parts if hasattr(part, "path")}
+        earlier = [part for handle in self.handles.get(base or 0, ()) for part in handle.parts if isinstance(part, FileHandle)]
+        known = {(part.path, part.offset): part for part in earlier}
         paths = held_paths([OperatorSubtaskState(keyed=tuple(handles))], target.folder)
         copies.took(number, paths)
         for handle in handles:
-            parts = tuple(known[part.path] if isinstance(part, PlaceholderHandle) else part for part in handle.parts)
+            parts = tuple(
+                known[part.path, part.offset or 0] if isinstance(part, PlaceholderHandle) else part for part in handle.parts
+            )
             resolved = KeyedStateHandle(handle.key_groups, handle.format, handle.states, parts, handle.names)
             self.handles.setdefault(number, []).append(resolved)
         return sorted(paths)
@@ -145,6 +150,32 @@ def test_a_successor_on_the_same_host_reads_nothing_of_storage(job: Job) -> None
     assert job.read([again]) == before
     assert job.remote.reads == []
     assert (restored.local, restored.remote, restored.damaged) == (_size(job, 1), 0, 0)
+
+
+def test_pieces_of_a_packed_file_are_taken_from_its_copy_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    job = Job(tmp_path, "filesystem")
+    job.pack_threshold = 1 << 20
+    backend, copies, paths = first_checkpoint(job)
+    assert len(paths) == 1, "all tables are in one file"
+    before = job.read([backend])
+    copies.close()
+    again, restored = job.restore(1, job.life())
+    assert job.read([again]) == before
+    assert job.remote.reads == []
+    assert (restored.local, restored.remote, restored.damaged) == (_size(job, 1), 0, 0)
+    (copy,) = [path for path in Path(copies.folder).iterdir() if path.name != "lock"]
+    damage = bytearray(copy.read_bytes())
+    damage[5] ^= 1
+    for content in (bytes(damage), bytes(damage[:-1])):
+        shutil.rmtree(job.local)
+        os.makedirs(copies.folder)
+        copy.write_bytes(content)
+        again, restored = job.restore(1, job.life())
+        assert job.read([again]) == before
+        assert restored.damaged >= 1
+        assert restored.local + restored.remote == _size(job, 1)
+        assert restored.remote > 0
+    job.cluster.close()
 
 
 def test_without_copies_all_of_it_comes_from_storage(job: Job) -> None:

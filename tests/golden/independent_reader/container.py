@@ -82,10 +82,14 @@ def read_part(handle: dict[str, Any], folder: Path, kind: str) -> bytes:
             return base64.b64decode(handle["data"], validate=True)
         except ValueError as error:
             raise UnreadableError(f"base64: {error}") from error
-    require(handle["type"] == "file", f"part of type {handle['type']!r}")
+    require(handle["type"] in ("file", "segment"), f"part of type {handle['type']!r}")
     path = path_of(folder, handle["path"], kind)
     require(path.is_file(), f"{path} is missing")
     data = path.read_bytes()
+    if handle["type"] == "segment":
+        require(len(data) == handle["file_length"], f"length of {handle['path']}")
+        require(0 <= handle["offset"] <= handle["offset"] + handle["length"] <= len(data), f"a piece of {handle['path']}")
+        data = data[handle["offset"] : handle["offset"] + handle["length"]]
     require(len(data) == handle["length"], f"length of {handle['path']}")
     require(checksum(data) == handle["checksum"], f"checksum of {handle['path']}")
     return data
