@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
+from operator import not_
 from typing import Any, Final
 
 from statebackends.backend import TimerRow
@@ -383,8 +384,10 @@ def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterato
         while keys := list(islice(keys_left, rows)):
             values = list(islice(values_left, rows))
             for other in newer:
-                shown = [key not in other for key in keys]
-                keys, values = list(compress(keys, shown)), list(compress(values, shown))
+                hidden = list(map(other.__contains__, keys))
+                if any(hidden):
+                    shown = list(map(not_, hidden))
+                    keys, values = list(compress(keys, shown)), list(compress(values, shown))
             if maps and (newer or older):
                 values = [_visible_entries(key, layers) for key in keys]
                 keys = [key for key, entries in zip(keys, values, strict=True) if entries]
