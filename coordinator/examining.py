@@ -11,7 +11,7 @@ from coordinator.claiming import check_name, check_owner, find_owner, job_folder
 from coordinator.ownership import derive_releases
 from coordinator.preflight import Refusal
 from coordinator.publication import RecordedJob
-from coordinator.records import DIRECTORY_FILE, OwnerRecord, RestorePoint
+from coordinator.records import DIRECTORY_FILE, OwnerRecord, RestorePoint, decode_nonce
 from coordinator.snapshots import rebase
 from coordinator.store import read_optional
 from statebackends.errors import CorruptStateError, InvalidConfigError, SnapshotClaimedError
@@ -81,7 +81,7 @@ def _judge_owner(
 def _directory_nonce() -> Flow[str]:
     """Of the state directory that the paths are relative to; empty if it is none."""
     content = yield from read_optional(DIRECTORY_FILE)
-    return "" if content is None else content.decode().strip()
+    return "" if content is None else decode_nonce(content)
 
 
 def _check_foreign(folder: str, job_id: str, directory: str) -> Flow[None]:

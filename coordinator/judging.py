@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,8 @@ NATIVE_FORMATS = {"rocksdb": "rocksdb"}
 _FAMILIES = {"memory": "heap", "filesystem": "heap"}
 """Backends with the same working state and the same files."""
 
-_PICKLED = "pickled"
+_PICKLED = re.compile(r"(?<!\w)pickled(?![\w:])")
+"""In the text of a type; a field of this name is followed by a colon."""
 
 TOLD_MAX = 8
 """Changes of one state that a note tells."""
@@ -200,7 +202,7 @@ def _state_finding(
         verdict,
         None if stored is None else meta_text(stored),
         None if declared is None else meta_text(declared),
-        pickled=any(meta is not None and _PICKLED in meta.value_type for meta in (stored, declared)),
+        pickled=any(meta is not None and _PICKLED.search(meta.value_type) for meta in (stored, declared)),
         size=size,
         changes=() if stored is None or declared is None else tuple(state_changes(stored, declared)),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_record, encode_record
+from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
 from coordinator.store import put_once
 from statebackends.errors import FencedError
 from statebackends.storage.operations import Flow, ListFolder, ReadFile, StatFile
@@ -35,8 +35,10 @@ class OtherLeader:
 
 
 def open_directory(nonce: str) -> Flow[str]:
-    """The nonce of the state directory: the one that stands, or the one given if this is its first use."""
-    return (yield from put_once(DIRECTORY_FILE, nonce.encode())).decode().strip()
+    """The nonce of the state directory: the one that stands, or the one given if this is its first use.
+
+    Raises CorruptStateError if what stands there is none."""
+    return decode_nonce((yield from put_once(DIRECTORY_FILE, nonce.encode())))
 
 
 def become_leader(paths: JobPaths, record: LeaderRecord) -> Flow[int]:

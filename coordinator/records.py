@@ -212,6 +212,17 @@ def decode_record(kind: type[R], content: bytes, path: str) -> R:
         raise CorruptStateError(f"{path} can't be decoded: {error}", path=path, reason=str(error)) from error
 
 
+def decode_nonce(content: bytes) -> str:
+    """The state directory's nonce, as its file holds it. Raises CorruptStateError for what no coordinator wrote there."""
+    try:
+        nonce = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        nonce = ""
+    if not nonce:
+        raise CorruptStateError(f"{DIRECTORY_FILE} holds no name of a state directory", path=DIRECTORY_FILE, reason="not a nonce")
+    return nonce
+
+
 def hash_graph(graph: JobGraph) -> str:
     """32 hex digits over the graph's canonical JSON."""
     return hashlib.blake2b(msgspec.json.encode(graph, order="deterministic"), digest_size=16).hexdigest()

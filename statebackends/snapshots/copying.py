@@ -17,6 +17,9 @@ from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.targets import CLAIM_NAME, claimed_folder
 from statebackends.storage.operations import Storage
 
+RESERVED_NAMES = ("_owner", "_claim")
+"""What a coordinator writes beside a snapshot's files: a file of these names would be taken for its word."""
+
 
 @dataclass(frozen=True, slots=True)
 class _File:
@@ -74,7 +77,7 @@ def _files(source: StoredSnapshot) -> dict[_Place, _File]:
 def _new_names(source: StoredSnapshot, files: dict[_Place, _File]) -> dict[_Place, str]:
     """Names in the copy: as they were inside the folder; files from outside of it, and pieces, get one of their own."""
     inside = f"{source.folder}/"
-    taken = {METADATA_NAME, CLAIM_NAME}
+    taken = {METADATA_NAME, CLAIM_NAME, *RESERVED_NAMES}
     names: dict[_Place, str] = {}
     for place in sorted(files, key=lambda place: (not place[0].startswith(inside), place[0], place[1] or 0)):
         path, offset = place

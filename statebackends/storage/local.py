@@ -226,7 +226,9 @@ class LocalStorage:
         self._unlink(operation.local_path)
         descriptor = self._fs.create(operation.local_path)
         try:
-            self._write_all(descriptor, itertools.chain([first], chunks))
+            for chunk in itertools.chain([first], chunks):
+                with _about(operation.local_path):
+                    self._write_all(descriptor, [chunk])
         finally:
             self._fs.close(descriptor)
         return digest.length, digest.checksum
@@ -354,6 +356,16 @@ class LocalStorage:
 
 def _joined(pieces: list[bytes]) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+@contextlib.contextmanager
+def _about(local_path: str) -> Iterator[None]:
+    """An error of a local file is not the storage's: it is its disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageUnavailableError(f"{local_path}: {reason}", path=local_path, errno=error.errno) from error
 
 
 def storage_from_url(url: str) -> LocalStorage:

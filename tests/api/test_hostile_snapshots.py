@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import pickle
@@ -18,13 +19,16 @@ from typer.testing import CliRunner
 import holdfast as hf
 from api import console
 from api.cli import app
+from coordinator.judging import _state_finding
+from coordinator.preflight import SchemaVerdict
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
 from statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
 from statebackends.serializers import TypeSpec
 from statebackends.snapshot import read_metadata_file
 from statebackends.statecodec import check_compatible
+from statebackends.storage.filesystem import OsFileSystem
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import ReadFile, run_flow
+from statebackends.storage.operations import Buffer, DownloadFile, ReadFile, run_flow
 from tests.golden.test_format_refusals import seal
 from tests.statebackends.snapshot_harness import SOME, UID, write
 
@@ -219,3 +223,66 @@ def test_a_metadata_that_grew_without_end_is_read_as_far_as_its_header_says(save
     path.write_bytes(b"nothing of ours")
     os.truncate(path, 1 << 40)
     assert "no snapshot header" in run("inspect", savepoint, code=2)
+
+
+def test_a_part_called_like_a_coordinators_record_gets_another_name_in_a_copy(savepoint: Path, tmp_path: Path) -> None:
+    """Else whoever made the snapshot says who owns the copy: nobody could claim it, or dispose of it."""
+    part = first_file(savepoint)
+    part.rename(savepoint / "_owner")
+
+    def rename(document: Document) -> None:
+        for operator in document["operators"]:
+            for subtask in operator["subtasks"]:
+                for handle in subtask["keyed"]:
+                    for each in handle["parts"]:
+                        each.update(path=each["path"].replace(part.name, "_owner"))
+                for handle in subtask["operator"]:
+                    if handle["part"]["type"] == "file":
+                        handle["part"].update(path=handle["part"]["path"].replace(part.name, "_owner"))
+
+    document_before = hf.Snapshot(savepoint).metadata
+    tamper(savepoint, rename)
+    assert hf.Snapshot(savepoint).metadata != document_before
+    run("copy", savepoint, tmp_path / "copied", code=0)
+    assert not (tmp_path / "copied/_owner").exists()
+    assert hf.Snapshot(tmp_path / "copied").diff(hf.Snapshot(savepoint)).is_same
+    run("dispose", tmp_path / "copied", code=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "pickled"),
+    [("pickled", True), ("map<str,pickled>", True), ("ttl<pickled>", True), ("struct<x: pickled = default>", True),
+     ("struct<pickled: int>", False), ("struct<unpickled: int, pickled_at: int>", False)],
+)  # fmt: skip
+def test_a_field_called_pickled_is_not_pickled(text: str, pickled: bool) -> None:
+    finding = _state_finding(StateMeta("s", "value", text, "utf8"), None, SchemaVerdict.REMOVED)
+    assert finding.pickled is pickled
+
+
+def test_a_full_scratch_disk_is_named_and_not_the_storage(savepoint: Path, tmp_path: Path) -> None:
+    part = first_file(savepoint)
+    local = tmp_path / "local"
+    storage = LocalStorage(savepoint, file_system=_FullFor(str(local)))
+    with pytest.raises(StorageUnavailableError, match="No space left on device") as caught:
+        storage.execute(DownloadFile(part.name, str(local)))
+    assert caught.value.path == str(local)
+    assert caught.value.errno == errno.ENOSPC
+
+
+class _FullFor(OsFileSystem):
+    """No space for one file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._full: set[int] = set()
+
+    def create(self, path: str) -> int:
+        descriptor = super().create(path)
+        if path == self._path:
+            self._full.add(descriptor)
+        return descriptor
+
+    def write(self, descriptor: int, data: Buffer) -> int:
+        if descriptor in self._full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, data)

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
+from coordinator.leadership import open_directory
 from coordinator.publication import Unreadable, decode_decision
 from coordinator.records import (
+    DIRECTORY_FILE,
     AbortRecord,
     ClaimRecord,
     JobPaths,
@@ -105,3 +107,11 @@ def test_a_job_with_a_record_that_is_no_text_is_refused_by_the_file() -> None:
 def test_no_other_name_is_taken_for_the_folder_of_an_id(name: str) -> None:
     assert parse_checkpoint_folder(name) is None
     assert (parse_checkpoint_folder("chk-42"), parse_checkpoint_folder("chk-42/")) == (42, 42)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", "Zürich".encode()])
+def test_a_state_directory_whose_name_is_damaged_is_not_led(content: bytes) -> None:
+    storage = DictStorage()
+    storage.execute(PutIfAbsent(DIRECTORY_FILE, content))
+    with pytest.raises(CorruptStateError, match="_holdfast holds no name of a state directory"):
+        run_flow(open_directory("mine"), storage)
