@@ -35,7 +35,9 @@ TEMPORARY_AGE_MS = 24 * 3_600_000
 """A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
 _COPY_BYTES = 1 << 20
 _READ_BYTES = 128 << 20
-"""Read at once of a file that is wanted in memory: pieces would have to be joined. What a file does not fill is never touched."""
+"""Read at once of a file of which so much is wanted: pieces would have to be joined. Not of one whose length nobody has said: room
+for so much costs a small file several times its own reading, keeps pages of its own for ever, and is refused where a process may
+have no more memory than it needs."""
 _DELETE_PASSES_MAX = 3
 _TRANSFERS = TransferPool(transfers_max=4, bytes_max=8 * _COPY_BYTES, transfer_bytes_max=2 * _COPY_BYTES)
 """Of all directories of a process: a file system makes several files durable in hardly more time than one."""
@@ -104,7 +106,8 @@ class LocalStorage:
             case ops.DownloadFile():
                 return self._download(operation)
             case ops.ReadFile():
-                return _joined(list(self._read(self._resolve(operation.path), operation.offset, operation.length, _READ_BYTES)))
+                at_once = _COPY_BYTES if operation.length is None else _READ_BYTES
+                return _joined(list(self._read(self._resolve(operation.path), operation.offset, operation.length, at_once)))
             case ops.StatFile():
                 found = self._stat(self._resolve(operation.path))
                 return None if found is None or found.is_folder else found.size

@@ -277,6 +277,26 @@ def test_left_over_temporary_files_are_swept_by_age(storage: LocalStorage) -> No
     assert read(storage, "a") == b"x"
 
 
+def test_room_for_what_is_read_is_asked_for_as_far_as_somebody_said_how_much_it_is(tmp_path: Path) -> None:
+    class Sizes(OsFileSystem):
+        asked: list[int] = []  # noqa: RUF012
+
+        def read(self, descriptor: int, size: int, offset: int) -> bytes:
+            self.asked.append(size)
+            return super().read(descriptor, size, offset)
+
+    large = os.urandom(3_000_000)
+    (tmp_path / "record").write_bytes(b"{}")
+    (tmp_path / "large").write_bytes(large)
+    storage, asked = LocalStorage(tmp_path, file_system=Sizes()), Sizes.asked
+    assert read(storage, "record") == b"{}"
+    assert max(asked) <= 1 << 20, "a small record must not cost room for a large table"
+    assert read(storage, "large") == large
+    del asked[:]
+    assert storage.execute(ops.ReadFile("large", 0, len(large) + 1)) == large
+    assert asked == [len(large) + 1, 1], "in one piece"
+
+
 def test_another_root_is_on_the_same_file_system() -> None:
     file_system = made()
     storage = crash_storage(file_system).at("file:///disk/sink")
