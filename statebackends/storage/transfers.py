@@ -34,16 +34,18 @@ class TransferPool:
         self._threads_free = transfers_max - 1
         self._bytes_held = 0
         self._waiting: deque[object] = deque()
+        self._mine = threading.local()
 
     def run(self, calls: Sequence[Callable[[], T]], sizes: Sequence[int], check: Callable[[], None] = _go_on) -> list[T]:
-        """Results in the order of the calls. `sizes`: bytes that each transfers.
+        """Results in the order of the calls. `sizes`: bytes that each transfers. Within a call of another group they run one
+        by one, on its thread and its share of the bytes: waiting for more while it holds some could be waiting for itself.
 
         `check` is called before each begins, on any thread, and may raise. After a failure nothing more begins; what is under
         way ends; then the first failure in order is raised."""
         if not calls:
             return []
         group = _Group(self, calls, sizes, check)
-        if self.transfers_max == 1:
+        if self.transfers_max == 1 or getattr(self._mine, "holds", False):
             return group.alone()
         threads = self._take_threads(min(len(calls), self.transfers_max) - 1)
         started: list[threading.Thread] = []
@@ -75,9 +77,11 @@ class TransferPool:
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
+        self._mine.holds = True
         try:
             yield
         finally:
+            self._mine.holds = False
             with self._changed:
                 self._bytes_held -= held
                 self._changed.notify_all()

@@ -108,6 +108,18 @@ def test_two_groups_share_the_bounds_and_none_waits_for_the_other_s_threads() ->
     assert first.most == 3
 
 
+def test_a_group_within_another_one_s_call_waits_for_nothing() -> None:
+    pool, found = TransferPool(2, 10, 10), list[list[list[int]]]()
+
+    def outer() -> list[int]:
+        return pool.run([lambda: 1, lambda: 2], [10, 10])  # all that may be held is held by whoever asks
+
+    asked = threading.Thread(target=lambda: found.append(pool.run([outer] * 3, [10] * 3)), daemon=True)
+    asked.start()
+    asked.join(20)
+    assert found == [[[1, 2]] * 3]
+
+
 def test_the_first_failure_in_order_is_raised_when_all_under_way_have_ended_and_nothing_more_begins() -> None:
     pool, begun, ended = TransferPool(3, 100, 100), list[int](), list[int]()
     together = threading.Barrier(3, timeout=20)
