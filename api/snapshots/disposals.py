@@ -60,7 +60,12 @@ class Disposals:
                 raise StorageUnavailableError(f"{DISPOSALS_MAX} savepoints are being disposed of: try again later", path=location)
             disposal = self._known[chosen] = Disposal(chosen, location)
             self._forget()
-        threading.Thread(target=self._run, args=(disposal,), name=f"disposal-{chosen[:8]}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(disposal,), name=f"disposal-{chosen[:8]}", daemon=True).start()
+        except RuntimeError as error:  # the system gives us no more threads: nobody would ever end it
+            with self._lock:
+                del self._known[chosen]
+            raise StorageUnavailableError(f"{location} can't be disposed of now: {error}", path=location) from error
         return chosen
 
     def status(self, trigger_id: str) -> Disposal:

@@ -177,6 +177,20 @@ def test_few_run_at_one_time_and_a_bug_ends_as_a_cause(caplog: pytest.LogCapture
     assert not finished(register, register.begin("/kept/more", OTHER)).failure
 
 
+def test_one_that_the_system_gives_no_thread_is_refused_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    register = Disposals(Held())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(disposals.DISPOSALS_MAX + 1):
+            with pytest.raises(StorageUnavailableError, match="can't start new thread"):
+                register.begin("/kept/a", ID)
+    with pytest.raises(NotFoundError):
+        register.status(ID)
+
+
 def test_the_oldest_that_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disposals, "REMEMBERED_MAX", 2)
     held = Held()
