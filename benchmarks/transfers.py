@@ -28,8 +28,8 @@ from unittest.mock import patch
 
 from statebackends.backend import SnapshotTarget
 from statebackends.handles import FileHandle
+from statebackends.partreading import read_parts
 from statebackends.partwriter import PartsWriter
-from statebackends.snapshot import read_part
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import (
     DownloadFile,
@@ -160,8 +160,7 @@ class Tables:
         stored_s = time.perf_counter() - began
         handles = [part.handle for part in parts]
         began = time.perf_counter()
-        flows = [read_part(handle, folder) for handle in handles]
-        if perform(InParallel(flows, [TABLE_BYTES] * len(flows)), storage) != self._tables:
+        if run_flow(read_parts(handles, folder), storage) != self._tables:
             raise RuntimeError("other bytes came back")
         return stored_s, time.perf_counter() - began, len({handle.path for handle in handles if isinstance(handle, FileHandle)})
 

@@ -32,10 +32,10 @@ from statebackends.keyedrows import KeyedRows
 from statebackends.keyedstates import KeyContext, create_state
 from statebackends.keyedtables import decode_keyed_table
 from statebackends.keys import KeyType
-from statebackends.snapshot import read_part
+from statebackends.partreading import read_parts
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
-from statebackends.storage.operations import InParallel, Storage, perform
+from statebackends.storage.operations import Storage, run_flow
 from statebackends.tablechains import StoredChains, restored_chains
 from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
 from statebackends.tablesources import (
@@ -346,8 +346,7 @@ class KeyedBackendBase(ABC):
     def _read_parts(self, pieces: Sequence[TablePiece], storage: Storage, folder: str) -> Iterator[bytes]:
         """The bytes of every piece's parts, in order: read at one time, and let go of one by one."""
         parts = [part for piece in pieces for part in piece.parts]
-        flows = [read_part(part, folder, operator=self._operator) for part in parts]
-        data: list[bytes] = perform(InParallel(flows, [part.length for part in parts]), storage)
+        data = run_flow(read_parts(parts, folder, operator=self._operator), storage)
         data.reverse()
         while data:
             yield data.pop()

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -85,6 +85,10 @@ class RecoveringStorage:
         """`wanted`: what the snapshot says of its files. `keep_for`: checkpoint whose files become the copies' own."""
         self._storage = storage
         self._wanted = wanted
+        self._pieces: dict[str, list[SegmentHandle]] = {}
+        for (path, _), handle in sorted(wanted.items()):
+            if isinstance(handle, SegmentHandle):
+                self._pieces.setdefault(path, []).append(handle)
         self._restored = restored
         self._copies = copies
         self._keep_for = keep_for
@@ -103,11 +107,36 @@ class RecoveringStorage:
 
     def execute(self, operation: Operation) -> Any:
         match operation:
-            case DownloadFile(path) if (wanted := self._wanted.get((path, 0))) and not isinstance(wanted, SegmentHandle):
-                return self._download(operation, wanted)
-            case ReadFile(path, offset, length) if (wanted := self._wanted.get((path, offset))) and _reads_all(wanted, length):
-                return self._read(operation, wanted)
+            case DownloadFile(path) if (whole := self._whole(path)):
+                return self._download(operation, whole)
+            case ReadFile(path, 0, length) if (whole := self._whole(path)) and (length is None or length > whole.length):
+                return self._read(operation, whole)
+            case ReadFile(path, offset, length) if length is not None and (pieces := self._pieces_within(path, offset, length)):
+                return self._read_pieces(operation, pieces)
         return self._storage.execute(operation)
+
+    def _whole(self, path: str) -> FileHandle | None:
+        found = self._wanted.get((path, 0))
+        return None if isinstance(found, SegmentHandle) else found
+
+    def _pieces_within(self, path: str, offset: int, length: int) -> list[SegmentHandle]:
+        """Pieces of a file that a read from the first one's begin to the last one's end gets."""
+        stop = offset + length
+        pieces = [each for each in self._pieces.get(path, ()) if offset <= each.offset and each.offset + each.length <= stop]
+        reaches = pieces and pieces[0].offset == offset and max(each.offset + each.length for each in pieces) == stop
+        return pieces if reaches else []
+
+    def _read_pieces(self, operation: ReadFile, pieces: Sequence[SegmentHandle]) -> bytes:
+        """As `_read`; a file that is read from begin to end is kept."""
+        found = self._from_copy(operation.path, lambda copy: _pieces_content(copy, pieces))
+        data: bytes = found[1] if found is not None else self._storage.execute(operation)
+        self._restored.add(**{"remote" if found is None else "local": len(data)})
+        if self._copies is not None and self._keep_for is not None:
+            if found is not None:
+                self._copies.adopt(self._keep_for, operation.path, found[0])
+            elif len(data) == pieces[0].file_length and _are_intact(data, operation.offset, pieces):
+                self._copies.keep_bytes(self._keep_for, operation.path, [data])
+        return data
 
     def _download(self, operation: DownloadFile, handle: FileHandle) -> tuple[int, str]:
         result = (handle.length, handle.checksum)
@@ -130,8 +159,7 @@ class RecoveringStorage:
             return content
         data: bytes = self._storage.execute(operation)
         self._restored.add(remote=len(data))
-        is_whole = not isinstance(handle, SegmentHandle)  # a copy of a piece would be none of the file
-        if is_whole and self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
+        if self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
             self._copies.keep_bytes(self._keep_for, operation.path, [data])
         return data
 
@@ -177,19 +205,28 @@ def _discard(path: str) -> None:
         os.unlink(path)
 
 
-def _reads_all(handle: FileHandle, length: int | None) -> bool:
-    """Whether a read from where a part begins gets all of it, and nothing behind it."""
-    if isinstance(handle, SegmentHandle):
-        return length == handle.length
-    return length is None or length > handle.length
+def _pieces_content(copy: str, pieces: Sequence[SegmentHandle]) -> bytes | None:
+    """From the first piece's begin to the last one's end."""
+    start, stop = pieces[0].offset, max(piece.offset + piece.length for piece in pieces)
+    if os.path.getsize(copy) != pieces[0].file_length or start < 0:
+        return None
+    with open(copy, "rb") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    return data if _are_intact(data, start, pieces) else None
+
+
+def _are_intact(data: bytes, start: int, pieces: Sequence[SegmentHandle]) -> bool:
+    """Whether bytes of a file from `start` on hold all these pieces of it."""
+    found = [data[piece.offset - start : piece.offset - start + piece.length] for piece in pieces]
+    return all((len(each), checksum_of(each)) == (piece.length, piece.checksum) for each, piece in zip(found, pieces, strict=True))
 
 
 def _content(copy: str, handle: FileHandle) -> bytes | None:
-    if os.path.getsize(copy) != handle.file_length or (isinstance(handle, SegmentHandle) and not handle.is_inside):
+    if os.path.getsize(copy) != handle.length:
         return None
     with open(copy, "rb") as file:
-        file.seek(handle.offset)
-        data = file.read(handle.length)
+        data = file.read()
     return data if (len(data), checksum_of(data)) == (handle.length, handle.checksum) else None
 
 

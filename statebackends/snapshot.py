@@ -129,14 +129,24 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
     try:
         data: bytes = yield ReadFile(path, handle.offset, max(handle.length, 0) + more)
     except ObjectMissingError as error:
-        raise _damaged(ProblemKind.MISSING, path, "the file is missing", operator) from error
+        raise missing(path, operator) from error
+    check_bytes(data, handle, path, operator)
+    return data
+
+
+def missing(path: str, operator: str | None) -> CorruptStateError:
+    """The error for a file that is not there."""
+    return _damaged(ProblemKind.MISSING, path, "the file is missing", operator)
+
+
+def check_bytes(data: Buffer, handle: FileHandle, path: str, operator: str | None) -> None:
+    """Raises CorruptStateError unless these are the bytes of a part, which was read from `path`."""
     if len(data) > handle.length:
         raise _damaged(ProblemKind.LENGTH, path, f"longer than {handle.length} bytes", operator)
     if len(data) != handle.length:
         raise _damaged(ProblemKind.LENGTH, path, _length_detail(len(data), handle.length), operator)
     if checksum_of(data) != handle.checksum:
         raise _damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator)
-    return data
 
 
 def read_metadata(folder: str) -> Flow[SnapshotMetadata]:

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from statebackends import localcopies
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle
+from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.localcopies import DEAD_AGE_S, LOCK_NAME, LocalCopies, LocalRecovery, is_dead, name_of, sweep_dead
 from statebackends.localrecovery import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from statebackends.storage.checksums import checksum_of
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, run_flow
 from tests.statebackends.backend_harness import COUNT, TAGS, Cluster, owner
@@ -163,6 +164,13 @@ def test_pieces_of_a_packed_file_are_taken_from_its_copy_and_a_damaged_one_is_no
     assert job.read([again]) == before
     assert job.remote.reads == []
     assert (restored.local, restored.remote, restored.damaged) == (_size(job, 1), 0, 0)
+    assert job.restore(1, None)[1].remote == _size(job, 1)
+    assert len(job.remote.reads) == 1, "one request for all pieces"
+    shutil.rmtree(job.local)
+    copies = job.life()
+    assert job.restore(1, copies)[1].remote == _size(job, 1)
+    copies.close()
+    assert job.restore(1, job.life())[1].remote == 0, "what came from storage was kept"
     (copy,) = [path for path in Path(copies.folder).iterdir() if path.name != "lock"]
     damage = bytearray(copy.read_bytes())
     damage[5] ^= 1
@@ -361,10 +369,16 @@ def test_nothing_but_what_the_snapshot_names_is_taken_from_a_copy(tmp_path: Path
         storage.execute(ReadFile("job/chk-1/other"))
     handle = FileHandle("x", 5, "xxh3_128:" + "0" * 32)
     job.remote.inner.execute(localcopies_write("job/chk-1/x", b"01234"))
-    storage = RecoveringStorage(job.remote, {"job/chk-1/x": handle}, RestoredBytes(), life, keep_for=1)
+    storage = RecoveringStorage(job.remote, {("job/chk-1/x", 0): handle}, RestoredBytes(), life, keep_for=1)
     assert storage.execute(ReadFile("job/chk-1/x", 1, 2)) == b"12", "a piece can't be checked"
     assert storage.execute(ReadFile("job/chk-1/x")) == b"01234"
-    assert life.held == ("job/chk-1/other",), "what fails its checksum is not kept"
+    pieces = [SegmentHandle("x", 2, checksum_of(b"01"), 0, 5), SegmentHandle("x", 3, "xxh3_128:" + "0" * 32, 2, 5)]
+    wanted = {("job/chk-1/x", piece.offset): piece for piece in pieces}
+    storage = RecoveringStorage(job.remote, wanted, RestoredBytes(), life, keep_for=1)
+    assert storage.execute(ReadFile("job/chk-1/x", 0, 2)) == b"01"
+    assert storage.execute(ReadFile("job/chk-1/x", 0, 5)) == b"01234"
+    assert storage.execute(ReadFile("job/chk-1/x", 1, 4)) == b"1234"
+    assert life.held == ("job/chk-1/other",), "what fails its checksum is not kept, and no piece of a file"
     assert (storage.root, storage.at(str(tmp_path)).root) == (job.remote.root, str(tmp_path))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from statebackends.handles import (
 )
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.metadata import SnapshotMetadata
+from statebackends.partreading import read_parts
 from statebackends.partwriter import PACK_BYTES_MAX, PartsWriter
 from statebackends.snapshot import ProblemKind, read_part, verify_file
 from statebackends.snapshots.contents import StoredSnapshot, check_contents
@@ -34,7 +36,7 @@ from statebackends.snapshots.verifying import verify_files
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from statebackends.storage.operations import Operation, ReadFile, Storage, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, MAX_PARALLELISM, TAGS, Cluster, contents, fill, owner
 from tests.statebackends.test_increments import Job, read, write
 
@@ -196,6 +198,47 @@ def test_a_savepoint_has_files_of_its_own(job: Job) -> None:
     (handle,) = run_flow(pending.flow(target), job.cluster.storage)
     pending.release()
     assert [type(part) for part in handle.parts] == [FileHandle] * 3
+
+
+# ------------------------------------------------------------------------------------------------------------------ reading
+
+
+class Asked:
+    """A storage that remembers what was read."""
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
+        self.root = storage.root
+        self.reads: list[tuple[str, int, int | None]] = []
+
+    def at(self, location: str) -> Storage:
+        return self._storage.at(location)
+
+    def execute(self, operation: Operation) -> Any:
+        assert isinstance(operation, ReadFile)
+        self.reads.append((operation.path.rpartition("-")[2], operation.offset, operation.length))
+        return self._storage.execute(operation)
+
+
+def test_pieces_of_one_file_are_read_with_one_request_if_most_of_it_is_wanted(tmp_path: Path) -> None:
+    storage = Asked(LocalStorage(tmp_path / "state"))
+    writer = PartsWriter(TARGET)
+    tables = [bytes([number]) * 20 for number in range(10)]
+    packed = [writer.add(table, str(number)) for number, table in enumerate(tables)]
+    own, inline = writer.add(b"o" * 30, "own", packs=False), writer.add(b"i", "inline")
+    run_flow(writer.store(), LocalStorage(tmp_path / "state"))
+    handles = [part.handle for part in packed]
+
+    def of(*chosen: StateHandle) -> tuple[list[bytes], list[tuple[str, int, int | None]]]:
+        storage.reads.clear()
+        return run_flow(read_parts(chosen, "job/chk-3"), storage), sorted(storage.reads)
+
+    mixed = [handles[7], own.handle, *handles[:7], inline.handle, *handles[8:]]
+    assert of(*mixed) == ([tables[7], b"o" * 30, *tables[:7], b"i", *tables[8:]], [("1", 0, 200), ("own", 0, 31)])
+    assert of(handles[3], handles[1]) == ([tables[3], tables[1]], [("1", 20, 60)]), "a hole of as much as is needed at most"
+    assert of(handles[0], handles[9]) == ([tables[0], tables[9]], [("1", 0, 20), ("1", 180, 20)])
+    assert of(handles[4], handles[4]) == ([tables[4]] * 2, [("1", 80, 20)])
+    assert of() == ([], [])
 
 
 # -------------------------------------------------------------------------------------------------------------- the registry
