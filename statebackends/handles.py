@@ -58,6 +58,10 @@ class FileHandle(msgspec.Struct, frozen=True, tag="file"):
         return 0
 
 
+PIECE_BYTES_MAX = 64 << 20
+"""Of a piece, which is read whole: eight times as much as a file with several has. What is longer is somebody's trap."""
+
+
 class SegmentHandle(FileHandle, frozen=True, tag="segment"):
     """A piece of one durable, immutable file that holds several: `length` and `checksum` are the piece's."""
 
@@ -66,8 +70,8 @@ class SegmentHandle(FileHandle, frozen=True, tag="segment"):
 
     @property
     def is_inside(self) -> bool:
-        """Whether such a piece can be in its file."""
-        return 0 <= self.offset <= self.offset + self.length <= self.file_length
+        """Whether such a piece can be in its file, and held in memory by whoever reads it."""
+        return 0 <= self.offset <= self.offset + self.length <= self.file_length and self.length <= PIECE_BYTES_MAX
 
 
 class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):

@@ -16,6 +16,7 @@ import xxhash
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import (
+    PIECE_BYTES_MAX,
     FileHandle,
     InlineHandle,
     OperatorSubtaskState,
@@ -276,6 +277,8 @@ def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateE
 
 def outside_detail(handle: SegmentHandle) -> str:
     """What is wrong with a piece that can't be in its file."""
+    if PIECE_BYTES_MAX < handle.length <= handle.file_length:
+        return f"a piece of {handle.length} bytes; none has more than {PIECE_BYTES_MAX}"
     return f"a piece of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
 
 

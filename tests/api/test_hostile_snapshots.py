@@ -166,6 +166,21 @@ def test_a_part_that_grew_without_end_is_not_read_whole(savepoint: Path, tmp_pat
         hf.Snapshot(savepoint).diff(hf.Snapshot(savepoint))
 
 
+@pytest.mark.timeout(20)
+def test_a_piece_without_end_is_not_read(savepoint: Path, tmp_path: Path) -> None:
+    path, length = first_file(savepoint), 1 << 40
+    os.truncate(path, length)
+
+    def as_piece(document: Document) -> None:
+        part = next(part for part in keyed(document)["parts"] if part.get("path") == path.name)
+        part.update(type="segment", offset=0, length=length, file_length=length)
+
+    tamper(savepoint, as_piece)
+    assert f"a piece of {length} bytes; none has more than" in run("inspect", savepoint, code=2)
+    assert "none has more than" in run("verify", savepoint, code=1)
+    assert "none has more than" in run("export", savepoint, tmp_path / "exported", code=2)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_part_that_may_not_be_read_names_the_operator(savepoint: Path, tmp_path: Path) -> None:
     first_file(savepoint).chmod(stat.S_IWUSR)

@@ -137,6 +137,9 @@ RECORDS: dict[str, Callable[[Document], Any]] = {
     "an unknown operator handle": lambda d: first_list(d).update(type="operator_map"),
     "an unknown part": lambda d: last_file(d).update(type="slice"),
     "a piece not within its file": lambda document: as_piece(document, 1, 0),
+    "a piece of 64 MiB and a byte": lambda d: last_file(d).update(
+        type="segment", offset=0, length=(64 << 20) + 1, file_length=(64 << 20) + 1
+    ),
     "a piece of a file of another length": lambda document: as_piece(document, 0, 1),
     "a placeholder": lambda d: last_file(d).update(type="placeholder"),
     "an unknown format": lambda d: first_handle(d).update(format="orc"),

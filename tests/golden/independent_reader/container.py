@@ -89,6 +89,7 @@ def read_part(handle: dict[str, Any], folder: Path, kind: str) -> bytes:
     if handle["type"] == "segment":
         require(len(data) == handle["file_length"], f"length of {handle['path']}")
         require(0 <= handle["offset"] <= handle["offset"] + handle["length"] <= len(data), f"a piece of {handle['path']}")
+        require(handle["length"] <= 64 << 20, f"a piece of {handle['path']} is too long")
         data = data[handle["offset"] : handle["offset"] + handle["length"]]
     require(len(data) == handle["length"], f"length of {handle['path']}")
     require(checksum(data) == handle["checksum"], f"checksum of {handle['path']}")
