@@ -24,8 +24,9 @@ from coordinator.records import (
     parse_checkpoint_folder,
 )
 from coordinator.snapshots import rebase
-from coordinator.store import put_once, read_job, read_optional
-from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, SnapshotClaimedError
+from coordinator.store import put_once, read_foreign, read_job
+from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, ObjectMissingError, SnapshotClaimedError
+from statebackends.snapshot import read_metadata_file
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, StatFile
 
@@ -72,7 +73,7 @@ def check_target(folder: str) -> Flow[None]:
 def find_owner(folder: str) -> Flow[OwnerRecord | None]:
     """Who has claimed the snapshot at a location. Raises CorruptStateError for a record that can't be read."""
     path = f"{folder}/{OWNER}"
-    content = yield from read_optional(path)
+    content = yield from read_foreign(path)
     if content is not None:
         return decode_record(OwnerRecord, content, path)
     place = job_folder(folder)
@@ -172,7 +173,7 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord) -> Flow[str
 def release_snapshot(folder: str, claim: str) -> Flow[None]:
     """Delete a snapshot that is owned by this claim, and nothing else; again if a crash cut it off."""
     path = f"{folder}/{OWNER}"
-    content = yield from read_optional(path)
+    content = yield from read_foreign(path)
     if content is not None:
         if decode_record(OwnerRecord, content, path).nonce == claim:
             yield from delete_owned(folder)
@@ -202,10 +203,13 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
         )
     yield from check_name(folder)
     path = f"{folder}/{OWNER}"
-    standing = yield from read_optional(path)
+    standing = yield from read_foreign(path)
     if standing is None:
-        metadata = yield from read_optional(f"{folder}/{METADATA}")
-        if metadata is None or not isinstance(decode_decision(metadata), Completed):
+        try:
+            decision = decode_decision((yield from read_metadata_file(f"{folder}/{METADATA}")))
+        except ObjectMissingError:
+            decision = None
+        if not isinstance(decision, Completed):
             raise NotFoundError(f"{folder} holds no snapshot", path=folder)
         standing = yield from put_once(path, encode_record(OwnerRecord("", "", nonce, now_ms)))
     owner = decode_record(OwnerRecord, standing, path)

@@ -53,6 +53,8 @@ from statebackends.storage.operations import (
     ReadFile,
 )
 
+RECORD_BYTES_MAX = 1 << 20
+"""More than any record has."""
 SETTLE_TRIES_MAX = 4
 """A leader that is being replaced has few deletions under way, and begins none."""
 
@@ -91,6 +93,16 @@ def read_optional(path: str) -> Flow[bytes | None]:
     """Content of a file, None if it is missing."""
     try:
         content: bytes = yield ReadFile(path)
+    except ObjectMissingError:
+        return None
+    return content
+
+
+def read_foreign(path: str) -> Flow[bytes | None]:
+    """As `read_optional`, of a record in a folder of a user, where anything may lie: what is longer than records are is cut, and so
+    is none."""
+    try:
+        content: bytes = yield ReadFile(path, 0, RECORD_BYTES_MAX + 1)
     except ObjectMissingError:
         return None
     return content

@@ -166,6 +166,15 @@ def test_a_part_that_grew_without_end_is_not_read_whole(savepoint: Path, tmp_pat
         hf.Snapshot(savepoint).diff(hf.Snapshot(savepoint))
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(("name", "told"), [("_owner", "[CorruptStateError]"), ("_metadata", "[NotFoundError]")])
+def test_a_record_without_end_is_not_read_when_it_is_to_be_disposed_of(savepoint: Path, name: str, told: str) -> None:
+    with (savepoint / name).open("ab") as file:
+        file.truncate(1 << 40)
+    assert told in run("dispose", savepoint, code=2)
+    assert first_file(savepoint).exists()
+
+
 @pytest.mark.timeout(20)
 def test_a_piece_without_end_is_not_read(savepoint: Path, tmp_path: Path) -> None:
     path, length = first_file(savepoint), 1 << 40
