@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statebackends import sortedrows
 from statebackends.errors import InvariantError
 from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keyedrows import ROWS_PER_BATCH, KeyedRows
@@ -52,6 +53,19 @@ def test_batches_are_full_but_for_the_last() -> None:
     for first in range(0, 100, 10):
         sort.add(batch([first % 7] * 10, first))
     assert [len(part) for part in sort.batches(32)] == [32, 32, 32, 4]
+
+
+def test_large_rows_come_in_smaller_batches_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sortedrows, "_BATCH_BYTES_MAX", 100)
+    sort = GroupSort("key_group")
+    for first in (0, 10, 20):
+        values = [b"v" * (200 if first + number == 13 else 20) for number in range(10)]
+        some = batch([number % 3 for number in range(10)], first)
+        sort.add(some.append_column("value", pa.array(values)))
+    found = list(sort.batches(8))
+    assert [each.num_rows for each in found if each.nbytes > 100] == [1], "the largest row is alone"
+    rows = [(row["key_group"], row["row"]) for each in found for row in each.to_pylist()]
+    assert rows == sorted((number % 3, first + number) for first in (0, 10, 20) for number in range(10))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1_000, 40_000])
