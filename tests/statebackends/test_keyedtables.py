@@ -66,6 +66,26 @@ def test_round_trip_keeps_rows_types_and_meta(table_format: Any) -> None:
     assert state_meta_of(back.schema) == META
 
 
+@pytest.mark.parametrize("wanted", [ALL, KeyGroupRange(0, 1), KeyGroupRange(60, 70)])
+@pytest.mark.parametrize("held", [KeyGroupRange(0, 127), KeyGroupRange(1, 128), KeyGroupRange(40, 80)])
+@pytest.mark.parametrize("kind", [*FORMATS, "parquet without statistics", "parquet in row groups"])
+def test_rows_that_the_handle_does_not_have_are_refused_whatever_is_wanted(
+    kind: str, held: KeyGroupRange, wanted: KeyGroupRange
+) -> None:
+    table = table_of([f"user-{index}" for index in range(3000)])
+    table_format: Any = kind.partition(" ")[0]
+    data: Any = encode_keyed_table(table, table_format)
+    if kind not in FORMATS:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, row_group_size=300 if "groups" in kind else 3000, write_statistics="groups" in kind)
+        data = sink.getvalue()
+    with pytest.raises(CorruptStateError, match=rf"rows of key groups outside of \[{held.start}, {held.stop}\)"):
+        decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", max_parallelism=128, held=held)
+    assert decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", max_parallelism=128, held=ALL) == restrict(
+        table, wanted
+    )
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_restriction_partitions_the_rows(table_format: Any) -> None:
     keys = [f"user-{index}" for index in range(3000)]
@@ -137,9 +157,7 @@ def test_a_table_edited_with_duckdb_is_read(tmp_path: Any) -> None:
 def test_wider_types_of_other_tools_are_cast(table_format: Any) -> None:
     table = table_of(["a", "b"])
     wide = table.cast(
-        pa.schema(
-            [("key_group", pa.int64()), ("key", pa.large_utf8()), ("namespace", pa.large_binary()), ("value", pa.int64())]
-        )
+        pa.schema([("key_group", pa.int64()), ("key", pa.large_utf8()), ("namespace", pa.large_binary()), ("value", pa.int64())])
     )
     back = decode_keyed_table(encode_keyed_table(wide, table_format), table_format, ALL, UTF8)
     assert back.schema.types == table.schema.types
