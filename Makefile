@@ -23,7 +23,7 @@ demo: setup
 	@$(PYTHON) examples/flights.py $(ARGS)
 
 test: setup
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check:
 	@scripts/setup --no-java
@@ -39,7 +39,7 @@ chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --workload long --seeds 4
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
-	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile \
+	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		tests/statebackends tests/coordinator tests/operators/sinks tests/scenarios tests/simulation/test_determinism.py
 
 lock:
