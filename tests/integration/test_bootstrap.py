@@ -38,7 +38,7 @@ def after_history(rows: int) -> Counter[tuple[int, int]]:
     return Counter((key, HISTORY.get(key, 0) + count + 1) for key in range(KEYS) for count in range(len(range(key, rows, KEYS))))
 
 
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("backend", [pytest.param("filesystem", marks=pytest.mark.endurance), "rocksdb"])
 def test_counts_go_on_from_what_was_given(cluster: Cluster, tmp_path: Path, backend: str) -> None:
     rows = 4_000
     plan = counting_plan(rows, 2.0, tmp_path / "out", backend)

@@ -181,7 +181,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+@pytest.mark.parametrize("backend", [pytest.param("memory", marks=pytest.mark.endurance), "rocksdb"])
 def test_count_is_exact_through_kill_9_of_a_worker(cluster: Cluster, tmp_path: Path, backend: str) -> None:
     rows = 6_000
     job = cluster.submit(counting_plan(rows, 3.0, tmp_path / "out", backend)).job_id

@@ -206,6 +206,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.endurance
 def test_a_killed_driver_leaves_no_worker_and_its_job_is_resumed_exactly(spark: SparkSession, tmp_path: Path) -> None:
     driver, described = drive(tmp_path, "local[3]", ROWS / 8)
     pids = [worker["pid"] for worker in described["workers"]]
