@@ -225,20 +225,23 @@ class TtlMachine(RuleBasedStateMachine):
 
     def _check_list(self, place: Place, shown: list[Any]) -> None:
         """What is shown is a subsequence of the model; equal elements that may be gone make no difference."""
-        row, left = self.model.get(place, []), list(reversed(shown))
-        rest = list(row)
-        kept: list[Kept] = []
-        while rest:
-            each = rest.pop(0)
-            needed = sum(1 for other in rest if not other.doomed)
-            if left and left[-1] == each.value and (not each.doomed or len(left) > needed):
-                left.pop()
-                kept.append(each)
-                self._check_presence(each, place, present=True)
-            else:
-                self._check_presence(each, place, present=False)
-        assert not left, f"{place}: {shown} of {row}"
+        row = self.model.get(place, [])
+        kept = self._matched(row, shown)
+        assert kept is not None, f"{place}: {shown} of {row}"
         self._keep(place, kept)
+
+    def _matched(self, row: list[Kept], shown: list[Any]) -> list[Kept] | None:
+        """The elements that are shown, none that must be there left out; None if that can't be. A clock that went back leaves
+        elements that may be gone behind others that may not, so which of two equal ones is shown is tried out."""
+        if not row:
+            return None if shown else []
+        first, rest = row[0], row[1:]
+        visible = self.visibility == "until_cleaned" or not self._expired(first)
+        if shown and shown[0] == first.value and visible:
+            found = self._matched(rest, shown[1:])
+            if found is not None:
+                return [first, *found]
+        return self._matched(rest, shown) if first.doomed else None
 
     def _check_presence(self, kept: Kept, place: Place, *, present: bool) -> None:
         if present:
