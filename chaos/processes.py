@@ -72,18 +72,7 @@ class Kernel:
             return False
         self.now_us, _, _, process, act = heapq.heappop(self._events)
         self.steps += 1
-        # As run_as, without its frame: between two events nobody is current.
-        if process is None:
-            act()
-        elif process.alive:
-            if process.paused:
-                process.waiting.append(act)
-                return True
-            self.current = process
-            try:
-                act()
-            finally:
-                self.current = None
+        self.run_as(process, act)
         return True
 
     def run_as(self, process: Process | None, act: Act) -> None:

@@ -26,7 +26,7 @@ from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
 from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
 from statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
-from statebackends.storage.operations import InParallel, Operation, StatFile, Storage, perform
+from statebackends.storage.operations import InParallel, Operation, StatFile, Storage, drive, perform
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +51,7 @@ HostFlow: TypeAlias = Generator[Operation | InParallel | Await, Any, T]
 
 def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Future[Any]], Any]) -> T:
     """Drive a flow to its end on this thread; errors are thrown into it at its yield."""
-    try:
-        step = next(flow)
-        while True:
-            try:
-                result = wait_for(step.future) if isinstance(step, Await) else perform(step, storage)
-            except Exception as error:
-                step = flow.throw(error)
-            else:
-                step = flow.send(result)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
+    return drive(flow, lambda step: wait_for(step.future) if isinstance(step, Await) else perform(step, storage))
 
 
 class RecoveryBackoff:

@@ -5,7 +5,7 @@ No flow decides by what it remembers: after an ambiguous or lost write it reads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from coordinator.records import (
     ClaimRecord,
     JobPaths,
     OwnerRecord,
-    R,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
@@ -262,8 +261,8 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
                 given[void.given] = void.owner
         else:
             submissions[number] = decode_record(SubmissionRecord, content, path)
-    attempts = {number: _decoded(AttemptRecord, contents, paths.attempt(number)) for number in last_attempts}
-    results = {number: _decoded(ResultRecord, contents, paths.result(number)) for number in ended}
+    attempts = {each: decode_record(AttemptRecord, contents[paths.attempt(each)], paths.attempt(each)) for each in last_attempts}
+    results = {each: decode_record(ResultRecord, contents[paths.result(each)], paths.result(each)) for each in ended}
     checkpoints: dict[int, RecordedCheckpoint] = {}
     for number, found in zip(ids, read[len(files) :], strict=True):
         checkpoints[number] = replace(found, owner=given[number].job_id) if number in given and given[number].job_id else found
@@ -283,10 +282,6 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
 def _read(path: str) -> Flow[bytes]:
     content: bytes = yield ReadFile(path)
     return content
-
-
-def _decoded(kind: type[R], contents: Mapping[str, bytes], path: str) -> R:
-    return decode_record(kind, contents[path], path)
 
 
 def read_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[RecordedCheckpoint]:

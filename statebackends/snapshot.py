@@ -31,7 +31,8 @@ from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
 
 METADATA_NAME = "_metadata"
-_VERIFY_BYTES = 8 << 20
+_VERIFY_BYTES = 2 << 20
+"""Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
 _NAME_LENGTH_MAX = 100
 _SEGMENT_BYTES_MAX = 255
 _PATH_BYTES_MAX = 1024
@@ -170,7 +171,7 @@ def read_metadata_file(path: str) -> Flow[bytes]:
 def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:
     """Every file that is missing, of the wrong length or with the wrong checksum; empty means that a restore can start.
 
-    checksums=False reads no data: lengths only. Files are read in pieces of 8 MiB, each file once."""
+    checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once."""
     problems: list[SnapshotProblem | None] = []
     looks: list[Flow[SnapshotProblem | None]] = []
     sizes: list[int] = []

@@ -59,7 +59,7 @@ class RepairChecker(Checker):
             deletions = self._repaired(whole, None)
             points = sorted({1, deletions // 2, deletions - 1} & set(range(deletions)))
             if points:
-                kept = points[self.world.now_ms % len(points)]  # one a time: thousands of runs get to each
+                kept = points[self.world.now_ms % len(points)]  # one a try: thousands of runs get to each
                 killed = OverlayStorage(self.world)
                 self._repaired(killed, kept)
                 if self._is_broken(before, needed, killed, f"a repair killed behind {kept} of {deletions} deletions"):

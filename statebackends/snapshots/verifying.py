@@ -36,7 +36,7 @@ def _ignore(problem: SnapshotProblem) -> None:
 
 
 def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], None] = _ignore) -> Flow[VerifyReport]:
-    """Reads all files, in pieces of 8 MiB; `found` hears of each problem at once."""
+    """Reads all files, in pieces of 2 MiB; `found` hears of each problem at once."""
     problems: list[SnapshotProblem] = []
     seen: dict[FileHandle, str] = {}
 

@@ -17,6 +17,7 @@ from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +213,20 @@ def perform(wanted: Operation | InParallel, storage: Storage, check: Callable[[]
 
 def run_flow(flow: Flow[T], storage: Storage) -> T:
     """Drive a flow to its end on this thread; errors of an operation are thrown into the flow at its yield."""
+    return drive(flow, lambda wanted: perform(wanted, storage))
+
+
+def drive(flow: Generator[W, Any, T], fulfil: Callable[[W], Any]) -> T:
+    """As `run_flow`, for flows that also yield what is no operation: `fulfil` gives each result, or raises what the flow gets."""
     try:
-        operation = next(flow)
+        wanted = next(flow)
         while True:
             try:
-                result = perform(operation, storage)
+                result = fulfil(wanted)
             except Exception as error:
-                operation = flow.throw(error)
+                wanted = flow.throw(error)
             else:
-                operation = flow.send(result)
+                wanted = flow.send(result)
     except StopIteration as stop:
         value: T = stop.value
         return value
