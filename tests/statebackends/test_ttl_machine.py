@@ -7,6 +7,7 @@ whatever the clock does; what never has must be there."""
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from statebackends.factory import BACKEND_KINDS, BackendKind
 from statebackends.settings import StateBackendSettings
 from statebackends.state import (
+    AggregateFunction,
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -27,7 +29,7 @@ from statebackends.state import (
     ValueStateDescriptor,
 )
 from statebackends.ttl import Ttl, TtlUpdate, TtlVisibility
-from tests.statebackends.backend_harness import Cluster, MeanAggregate, Visit, use
+from tests.statebackends.backend_harness import Cluster, Visit, use
 
 DURATION_MS = 20
 KEYS = ("a", "b", "c")
@@ -57,6 +59,22 @@ class Kept:
     """It has expired once: it may have been cleaned up."""
 
 
+class Totals(AggregateFunction[int, tuple[int, int], tuple[int, int]]):
+    """(sum, count)."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator[0] + value, accumulator[1] + 1
+
+    def get_result(self, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator
+
+    def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        return left[0] + right[0], left[1] + right[1]
+
+
 class TtlMachine(RuleBasedStateMachine):
     kind: BackendKind
     update: TtlUpdate
@@ -77,9 +95,10 @@ class TtlMachine(RuleBasedStateMachine):
             "list": ListStateDescriptor("list", int, ttl),
             "map": MapStateDescriptor("map", str, int, ttl),
             "reducing": ReducingStateDescriptor("reducing", int, lambda old, added: old + added, ttl),
-            "aggregating": AggregatingStateDescriptor("aggregating", tuple[int, int], MeanAggregate(), ttl),
+            "aggregating": AggregatingStateDescriptor("aggregating", tuple[int, int], Totals(), ttl),
         }
         self.model: dict[Place, list[Kept]] = {}
+        self.serial = itertools.count()
         self.went_back = False
         self.pending: list[tuple[Any, dict[Place, list[Kept]]]] = []
         self.snapshots: list[tuple[Any, dict[Place, list[Kept]]]] = []
@@ -146,17 +165,17 @@ class TtlMachine(RuleBasedStateMachine):
         self.model[place] = [Kept(None, visit.count, self.now_ms)]
 
     def _write_list(self, state: Any, place: Place, number: int) -> None:
+        """No two elements are equal: of two with different stamps a list would not tell which one is left."""
         row = self.model.setdefault(place, [])
+        values = [next(self.serial) for _ in range(2 if number == 9 else number % 3)]
         if number == 9:
-            state.update([1, 2])
-            row[:] = [Kept(len(row) + each, each, self.now_ms) for each in (1, 2)]
-            return
-        values = [number] * (number % 3)
-        if len(values) == 1:
-            state.add(number)
+            state.update(values)
+            row.clear()
+        elif len(values) == 1:
+            state.add(values[0])
         else:
             state.add_all(values)
-        row += [Kept(len(row), value, self.now_ms) for value in values]
+        row += [Kept(value, value, self.now_ms) for value in values]
 
     def _write_map(self, state: Any, place: Place, number: int) -> None:
         tag = "xy"[number % 2]
@@ -165,23 +184,23 @@ class TtlMachine(RuleBasedStateMachine):
         self.model[place].append(Kept(tag, number, self.now_ms))
 
     def _write_reducing(self, state: Any, place: Place, number: int) -> None:
-        state.add(number)
-        self._added(place, state.get(), number, lambda sums: sums)
+        state.add(number + 1)
+        self._added(place, state.get(), number + 1)
 
     def _write_aggregating(self, state: Any, place: Place, number: int) -> None:
         state.add(number)
-        self._added(place, state.get(), (number, 1), lambda sums: sums[0] / sums[1])
+        self._added(place, state.get(), (number, 1))
 
-    def _added(self, place: Place, shown: Any, added: Any, result: Any) -> None:
-        """Nothing is built on what has expired; what expired before the clock went back may have been cleaned up or not."""
+    def _added(self, place: Place, shown: Any, added: Any) -> None:
+        """Nothing is built on what has expired; what expired before the clock went back may have been cleaned up or not. The result
+        tells which: nothing that is added leaves a sum as it was."""
         row = self.model.get(place, [])
         old = row[0] if row and not self._expired(row[0]) else None
         sums = [] if old is None else [_sum(old.value, added)]
         if old is None or old.doomed:
             sums.append(added)
-        found = [each for each in sums if result(each) == shown]
-        assert found, f"{place}: {shown} is none of {sums}"
-        self.model[place] = [Kept(None, found[0], self.now_ms)]
+        assert shown in sums, f"{place}: {shown} is none of {sums}"
+        self.model[place] = [Kept(None, shown, self.now_ms)]
 
     # --------------------------------------------------------------------------------------------------------------- reads
 
@@ -206,42 +225,24 @@ class TtlMachine(RuleBasedStateMachine):
                     elif self.visibility == "never_expired" and not self.went_back:
                         # else a cache may still show what has expired and is on disk no more
                         assert not state.contains(tag)
-            case "reducing":
+            case "reducing" | "aggregating":
                 total = state.get()
                 self._check(place, None if total is None else {None: total})
-            case "aggregating":
-                mean = state.get()
-                self._check(place, None if mean is None else {None: mean}, lambda sums: sums[0] / sums[1])
 
-    def _check(self, place: Place, shown: dict[Any, Any] | None, result: Any = lambda value: value) -> None:
+    def _check(self, place: Place, shown: dict[Any, Any] | None) -> None:
         shown = shown or {}
         row = self.model.get(place, [])
         assert shown.keys() <= {kept.tag for kept in row}, f"{place}: {shown} of {row}"
         for kept in row:
             if kept.tag in shown:
-                assert shown[kept.tag] == result(kept.value), f"{place}: {shown} of {row}"
+                assert shown[kept.tag] == kept.value, f"{place}: {shown} of {row}"
             self._check_presence(kept, place, present=kept.tag in shown)
         self._keep(place, [kept for kept in row if kept.tag in shown])
 
-    def _check_list(self, place: Place, shown: list[Any]) -> None:
-        """What is shown is a subsequence of the model; equal elements that may be gone make no difference."""
+    def _check_list(self, place: Place, shown: list[int]) -> None:
         row = self.model.get(place, [])
-        kept = self._matched(row, shown)
-        assert kept is not None, f"{place}: {shown} of {row}"
-        self._keep(place, kept)
-
-    def _matched(self, row: list[Kept], shown: list[Any]) -> list[Kept] | None:
-        """The elements that are shown, none that must be there left out; None if that can't be. A clock that went back leaves
-        elements that may be gone behind others that may not, so which of two equal ones is shown is tried out."""
-        if not row:
-            return None if shown else []
-        first, rest = row[0], row[1:]
-        visible = self.visibility == "until_cleaned" or not self._expired(first)
-        if shown and shown[0] == first.value and visible:
-            found = self._matched(rest, shown[1:])
-            if found is not None:
-                return [first, *found]
-        return self._matched(rest, shown) if first.doomed else None
+        assert shown == [kept.value for kept in row if kept.value in shown], f"{place}: {shown} of {row}"
+        self._check(place, {value: value for value in shown})
 
     def _check_presence(self, kept: Kept, place: Place, *, present: bool) -> None:
         if present:
