@@ -40,7 +40,7 @@ chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
 	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		tests/statebackends tests/coordinator tests/operators/sinks tests/scenarios tests/simulation/test_determinism.py
+		tests/api tests/barriers tests/statebackends tests/coordinator tests/operators tests/scenarios tests/simulation/test_determinism.py
 
 lock:
 	@scripts/setup --no-java

@@ -21,6 +21,7 @@ from api.errors import (
 from statebackends import errors as kinds
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, NotLeaderError
 from tests.api.fakes import JOB, FakeCoordinator, Served
+from tests.examples import examples
 
 ALL_KINDS = sorted(
     (kind for kind in vars(kinds).values() if isinstance(kind, type) and issubclass(kind, HoldfastError)),
@@ -74,7 +75,7 @@ def test_large_fields_are_left_out_before_small_ones() -> None:
     assert decode_error(400, wire.body, wire.headers).fields == {"small": "s"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     message=st.text(max_size=200),
     fields=st.dictionaries(

@@ -31,6 +31,7 @@ from statebackends.state import OperatorListStateDescriptor, Redistribution
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Operation
 from tests.api.test_snapshots import fails, run, runner
+from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 from tests.operators.ports import DictStorage
 from tests.statebackends.snapshot_harness import UID, Contents, files_below, write
@@ -233,7 +234,7 @@ def test_death_at_any_operation_leaves_no_snapshot_or_the_whole_one(source: hf.S
     assert files_below(Path(source.location)) == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([0, 2, 5]), st.integers(0, 4), st.binary(max_size=3)), max_size=30),
     sizes=st.lists(st.integers(1, 5), min_size=1),

@@ -30,6 +30,7 @@ from barriers.messages import FailureReason
 from statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
 from tests.barriers.reference_gate import ReferenceGate
 from tests.barriers.sequences import channel_script, gate_inputs, interleave
+from tests.examples import examples
 from tests.scenarios.gates import GateRun, run_gate
 from tests.scenarios.notation import Event, channel_letter
 
@@ -271,7 +272,7 @@ def records_before(script: list[Event], checkpoint_id: int) -> int:
     return count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(given_input=gate_inputs(), after_finish=st.booleans())
 def test_properties_of_section_0(given_input: tuple[int, list[list[Event]], list[Event]], after_finish: bool) -> None:
     channel_count, scripts, events = given_input
@@ -279,7 +280,7 @@ def test_properties_of_section_0(given_input: tuple[int, list[list[Event]], list
     check_properties(run, scripts, complete=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(given_input=gate_inputs(skips=True), after_finish=st.booleans())
 def test_same_trace_as_the_reference(given_input: tuple[int, list[list[Event]], list[Event]], after_finish: bool) -> None:
     channel_count, scripts, events = given_input

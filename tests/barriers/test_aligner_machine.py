@@ -11,6 +11,7 @@ from barriers.alignment import AbortCheckpoint, TriggerSnapshot
 from barriers.elements import Batch
 from barriers.gate import Delivered, InputGate
 from tests.barriers.reference_gate import ReferenceGate
+from tests.examples import examples
 from tests.scenarios.gates import element_of
 from tests.scenarios.notation import Event, channel_letter
 
@@ -105,4 +106,4 @@ class GateMachine(RuleBasedStateMachine):
 
 
 TestGateMachine = GateMachine.TestCase
-TestGateMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGateMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

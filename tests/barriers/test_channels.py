@@ -16,6 +16,7 @@ from barriers.frames import ChannelId, Frame, LastSequence
 from barriers.jobgraph import JobConfig
 from barriers.partition import BroadcastPartitioner, ForwardPartitioner, RebalancePartitioner
 from statebackends.errors import InvariantError, ProtocolError
+from tests.examples import examples
 
 CHANNEL = ChannelId(1, 0, 2)
 SETTINGS = OutputSettings(batch_rows_max=100, buffer_timeout_ms=10, high_water_bytes=1000, high_water_elements=8)
@@ -169,7 +170,7 @@ def test_only_alike_batches_are_merged() -> None:
     assert ready[1].columns().column("x").to_pylist() == [1, 2, 1, 2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 250), st.booleans()), max_size=30))
 def test_merging_and_cutting_keeps_every_row_in_order(sizes: list[tuple[int, bool]]) -> None:
     coalescer = Coalescer(100)

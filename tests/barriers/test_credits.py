@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
 from statebackends.errors import InvalidConfigError, ProtocolError
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(("size", "batches"), [(0, 1), (1, 0), (-1, 1)])
@@ -163,4 +164,4 @@ class CreditMachine(RuleBasedStateMachine):
 
 
 TestCredit = CreditMachine.TestCase
-TestCredit.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCredit.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

@@ -21,6 +21,7 @@ from barriers.gate import Delivered, InputGate
 from barriers.partition import HashPartitioner
 from statebackends.errors import ProtocolError
 from statebackends.keys import KeyType
+from tests.examples import examples
 
 SCHEMA = pa.schema([("k", pa.int64()), ("producer", pa.int64()), ("n", pa.int64())])
 
@@ -160,7 +161,7 @@ class Exchange:
         pytest.fail("deadlock")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), producers=st.integers(1, 3), consumers=st.integers(1, 3), checkpoints=st.integers(0, 4))
 def test_every_cut_is_exact_and_nothing_is_lost(seed: int, producers: int, consumers: int, checkpoints: int) -> None:
     exchange = Exchange(random.Random(seed), producers, consumers, checkpoints)

@@ -26,6 +26,7 @@ from barriers.elements import (
 )
 from barriers.frames import ChannelId, Frame, FrameDecoder, FrameEncoder, Header, LastSequence
 from statebackends.errors import ProtocolError
+from tests.examples import examples
 
 CHANNEL = ChannelId(1, 2, 3)
 
@@ -190,7 +191,7 @@ def test_dictionary_columns_travel_with_their_dictionary() -> None:
         assert payload.columns().column(0).to_pylist() == ["x", "y", "x"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=5)), max_size=20), st.integers(0, 9))
 def test_any_columns(rows: list[tuple[int, str]], shift: int) -> None:
     schema = pa.schema([("n", pa.int64()), ("s", pa.utf8())])

@@ -27,6 +27,7 @@ from barriers.partition import (
 from statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UnknownColumnError
 from statebackends.keygroups import subtask_of_key_group
 from statebackends.keys import KeyType
+from tests.examples import examples
 
 INT = KeyType.parse("int64")
 PAIR = KeyType.parse("tuple<utf8,int64>")
@@ -141,7 +142,7 @@ def test_one_target_gets_the_batch_itself() -> None:
     assert by_columns("k").split(batch) == ((owner(INT, 5), batch),)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=50))
 def test_split_by_subtask_is_a_stable_partition(subtasks: list[int]) -> None:
     batch = Batch(rows=list(enumerate(subtasks)))
@@ -179,7 +180,7 @@ def test_rebalance_deals_small_batches_in_turn() -> None:
     assert [partitioner.split(Batch(rows=[1]))[0][0] for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 5), st.lists(st.integers(0, 200), max_size=60))
 def test_rebalance_is_balanced_by_rows(channel_count: int, sizes: list[int]) -> None:
     partitioner = RebalancePartitioner(channel_count, slice_rows_min=20)

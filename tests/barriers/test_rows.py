@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from barriers.elements import Batch
 from barriers.rows import columns_to_rows, rows_to_columns
 from statebackends.errors import InvalidConfigError, SchemaMismatchError
+from tests.examples import examples
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("s", pa.string())])
 
@@ -127,7 +128,7 @@ def test_a_row_factory_makes_records_and_no_columns_make_empty_rows() -> None:
     assert columns_to_rows(empty) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.fixed_dictionaries({"n": st.integers(-(2**63), 2**63 - 1), "s": st.none() | st.text()}), max_size=20))
 def test_round_trip(rows: list[dict[str, Any]]) -> None:
     rows = [row for row in rows if row["s"] is None or row["s"].isprintable()]

@@ -25,6 +25,7 @@ from barriers.elements import CheckpointBarrier
 from barriers.tracker import PENDING_IDS_MAX, BarrierTracker
 from statebackends.errors import InvalidConfigError, ProtocolError
 from tests.barriers.sequences import gate_inputs
+from tests.examples import examples
 from tests.scenarios.gates import run_gate
 from tests.scenarios.notation import Event
 
@@ -109,7 +110,7 @@ def test_a_limit_on_held_bytes_means_nothing_here() -> None:
     assert handle(BarrierTracker(2), AlignmentLimitExceeded()) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(given_input=gate_inputs(skips=True))
 def test_properties(given_input: tuple[int, list[list[Event]], list[Event]]) -> None:
     """Nothing waits, ids rise, no id both triggers and aborts, and a trigger has all that came before its barriers."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, WatermarkStatus
 from barriers.valve import MultiInputValve, StatusWatermarkValve, TimeSignal
 from statebackends.errors import InvalidConfigError
+from tests.examples import examples
 
 IDLE, ACTIVE = WatermarkStatus(idle=True), WatermarkStatus(idle=False)
 
@@ -33,7 +34,7 @@ def test_the_smallest_watermark_is_no_progress() -> None:
 SIGNALS = st.one_of(st.integers(-20, 20).map(Watermark), st.booleans().map(lambda idle: WatermarkStatus(idle=idle)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), SIGNALS), max_size=60))
 def test_laws(channel_count: int, steps: list[tuple[int, TimeSignal]]) -> None:
     """Watermarks rise strictly, statuses alternate from active, nothing leaves while idle, and the output never passes an

@@ -17,6 +17,7 @@ from statebackends.errors import FencedError, HoldfastError
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage.operations import Flow, WriteFile, one_by_one, run_flow
 from tests.coordinator.world import DictStorage
+from tests.examples import examples
 
 PATHS = JobPaths("ab" * 16)
 
@@ -154,4 +155,4 @@ def test_a_stale_leader_is_refused() -> None:
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStoreMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

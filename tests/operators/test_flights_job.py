@@ -24,6 +24,7 @@ from operators.sources.generator import GeneratorSource
 from operators.time import Tumbling
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from statebackends.storage.operations import Storage
+from tests.examples import examples
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 
@@ -125,7 +126,7 @@ def committed() -> tuple[Counter[Any], Counter[Any]]:
 
 
 @example(seed=3, crashes=[200, 50], parallelism=1, backend="memory")
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),
     crashes=st.lists(st.integers(20, 600), max_size=3),

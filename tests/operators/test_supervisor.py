@@ -22,6 +22,7 @@ from operators.supervisor import (
     WorkerEnded,
     WorkersRegistered,
 )
+from tests.examples import examples
 
 
 def launched(slots: int = 2) -> SlotSupervisor:
@@ -130,7 +131,7 @@ def test_a_worker_that_asks_for_a_fresh_process_gets_it_without_blame() -> None:
         assert supervisor.handle(WorkerEnded(0, spawn, WorkerEnd.RESPAWN), now_ms=0) == [SpawnWorker(0, spawn + 1)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_one_worker_per_slot_and_always_an_end(data: st.DataObject) -> None:
     supervisor = launched(3)

@@ -16,6 +16,7 @@ from statebackends.backend import FrozenTimerRows
 from statebackends.errors import InvalidConfigError
 from statebackends.generations import GenerationRows
 from statebackends.keygroups import assign_key_groups
+from tests.examples import examples
 
 K1, K2 = (b"k1", 3), (b"k2", 90)
 
@@ -285,4 +286,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

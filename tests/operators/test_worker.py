@@ -24,6 +24,7 @@ from operators.time import Tumbling
 from operators.worker import IDLE_WAIT_MS_MAX
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.operations import Operation, Storage
+from tests.examples import examples
 from tests.harness.mini import KilledError, MiniCluster
 from tests.operators.ports import DictStorage
 
@@ -111,7 +112,7 @@ def run_through_crashes(cluster: MiniCluster, crash_after: list[int], checkpoint
             cluster.crash()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),
     crashes=st.lists(st.integers(20, 900), min_size=1, max_size=3),
@@ -209,9 +210,7 @@ def test_cancelled_tasks_are_reported_canceled_and_hold_nothing(tmp_path: Path) 
     cluster = job_of_two(tmp_path, "mem://cancel")
     coordinator = cluster.coordinator
     coordinator.broadcast(CancelTasks(1))
-    cluster.run_until(
-        lambda: {status.state for status in coordinator.statuses.values()} == {TaskState.CANCELED}
-    )
+    cluster.run_until(lambda: {status.state for status in coordinator.statuses.values()} == {TaskState.CANCELED})
     assert cluster.pool.tasks == []
     for worker in cluster.workers:
         worker.run_once(0)
@@ -266,7 +265,7 @@ def window_job(rows: int, path: str) -> JobPlan:
     return plan
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), crashes=st.lists(st.integers(50, 700), min_size=1, max_size=2))
 def test_windows_fire_once_though_barriers_fall_between_their_rows(tmp_path: Path, seed: int, crashes: list[int]) -> None:
     rows, path = 300, "mem://windows"

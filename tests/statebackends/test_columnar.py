@@ -20,6 +20,7 @@ from statebackends.frozen import CHUNK_ROWS
 from statebackends.keys import KeyType
 from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 from statebackends.statecodec import state_meta
+from tests.examples import examples
 
 KEY = KeyType.of(int)
 
@@ -91,7 +92,7 @@ def _contents(state: NumpyColumnarState) -> dict[tuple[int, int], list[Any]]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 5), st.none() | st.integers(-(2**40), 2**40)), max_size=20),

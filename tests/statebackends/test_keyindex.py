@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from statebackends.keyindex import Int64KeyIndex, KeyIndex, create_key_index
 from statebackends.keys import KeyType
+from tests.examples import examples
 
 
 def _index(key_type: KeyType) -> KeyIndex:
@@ -46,25 +47,25 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 300)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(st.one_of(SMALL, INT64), max_size=60), max_size=6))
 def test_int64_slots_are_those_of_a_dict(batches: list[list[int]]) -> None:
     _check(KeyType.of(int), batches)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.lists(st.text(max_size=3), max_size=30), max_size=5))
 def test_utf8_slots_are_those_of_a_dict(batches: list[list[str]]) -> None:
     _check(KeyType.of(str), batches)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.booleans()), max_size=30), max_size=5))
 def test_tuple_slots_are_those_of_a_dict(batches: list[list[tuple[str, int, bool]]]) -> None:
     _check(KeyType.of(tuple[str, int, bool]), batches)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, -0.0, 1.5, float("nan"), -float("nan"), -1.0]), max_size=30), max_size=4))
 def test_float_slots_follow_the_identity_of_keys_not_of_bits(batches: list[list[float]]) -> None:
     _check(KeyType.of(float), batches)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
 from statebackends.keygroups import key_group_of_hash
 from statebackends.keys import KeyType
+from tests.examples import examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=20)
@@ -52,7 +53,7 @@ def order(value: Any) -> Any:
 
 
 @given(typed_keys())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_scalar_and_vectorised_forms_agree_and_round_trip(typed: tuple[KeyType, list[Any]]) -> None:
     key_type, values = typed
     column = key_type.column_of_values(values, max_parallelism=100, operator="o")
@@ -71,7 +72,7 @@ def test_scalar_and_vectorised_forms_agree_and_round_trip(typed: tuple[KeyType, 
 
 
 @given(typed_keys())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_canonical_bytes_keep_the_order_of_keys(typed: tuple[KeyType, list[Any]]) -> None:
     key_type, values = typed
     by_value = sorted(values, key=lambda value: order(key_type.check(value)))
@@ -80,7 +81,7 @@ def test_canonical_bytes_keep_the_order_of_keys(typed: tuple[KeyType, list[Any]]
 
 
 @given(typed_keys(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_sliced_and_taken_columns_agree(typed: tuple[KeyType, list[Any]], data: st.DataObject) -> None:
     key_type, values = typed
     start = data.draw(st.integers(0, len(values)))
@@ -260,9 +261,7 @@ def test_column_with_null_or_lossy_rows_is_refused(array: pa.Array, key_type: st
 
 @pytest.mark.parametrize("rows", [[b"\xed\xa0\x80"], [b"\xff"], [b"a\xc3", b"\xa9"]])
 def test_column_with_invalid_text_is_refused(rows: list[bytes]) -> None:
-    column = KeyType.of(str).column(
-        [pa.array(rows, pa.binary()).view(pa.utf8())], max_parallelism=128, operator="by-key"
-    )
+    column = KeyType.of(str).column([pa.array(rows, pa.binary()).view(pa.utf8())], max_parallelism=128, operator="by-key")
     with pytest.raises(InvalidKeyError, match="UTF-8"):
         _ = column.key_groups
 
@@ -318,7 +317,7 @@ def test_texts_round_trip() -> None:
 
 
 @given(typed_keys(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_damaged_bytes_never_decode_to_a_wrong_length(typed: tuple[KeyType, list[Any]], data: st.DataObject) -> None:
     key_type, values = typed
     for value in values[:2]:

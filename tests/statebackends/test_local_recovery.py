@@ -23,6 +23,7 @@ from statebackends.localrecovery import KeepingStorage, RecoveringStorage, Resto
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, run_flow
+from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, TAGS, Cluster, owner
 
 STATES = (COUNT, TAGS)
@@ -580,7 +581,7 @@ def test_what_nobody_came_back_for_is_deleted_after_a_day(job: Job) -> None:
     assert [Path(dead.folder).exists(), lockless.exists(), Path(alive.folder).exists()] == [False, False, True]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["keep", "took", "forget", "confirm", "sweep"]), st.integers(1, 6), st.integers(0, 5)),

@@ -24,6 +24,7 @@ from statebackends.handles import (
 from statebackends.keygroups import operator_id
 from statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
 from statebackends.storage.checksums import checksum_of
+from tests.examples import examples
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "snapshot_metadata_v1.json"
 
@@ -100,7 +101,7 @@ def test_every_bit_flip_is_seen() -> None:
 
 
 @given(st.binary(max_size=300), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_random_bytes_are_corrupt(data: bytes, whole_first: bool) -> None:
     with pytest.raises(CorruptStateError):
         decode_metadata(encode_metadata(sample()) + data + b"x" if whole_first else data, "p")
@@ -166,9 +167,7 @@ def test_s06_100_000_subtasks(record_property: Any) -> None:
     subtask = OperatorSubtaskState(
         keyed=(KeyedStateHandle(KeyGroupRange(0, 1), "arrow", (count,), (FileHandle("f", 1, checksum_of(b"")),)),)
     )
-    big = msgspec.structs.replace(
-        sample(), operators=tuple(operator(f"op-{index}", *([subtask] * 10_000)) for index in range(10))
-    )
+    big = msgspec.structs.replace(sample(), operators=tuple(operator(f"op-{index}", *([subtask] * 10_000)) for index in range(10)))
     started = time.perf_counter()
     assert decode_metadata(encode_metadata(big), "p") == big
     record_property("seconds", time.perf_counter() - started)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, map_text, migrate, split_map_text
+from tests.examples import examples
 
 
 class Trip(msgspec.Struct, frozen=True):
@@ -151,7 +152,7 @@ def test_values_round_trip(declared: Any, text: str, strategy: st.SearchStrategy
     assert not text or spec.text == text
 
     @given(st.lists(strategy, max_size=6))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     def check(values: list[Any]) -> None:
         decoded = [spec.decode(spec.encode(value)) for value in values]
         assert decoded == values
@@ -176,7 +177,7 @@ def test_values_round_trip_through_parquet_and_the_parsed_text(declared: Any, te
     assert parsed.arrow_type == spec.arrow_type
 
     @given(st.lists(strategy, max_size=4))
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=examples(8), deadline=None)
     def check(values: list[Any]) -> None:
         array = through_parquet(spec.to_arrow(values))
         assert spec.from_arrow(array) == values

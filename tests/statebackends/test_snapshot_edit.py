@@ -35,6 +35,7 @@ from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Operation
 from statebackends.tablepieces import DELTA_FORMAT
+from tests.examples import examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, files_below, write
 
 MANY = Contents(
@@ -298,7 +299,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StateLayout]:
 ROWS = st.lists(st.tuples(st.text("abcdef", max_size=3), st.integers(0, 5)), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rows=ROWS, sizes=st.lists(st.integers(1, 7), min_size=1), held=st.sampled_from([0, 200, 1 << 30]), cut=st.integers(0, 128))
 def test_rows_in_any_order_come_back_in_the_order_of_key_groups(
     layouts: dict[str, StateLayout], tmp_path_factory: pytest.TempPathFactory, rows: Any, sizes: Any, held: int, cut: int

@@ -35,6 +35,7 @@ from statebackends.snapshots.verifying import verify_files
 from statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Operation, PutIfAbsent, run_flow
+from tests.examples import examples
 from tests.statebackends.snapshot_harness import files_below
 
 COUNT = ValueStateDescriptor("count", int)
@@ -268,7 +269,7 @@ def test_somebody_elses_files_are_not_swept(tmp_path: Path) -> None:
     assert (Path(made.location) / "notes.txt").read_bytes() == b"mine"
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(keys=st.sets(st.text("abc", max_size=4), max_size=30), size=st.integers(1, 9), per_task=st.integers(1, 3), data=st.data())
 def test_rows_in_any_order_and_any_split_give_the_same(
     tmp_path_factory: pytest.TempPathFactory, keys: set[str], size: int, per_task: int, data: Any

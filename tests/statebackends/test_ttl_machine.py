@@ -29,6 +29,7 @@ from statebackends.state import (
     ValueStateDescriptor,
 )
 from statebackends.ttl import Ttl, TtlUpdate, TtlVisibility
+from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, Visit, use
 
 DURATION_MS = 20
@@ -326,8 +327,8 @@ def test_state_with_a_ttl_behaves_like_its_model(
 ) -> None:
     names = {"kind": kind, "update": update, "visibility": visibility, "cleanup_entries": cleanup_entries}
     machine = type("Machine", (TtlMachine,), names)
-    examples = {"memory": 12, "filesystem": 4, "rocksdb": 6}[kind]
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
+    count = examples({"memory": 12, "filesystem": 4, "rocksdb": 6}[kind])
+    run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=25))
 
 
 def _sum(old: Any, added: Any) -> Any:

@@ -17,6 +17,7 @@ from operators.selectors import key_selector
 from statebackends.errors import InvalidKeyError, InvariantError, UndeclaredStateError, UserFunctionError
 from statebackends.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from statebackends.ttl import Ttl
+from tests.examples import examples
 from tests.operators.harness import OperatorHarness
 
 ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
@@ -232,7 +233,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS)
 def test_every_timer_fires_once_over_crashes(steps: list[Any]) -> None:
     """I10: each record is emitted exactly once, however often the operator is restored from its last barrier."""

@@ -20,6 +20,7 @@ from operators.selectors import key_selector
 from operators.time import Tumbling
 from statebackends.errors import InvalidKeyError, InvalidTimestampError
 from statebackends.keygroups import subtask_of_key_group
+from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
 ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
@@ -211,7 +212,7 @@ STEPS = st.lists(
 
 
 @example(steps=[("records", [("a", 0, 0)]), ("barrier", 0, 9), ("records", [("a", 0, 0)]), ("crash", 1)], slice_rows=1)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(steps=STEPS, slice_rows=st.integers(1, 4))
 def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_rows: int) -> None:
     """`barrier` takes a snapshot in the middle of a firing: after so many slices on each subtask. A crash throws away what

@@ -16,6 +16,7 @@ from operators.sources.stripes import (
     stripe_count_for,
 )
 from statebackends.errors import CorruptStateError, InvalidConfigError
+from tests.examples import examples
 
 
 def test_foreign_bytes_are_no_position() -> None:
@@ -64,7 +65,7 @@ def test_no_stripes_means_nothing_to_read() -> None:
     assert cursor.positions() == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), total=st.integers(0, 300), stripes=st.integers(1, 12))
 def test_every_record_is_read_once_over_rescales(data: st.DataObject, total: int, stripes: int) -> None:
     positions = {stripe: stripe for stripe in range(stripes)}
