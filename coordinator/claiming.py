@@ -24,7 +24,7 @@ from coordinator.records import (
     parse_checkpoint_folder,
 )
 from coordinator.snapshots import rebase
-from coordinator.store import put_once, read_foreign, read_job
+from coordinator.store import put_once, read_job, read_optional
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, ObjectMissingError, SnapshotClaimedError
 from statebackends.snapshot import read_metadata_file
 from statebackends.storage import is_absolute_folder
@@ -73,7 +73,7 @@ def check_target(folder: str) -> Flow[None]:
 def find_owner(folder: str) -> Flow[OwnerRecord | None]:
     """Who has claimed the snapshot at a location. Raises CorruptStateError for a record that can't be read."""
     path = f"{folder}/{OWNER}"
-    content = yield from read_foreign(path)
+    content = yield from read_optional(path)
     if content is not None:
         return decode_record(OwnerRecord, content, path)
     place = job_folder(folder)
@@ -173,7 +173,7 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord) -> Flow[str
 def release_snapshot(folder: str, claim: str) -> Flow[None]:
     """Delete a snapshot that is owned by this claim, and nothing else; again if a crash cut it off."""
     path = f"{folder}/{OWNER}"
-    content = yield from read_foreign(path)
+    content = yield from read_optional(path)
     if content is not None:
         if decode_record(OwnerRecord, content, path).nonce == claim:
             yield from delete_owned(folder)
@@ -203,7 +203,7 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
         )
     yield from check_name(folder)
     path = f"{folder}/{OWNER}"
-    standing = yield from read_foreign(path)
+    standing = yield from read_optional(path)
     if standing is None:
         try:
             decision = decode_decision((yield from read_metadata_file(f"{folder}/{METADATA}")))

@@ -35,7 +35,7 @@ from coordinator.records import METADATA, OWNER, JobPaths, is_job_id
 from coordinator.store import read_job
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
-from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.metadata import SnapshotMetadata
 from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata, verify_file, verify_snapshot
 from statebackends.storage.operations import (
@@ -46,9 +46,9 @@ from statebackends.storage.operations import (
     Flow,
     ListFolder,
     PutIfAbsent,
-    ReadFile,
     StatFile,
 )
+from statebackends.storage.whole import read_whole
 
 SETTLED_TRIES_MAX = 3
 """Reads of a job's registers until two in a row say the same."""
@@ -227,9 +227,8 @@ def _read_registers(paths: JobPaths) -> Flow[Registers]:
         snapshots = {}
         for checkpoint in completed_checkpoints(before):
             if isinstance(checkpoint.decision, Completed):
-                path = paths.decision(checkpoint.checkpoint_id)
                 try:
-                    snapshots[checkpoint.checkpoint_id] = decode_metadata((yield ReadFile(path)), path)
+                    snapshots[checkpoint.checkpoint_id] = yield from read_metadata(paths.checkpoint(checkpoint.checkpoint_id))
                 except (ObjectMissingError, CorruptStateError):
                     continue  # it was dropped meanwhile: the next reading differs
         after = yield from _read_whole(paths)
@@ -266,8 +265,8 @@ INPUT_VERSION = 1
 
 def _read_input(folder: str, path: str) -> Flow[frozenset[str] | None]:
     try:
-        manifest = msgspec.json.decode((yield ReadFile(path)), type=_Input)
-    except (ObjectMissingError, *UNDECODABLE):
+        manifest = msgspec.json.decode((yield from read_whole(path)), type=_Input)
+    except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
         return None
     return frozenset(f"{folder}/{file.name}" for file in manifest.files) if manifest.version <= INPUT_VERSION else None
 

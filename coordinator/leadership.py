@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
 from coordinator.store import put_once
 from statebackends.errors import FencedError
-from statebackends.storage.operations import Flow, ListFolder, ReadFile, StatFile
+from statebackends.storage.operations import Flow, ListFolder, StatFile
+from statebackends.storage.whole import read_whole
 
 EPOCH_TRIES_MAX = 1_000
 """Epochs that are tried in a row; only as many rivals at one moment could use them up."""
@@ -70,5 +71,5 @@ def find_leader(paths: JobPaths, *, newer_than: int = 0) -> Flow[LeaderRecord | 
     epoch = max((int(name) for name in names if name.isdecimal()), default=0)
     if epoch <= newer_than:
         return None
-    content: bytes = yield ReadFile(paths.leader(epoch))
+    content = yield from read_whole(paths.leader(epoch))
     return decode_record(LeaderRecord, content, paths.leader(epoch))

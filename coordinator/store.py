@@ -5,7 +5,7 @@ No flow decides by what it remembers: after an ambiguous or lost write it reads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +38,9 @@ from coordinator.records import (
     is_void,
     parse_checkpoint_folder,
 )
-from statebackends.errors import AmbiguousWriteError, FencedError, ObjectMissingError, StorageUnavailableError
+from statebackends.errors import AmbiguousWriteError, FencedError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from statebackends.sharedpaths import SHARED_FOLDER, writer_of
+from statebackends.snapshot import read_metadata_file
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import (
     DeleteFile,
@@ -49,17 +50,17 @@ from statebackends.storage.operations import (
     ListFiles,
     ListFolder,
     PutIfAbsent,
-    ReadFile,
 )
+from statebackends.storage.whole import read_whole
 
-RECORD_BYTES_MAX = 1 << 20
-"""More than any record has."""
+SUBMISSION_BYTES_MAX = 256 << 20
+"""Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""
 SETTLE_TRIES_MAX = 4
 """A leader that is being replaced has few deletions under way, and begins none."""
 
 
-def put_once(path: str, content: bytes) -> Flow[bytes]:
-    """Create `path` unless it exists; returns the content that stands there durably, ours or another's.
+def put_once(path: str, content: bytes, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
+    """Create `path` unless it exists; returns the content that stands there durably, ours or another's, as `read` gives it.
 
     When storage can't tell, it is asked again: only an answer says that what can be read there will stay. Raises
     AmbiguousWriteError when it can't tell again, or does not answer then: the write may still land."""
@@ -67,44 +68,32 @@ def put_once(path: str, content: bytes) -> Flow[bytes]:
         created: bool = yield PutIfAbsent(path, content)
     except AmbiguousWriteError:
         try:
-            return (yield from _settle_write(path, content))
+            return (yield from _settle_write(path, content, read))
         except AmbiguousWriteError:
             raise
         except StorageUnavailableError as error:
             raise AmbiguousWriteError(f"{path} may or may not have been written: {error}", path=path) from error
-    return content if created else (yield from _read_standing(path))
+    return content if created else (yield from _read_standing(path, read))
 
 
-def _settle_write(path: str, content: bytes) -> Flow[bytes]:
+def _settle_write(path: str, content: bytes, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
     created: bool = yield PutIfAbsent(path, content)
-    return content if created else (yield from _read_standing(path))
+    return content if created else (yield from _read_standing(path, read))
 
 
-def _read_standing(path: str) -> Flow[bytes]:
+def _read_standing(path: str, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
     try:
-        standing: bytes = yield ReadFile(path)
+        return (yield from read(path))
     except ObjectMissingError as error:
         raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
-    return standing
 
 
-def read_optional(path: str) -> Flow[bytes | None]:
-    """Content of a file, None if it is missing."""
+def read_optional(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes | None]:
+    """Content of a file, None if it is missing. Raises CorruptStateError for one that is longer than records are."""
     try:
-        content: bytes = yield ReadFile(path)
+        return (yield from read(path))
     except ObjectMissingError:
         return None
-    return content
-
-
-def read_foreign(path: str) -> Flow[bytes | None]:
-    """As `read_optional`, of a record in a folder of a user, where anything may lie: what is longer than records are is cut, and so
-    is none."""
-    try:
-        content: bytes = yield ReadFile(path, 0, RECORD_BYTES_MAX + 1)
-    except ObjectMissingError:
-        return None
-    return content
 
 
 def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
@@ -116,14 +105,14 @@ def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
 
 def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[tuple[bool, Decision]]:
     """Decide an id by one put-if-absent; returns (these bytes stand, the decision that stands)."""
-    standing = yield from put_once(paths.decision(checkpoint_id), content)
+    standing = yield from put_once(paths.decision(checkpoint_id), content, read_metadata_file)
     return standing == content, decode_decision(standing)
 
 
 def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[tuple[bool, Decision]]:
     """Write the savepoint's own `_metadata` into its folder, then decide the id: the pointer is the commit point."""
     path = f"{record.folder}/{METADATA}"
-    standing = yield from put_once(path, snapshot)
+    standing = yield from put_once(path, snapshot, read_metadata_file)
     if standing != snapshot:
         raise FencedError(f"{path} was written by another process", path=path)
     return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
@@ -199,9 +188,15 @@ def sweep_checkpoint(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[No
 
 def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[SubmissionRecord]:
     """Returns the record that stands under the number: compare its nonce. Raises FencedError when the number is void: another
-    leader has led the job on meanwhile."""
-    path = paths.submission(record.number)
-    standing = yield from put_once(path, encode_record(record))
+    leader has led the job on meanwhile; InvalidConfigError for a record that nobody would read."""
+    path, content = paths.submission(record.number), encode_record(record)
+    if len(content) > SUBMISSION_BYTES_MAX:
+        raise InvalidConfigError(
+            f"the submission of job {paths.job_id} has {len(content)} bytes with the functions of its graph; "
+            f"at most {SUBMISSION_BYTES_MAX} are stored",
+            job=paths.job_id,
+        )
+    standing = yield from put_once(path, content, read_submission)
     if is_void(standing):
         raise FencedError(f"another coordinator leads job {paths.job_id} on, not epoch {record.epoch}", job=paths.job_id)
     return decode_record(SubmissionRecord, standing, path)
@@ -209,7 +204,7 @@ def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[Submissi
 
 def void_submission(paths: JobPaths, record: VoidRecord) -> Flow[bool]:
     """Take a number so that no stale leader records a submission under it; False if a submission has it."""
-    return is_void((yield from put_once(paths.submission(record.number), encode_record(record))))
+    return is_void((yield from put_once(paths.submission(record.number), encode_record(record), read_submission)))
 
 
 def write_attempt(paths: JobPaths, record: AttemptRecord) -> Flow[AttemptRecord]:
@@ -244,9 +239,10 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     # What has been listed is written once, so its contents may be read in any order, and at one time.
     ids = [number for number in map(parse_checkpoint_folder, folders) if number is not None]
     files = [paths.submission(number) for number in numbers]
-    files += [paths.attempt(number) for number in last_attempts]
-    files += [paths.result(number) for number in ended]
-    flows: list[Flow[Any]] = [_read(path) for path in files]
+    flows: list[Flow[Any]] = [read_submission(path) for path in files]
+    small = [*map(paths.attempt, last_attempts), *map(paths.result, ended)]
+    files += small
+    flows += map(read_whole, small)
     flows += [read_checkpoint(paths, number) for number in ids]
     read: list[Any] = yield InParallel(flows, [0] * len(flows))
     contents: dict[str, bytes] = dict(zip(files, read[: len(files)], strict=True))
@@ -279,15 +275,15 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     )
 
 
-def _read(path: str) -> Flow[bytes]:
-    content: bytes = yield ReadFile(path)
-    return content
+def read_submission(path: str) -> Flow[bytes]:
+    """The record of a submission, or of a number that is void."""
+    return read_whole(path, SUBMISSION_BYTES_MAX)
 
 
 def read_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[RecordedCheckpoint]:
     """The register of one id. The decision is read behind the claim, so a deletion in between shows as undecided at worst."""
     claim = yield from read_optional(paths.claim(checkpoint_id))
-    metadata = yield from read_optional(paths.decision(checkpoint_id))
+    metadata = yield from read_optional(paths.decision(checkpoint_id), read_metadata_file)
     record = None if claim is None else decode_record(ClaimRecord, claim, paths.claim(checkpoint_id))
     return derive_checkpoint(checkpoint_id, record, metadata)
 
@@ -351,12 +347,12 @@ def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
     Of the older checkpoints nobody depends, and they may be going just now."""
     record = job.newest_submission
     if record is not None:
-        yield from make_durable(paths.submission(record.number))
+        yield from make_durable(paths.submission(record.number), read_submission)
     kept = job.with_fact(CheckpointFact.COMPLETED)
     newest = max((checkpoint.checkpoint_id for checkpoint in kept if checkpoint.is_recovery_point), default=0)
     if newest > 0:
         yield from make_durable(paths.claim(newest))
-        yield from make_durable(paths.decision(newest))
+        yield from make_durable(paths.decision(newest), read_metadata_file)
 
 
 def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[None]:

@@ -37,6 +37,7 @@ from statebackends.errors import HoldfastError
 from statebackends.localcopies import LocalRecovery
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import ReadFile, Storage
+from statebackends.storage.whole import FIRST_BYTES
 
 log = logging.getLogger("holdfast.worker")
 
@@ -226,7 +227,7 @@ def route_address(url: str) -> str:
 def _directory_nonce(storage: Storage) -> str:
     """What this process reads in the state directory; empty if it can't, and the coordinator will say so."""
     try:
-        return bytes(storage.execute(ReadFile(DIRECTORY_FILE))).decode("utf-8").strip()
+        return bytes(storage.execute(ReadFile(DIRECTORY_FILE, 0, FIRST_BYTES))).decode("utf-8").strip()
     except (HoldfastError, UnicodeDecodeError):
         return ""
 

@@ -18,6 +18,7 @@ from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfig
 from statebackends.handles import OperatorState, PlaceholderHandle
 from statebackends.keyhash import KEY_HASH_VERSION
 from statebackends.storage.checksums import checksum_of
+from statebackends.storage.whole import RECORD_BYTES_MAX
 
 FORMAT = "holdfast-snapshot"
 VERSION = 1
@@ -33,8 +34,6 @@ _HEADER_START = b'{"format":"holdfast-snapshot","version":'
 HEADER_BYTES_MAX = 200
 METADATA_BYTES_MAX = 1 << 30
 """Of a `_metadata` that somebody names by its path, no more is read: what is longer is none."""
-_RECORD_BYTES_MAX = 1 << 20
-"""Of one that is no snapshot, but a decision or nothing that we know."""
 _TRAILER = b"}\n"
 
 
@@ -105,8 +104,8 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
 
 def promised_length(head: bytes) -> int:
     """How long a `_metadata` that begins so may be: what its header says, or a record's length."""
-    header = _HEADER.match(head)
-    return _RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
+    header = _HEADER.match(head[:HEADER_BYTES_MAX])
+    return RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
 
 
 def _open_envelope(data: bytes, path: str) -> memoryview:

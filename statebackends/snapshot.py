@@ -25,10 +25,11 @@ from statebackends.handles import (
     StateHandle,
     external_places,
 )
-from statebackends.metadata import HEADER_BYTES_MAX, SnapshotMetadata, decode_metadata, promised_length
+from statebackends.metadata import SnapshotMetadata, decode_metadata, promised_length
 from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
+from statebackends.storage.whole import FIRST_BYTES
 
 METADATA_NAME = "_metadata"
 _VERIFY_BYTES = 2 << 20
@@ -161,10 +162,11 @@ def read_metadata_file(path: str) -> Flow[bytes]:
     """The bytes of a `_metadata` that anybody may have put there: no more of them than its header promises, and one.
 
     Raises ObjectMissingError."""
-    head: bytes = yield ReadFile(path, 0, HEADER_BYTES_MAX)
-    if len(head) < HEADER_BYTES_MAX:
-        return head
-    rest: bytes = yield ReadFile(path, HEADER_BYTES_MAX, max(promised_length(head) - HEADER_BYTES_MAX, 0) + 1)
+    head: bytes = yield ReadFile(path, 0, FIRST_BYTES)
+    wanted = promised_length(head) + 1
+    if len(head) < FIRST_BYTES or wanted <= FIRST_BYTES:
+        return head[:wanted]
+    rest: bytes = yield ReadFile(path, FIRST_BYTES, wanted - FIRST_BYTES)
     return head + rest
 
 

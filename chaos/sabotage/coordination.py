@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import coordinator.store as store_module
@@ -12,7 +13,8 @@ from coordinator.decisions import Decisions
 from coordinator.lifecycle import Lifecycle
 from coordinator.pending import PendingCheckpoint
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
-from statebackends.storage.operations import Flow, PutIfAbsent, ReadFile
+from statebackends.storage.operations import Flow, PutIfAbsent
+from statebackends.storage.whole import read_whole
 
 
 def _notifies_at_once(original: Any) -> Any:
@@ -64,7 +66,7 @@ def _aborts_hastily(original: Any) -> Any:
     return write_aborted
 
 
-def _takes_ambiguous_for_done(path: str, content: bytes) -> Flow[bytes]:
+def _takes_ambiguous_for_done(path: str, content: bytes, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
     try:
         created = yield PutIfAbsent(path, content)
     except AmbiguousWriteError:
@@ -72,10 +74,9 @@ def _takes_ambiguous_for_done(path: str, content: bytes) -> Flow[bytes]:
     if created:
         return content
     try:
-        standing: bytes = yield ReadFile(path)
+        return (yield from read(path))
     except ObjectMissingError as error:
         raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
-    return standing
 
 
 def _notifies_savepoints(original: Any) -> Any:

@@ -37,7 +37,7 @@ def _does_not_wait(original: Any) -> Any:
     return property(is_quiet)
 
 
-def _wins_always(path: str, content: bytes) -> Flow[bytes]:
+def _wins_always(path: str, content: bytes, read: Any = None) -> Flow[bytes]:
     yield PutIfAbsent(path, content)
     return content
 

@@ -37,6 +37,7 @@ from statebackends.errors import (
 )
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
+from statebackends.storage.whole import read_whole
 
 APPEND_TRIES_MAX = 5
 """Ambiguous answers in a row before an append gives up (the job then fails over and finds out)."""
@@ -70,7 +71,7 @@ def read_log_flow(paths: SinkPaths, sequence: int = 0) -> Flow[list[LogEntry]]:
     while True:
         path = paths.log(sequence + len(entries))
         try:
-            entries.append(decode_entry((yield ReadFile(path)), path))
+            entries.append(decode_entry((yield from read_whole(path)), path))
         except ObjectMissingError:
             return entries
 
@@ -85,7 +86,7 @@ def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
         except AmbiguousWriteError:
             continue  # what can be read there need not stay: only an answer says so
         try:
-            return bool((yield ReadFile(path)) == data)
+            return bool((yield ReadFile(path, 0, len(data) + 1)) == data)
         except ObjectMissingError:
             continue
     raise StorageUnavailableError(f"{path}: no answer whether it was written, {APPEND_TRIES_MAX} times", path=path)
@@ -131,7 +132,7 @@ def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[Pen
         return None
     path = paths.log(known.next_sequence - 1)
     try:
-        last = decode_entry((yield ReadFile(path)), path)
+        last = decode_entry((yield from read_whole(path)), path)
     except ObjectMissingError:
         last = None
     if last is not None and last.owner_nonce == known.owner_nonce:

@@ -7,7 +7,7 @@ committed it or never knew it. An id that is undecided or unreadable protects th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -15,8 +15,10 @@ import msgspec
 from operators.base import OperatorContext
 from operators.sinks.manifest import FileName, SinkPaths, job_tag, parse_name
 from statebackends.decoding import UNDECODABLE
-from statebackends.errors import ObjectMissingError
-from statebackends.storage.operations import DeleteFile, Flow, ListFolder, ReadFile, Storage
+from statebackends.errors import CorruptStateError, ObjectMissingError
+from statebackends.snapshot import read_metadata_file
+from statebackends.storage.operations import DeleteFile, Flow, ListFolder, Storage
+from statebackends.storage.whole import read_whole
 
 R = TypeVar("R")
 
@@ -77,7 +79,7 @@ def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[t
         number = folder.removeprefix(_CHECKPOINT_PREFIX).rstrip("/")
         if not folder.startswith(_CHECKPOINT_PREFIX) or not number.isdigit() or int(number) < first or int(number) == restored:
             continue
-        decision = yield from _read(f"{job_id}/{folder.rstrip('/')}/_metadata", _Decision)
+        decision = yield from _read(f"{job_id}/{folder.rstrip('/')}/_metadata", _Decision, read_metadata_file)
         if decision is not None and decision.decision == "aborted":
             continue
         claim = yield from _read(f"{job_id}/{folder.rstrip('/')}/_claim", _Claim)
@@ -85,11 +87,11 @@ def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[t
     return living
 
 
-def _read(path: str, kind: type[R]) -> Flow[R | None]:
+def _read(path: str, kind: type[R], read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[R | None]:
     """A record, or None when it is missing or can't be read."""
     try:
-        return msgspec.json.decode((yield ReadFile(path)), type=kind)
-    except (ObjectMissingError, *UNDECODABLE):
+        return msgspec.json.decode((yield from read(path)), type=kind)
+    except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
         return None
 
 

@@ -15,6 +15,7 @@ import xxhash
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError, UnsupportedVersionError
 from statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
+from statebackends.storage.whole import read_whole
 
 MANIFEST_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -122,11 +123,11 @@ def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
     sealed = manifest
     if not created:
         try:
-            sealed = decode_manifest((yield ReadFile(path)), path)
+            sealed = decode_manifest((yield from read_whole(path)), path)
         except ObjectMissingError:
             # The answer was ambiguous and nothing was written: the second answer stands.
             yield PutIfAbsent(path, data)
-            sealed = decode_manifest((yield ReadFile(path)), path)
+            sealed = decode_manifest((yield from read_whole(path)), path)
     for name in (yield ListFolder(folder)):
         if name.endswith("/") and name.rstrip("/") != sealed.writer:
             yield DeleteFolder(f"{folder}/{name.rstrip('/')}")
@@ -136,7 +137,7 @@ def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
 def load_manifest_flow(path: str, operator: str) -> Flow[InputManifest]:
     """Raises CorruptStateError naming file and operator."""
     try:
-        return decode_manifest((yield ReadFile(path)), path)
+        return decode_manifest((yield from read_whole(path)), path)
     except ObjectMissingError as error:
         raise CorruptStateError(
             f"source {operator}: its materialised input {path} is missing", path=path, operator=operator, reason="missing"
@@ -151,7 +152,7 @@ def load_chunk_flow(folder: str, file: ChunkFile, schema: pa.Schema, operator: s
         return CorruptStateError(f"source {operator}: {path}: {reason}", path=path, operator=operator, reason=reason)
 
     try:
-        data = yield ReadFile(path)
+        data = yield ReadFile(path, 0, file.length + 1)
     except ObjectMissingError as error:
         raise corrupt("missing") from error
     if len(data) != file.length:

@@ -100,10 +100,10 @@ class ClaimedFolder:
             created = self._storage.execute(PutIfAbsent(path, content))
         except StorageUnavailableError as error:
             self._unknown = isinstance(error, AmbiguousWriteError)
-            if self._read(name) != content:
+            if not self._holds(name, content):
                 raise
             created = True
-        if not created and self._read(name) != content:
+        if not created and not self._holds(name, content):
             self._names.remove(name)
             raise InvalidConfigError(f"{self.location} was written into by somebody else: {name} exists", path=path)
         self._finished = True
@@ -113,10 +113,10 @@ class ClaimedFolder:
         try:
             created = self._storage.execute(PutIfAbsent(self._path(CLAIM_NAME), self._claim))
         except StorageUnavailableError:
-            if self._read(CLAIM_NAME) != self._claim:
+            if not self._holds(CLAIM_NAME, self._claim):
                 raise
             created = True
-        if not created and self._read(CLAIM_NAME) != self._claim:
+        if not created and not self._holds(CLAIM_NAME, self._claim):
             self._refuse_used([CLAIM_NAME])
 
     def _refuse_used(self, names: list[str]) -> None:
@@ -147,12 +147,12 @@ class ClaimedFolder:
         names: list[str] = self._storage.execute(ListFolder(self._folder))
         return names
 
-    def _read(self, name: str) -> bytes | None:
+    def _holds(self, name: str, content: bytes) -> bool:
         try:
-            content: bytes = self._storage.execute(ReadFile(self._path(name)))
+            standing: bytes = self._storage.execute(ReadFile(self._path(name), 0, len(content) + 1))
         except ObjectMissingError:
-            return None
-        return content
+            return False
+        return standing == content
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -5,11 +5,14 @@ from there has to finish the job, or a power loss takes back what others have ac
 
 from __future__ import annotations
 
-from statebackends.storage.operations import Flow, PutIfAbsent, ReadFile
+from collections.abc import Callable
+
+from statebackends.storage.operations import Flow, PutIfAbsent
+from statebackends.storage.whole import read_whole
 
 
-def make_durable(path: str) -> Flow[bytes]:
-    """Content of a file, which is durable from now on. Raises ObjectMissingError."""
-    content: bytes = yield ReadFile(path)
+def make_durable(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
+    """Content of a file, as `read` gives it, which is durable from now on. Raises ObjectMissingError."""
+    content = yield from read(path)
     yield PutIfAbsent(path, content)  # it exists: this makes its name durable, and writes nothing
     return content

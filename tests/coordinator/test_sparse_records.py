@@ -1,0 +1,182 @@
+"""Files of a job's directory that somebody made huge: nobody reads more of one than its kind can have.
+
+A sparse file costs its maker nothing, and a coordinator that reads it whole all of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barriers.messages import FailureReason
+from coordinator import store
+from coordinator.claiming import find_owner
+from coordinator.fsck import FsckRequest, check_directory
+from coordinator.leadership import find_leader, open_directory
+from coordinator.publication import CheckpointFact, RecordedJob, Unreadable
+from coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, JobPaths, encode_record
+from coordinator.store import Takeover, list_jobs, put_once, read_checkpoint, read_job, settle_job, write_attempt
+from coordinator.submitting import Starter, start_submission
+from operators.sinks.log import read_log_flow
+from operators.sinks.manifest import SinkPaths
+from operators.sinks.sweep import living_snapshots_flow
+from operators.sources.inputs import load_manifest_flow
+from statebackends import metadata
+from statebackends.errors import CorruptStateError, InvalidConfigError
+from statebackends.storage.durable import make_durable
+from statebackends.storage.local import LocalStorage
+from statebackends.storage.operations import Flow, Operation, ReadFile, run_flow
+from statebackends.storage.transfers import ONE_BY_ONE
+from statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_whole
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.test_crashes import settle
+from tests.coordinator.world import JOB, DictStorage, World
+
+PATHS = JobPaths(JOB)
+HUGE = 8 << 30
+FEW, MANY = RECORD_BYTES_MAX, 4 << 20
+ATTEMPT = AttemptRecord(attempt=1, epoch=1, submission=1, graph_hash="h", slots=1, restored=None, restarts=0, nonce="n")
+
+
+class Bounded:
+    """A directory of which nothing is read without a bound."""
+
+    def __init__(self, root: Path) -> None:
+        self._storage = LocalStorage(root)
+        self.root = self._storage.root
+        self.transfers = ONE_BY_ONE
+
+    def at(self, location: str) -> Bounded:
+        return Bounded(Path(location))
+
+    def execute(self, operation: Operation) -> Any:
+        if isinstance(operation, ReadFile):
+            assert operation.length is not None, operation
+            assert operation.length <= RECORD_BYTES_MAX, operation
+        return self._storage.execute(operation)
+
+
+@pytest.fixture(autouse=True)
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the largest: what is read in vain is read quickly."""
+    monkeypatch.setattr(store, "SUBMISSION_BYTES_MAX", MANY)
+    monkeypatch.setattr(metadata, "RECORD_BYTES_MAX", MANY)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The directory of a job whose leader died, with completed checkpoints."""
+    world = World(seed=3)
+    settle(world)
+    assert world.storage.completed(JOB)
+    for path, content in world.storage.files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    return tmp_path
+
+
+def newest(directory: Path) -> int:
+    job: RecordedJob = run(read_job(PATHS), directory)
+    return max(checkpoint.checkpoint_id for checkpoint in job.with_fact(CheckpointFact.COMPLETED))
+
+
+def grow(path: Path, content: bytes | None = None) -> None:
+    """Sparse: its length is all that it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    with path.open("ab") as file:
+        file.truncate(HUGE)
+
+
+def run(flow: Flow[Any], root: Path) -> Any:
+    return run_flow(flow, Bounded(root))
+
+
+def takeover() -> Flow[Any]:
+    return settle_job(PATHS, Takeover(9, "successor", 1))
+
+
+def whole_report() -> Flow[Any]:
+    return check_directory(FsckRequest(checksums=True, repair=True, nonce="n"), "here", 10**13)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("content", [None, b"", b"nothing of ours"], ids=["grown", "zeros", "other"])
+def test_a_decision_without_end_is_unreadable_for_each_reader(directory: Path, content: bytes | None) -> None:
+    number = newest(directory)
+    grow(directory / PATHS.decision(number), content)
+    for _ in range(2):
+        job: RecordedJob = run(takeover(), directory)
+        assert isinstance(job.checkpoints[number].decision, Unreadable)
+        assert job.checkpoints[number].fact is CheckpointFact.COMPLETED  # nobody falls back behind it without being told to
+    assert run(read_checkpoint(PATHS, number), directory) == job.checkpoints[number]
+    report = run(whole_report(), directory)
+    assert (directory / PATHS.decision(number)).exists(), report
+    assert (number, 1) in run(living_snapshots_flow(JOB, 1, 0), directory)
+    with pytest.raises(CorruptStateError, match=f"chk-{number}/_metadata"):
+        job.checkpoints[number].restore_point()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["claim", "submission", "attempt", "result"])
+def test_a_record_without_end_is_named_and_not_read(directory: Path, kind: str) -> None:
+    number = newest(directory) if kind == "claim" else 1
+    path: str = getattr(PATHS, kind)(number)
+    grow(directory / path)
+    with pytest.raises(CorruptStateError, match=f"{path}: longer than {FEW if kind != 'submission' else MANY} bytes") as caught:
+        run(takeover(), directory)
+    assert caught.value.path == path
+    assert path in run(whole_report(), directory).damaged_jobs[JOB]
+
+
+@pytest.mark.timeout(20)
+def test_other_records_without_end_are_named_and_not_read(tmp_path: Path) -> None:
+    manifest, log, owner = f"{JOB}/sources/a/manifest.json", SinkPaths("out").log(0), "sp/_owner"
+    readers: dict[str, Callable[[], Flow[Any]]] = {
+        DIRECTORY_FILE: lambda: open_directory("mine"),
+        PATHS.leader(1): lambda: find_leader(PATHS),
+        PATHS.attempt(1): lambda: write_attempt(PATHS, ATTEMPT),
+        manifest: lambda: load_manifest_flow(manifest, "source"),
+        log: lambda: read_log_flow(SinkPaths("out")),
+        owner: lambda: find_owner("sp"),
+        "any": lambda: make_durable("any"),
+    }
+    for path, read in readers.items():
+        root = tmp_path / f"of-{len(path)}"
+        grow(root / path, b"")
+        with pytest.raises(CorruptStateError, match="longer than") as caught:
+            run(read(), root)
+        assert caught.value.path == path
+
+
+def test_every_read_of_an_intact_job_has_a_bound(directory: Path) -> None:
+    """`Bounded` refuses one without."""
+    assert run(list_jobs(), directory) == [JOB]
+    settled = run(takeover(), directory)
+    assert run(whole_report(), directory).is_clean
+    assert settled.with_fact(CheckpointFact.COMPLETED)
+    assert run(find_leader(PATHS), directory).epoch == 2
+
+
+def test_a_record_of_more_than_a_first_read_is_read_whole(tmp_path: Path) -> None:
+    """A checkpoint whose abort has a long story stays ABORTED; cut, it would pass for a completed one."""
+    for length in (0, 1, FIRST_BYTES - 1, FIRST_BYTES, FIRST_BYTES + 1, 3 * FIRST_BYTES):
+        (tmp_path / "record").write_bytes(b"x" * length)
+        assert run(read_whole("record"), tmp_path) == b"x" * length
+        assert run(read_whole("record", length), tmp_path) == b"x" * length
+        with pytest.raises(CorruptStateError, match=f"record: longer than {length - 1} bytes"):
+            run(read_whole("record", length - 1), tmp_path)
+    record = AbortRecord(checkpoint_id=4, reason=FailureReason.EXPIRED, epoch=1, nonce="n", message="long " * 300_000)
+    run(put_once(PATHS.decision(4), encode_record(record)), tmp_path)
+    assert run(read_checkpoint(PATHS, 4), tmp_path).decision == record
+
+
+def test_a_submission_that_nobody_would_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SUBMISSION_BYTES_MAX", 1000)
+    storage = DictStorage()
+    with pytest.raises(InvalidConfigError, match=r"the submission of job .* at most 1000 are stored"):
+        run_flow(start_submission(JOB, submission(word_count(), job_id=JOB), Starter("n", "", "directory", 0)), storage)
+    assert not [path for path in storage.files if path.startswith(PATHS.submissions)]
