@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import raw_write_ms
+from benchmarks.harness import raw_write_ms, spread
 from statebackends.backend import SnapshotTarget
 from statebackends.factory import BackendKind, create_keyed_backend
 from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
@@ -126,19 +126,24 @@ class Rig:
                 rates[with_checkpoint] += self._loop(some, values, seconds, with_checkpoint=with_checkpoint) / 3
         return rates[True], rates[False]
 
-    def full_rates(self, rounds: int = 3) -> tuple[float, float, float]:
-        """Updates per second while a full checkpoint is written, those without one, and how long one took: means of some rounds."""
+    def full_rates(self, rounds: int = 5) -> Row:
+        """Updates per second while a full checkpoint is written, set beside those just before and just after: the machine's speed
+        drifts by a fifth from one second to the next."""
         values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
         some = self.rng.choices(self.keys, k=200_000)
+        self._loop(some, values, 2.0, with_checkpoint=False)
         during: list[float] = []
-        without: list[float] = []
+        shares: list[float] = []
         lasted: list[float] = []
+        before = self._loop(some, values, 1.0, with_checkpoint=False)
         for _ in range(rounds):
-            without.append(self._loop(some, values, 1.0, with_checkpoint=False))
             started = time.perf_counter()
             during.append(self._loop(some, values, 0.0, with_checkpoint=True, full=True))
             lasted.append(time.perf_counter() - started)
-        return mean(during), mean(without), mean(lasted)
+            after = self._loop(some, values, 1.0, with_checkpoint=False)
+            shares.append(2 * during[-1] / (before + after))
+            before = after
+        return {"per_second": mean(during), "of_without": spread(shares), "async_ms": mean(lasted) * 1000}
 
     def _loop(
         self, keys: Sequence[tuple[bytes, int]], values: list[bytes], seconds: float, *, with_checkpoint: bool, full: bool = False
@@ -198,9 +203,7 @@ def measure(kind: BackendKind, key_count: int) -> list[Row]:
             means = {field: mean(each[field] for each in increments) for field in increments[0]}
             rows.append({"what": f"mean of {INCREMENTS} increments", **means})
         rows.append({"what": "restore", "async_ms": rig.restore_s() * 1000})
-        during, without, seconds = rig.full_rates()
-        row = {"per_second": during, "of_without": during / without, "async_ms": seconds * 1000}
-        rows.append({"what": "keyed loop while a full checkpoint is written", **row})
+        rows.append({"what": "keyed loop while a full checkpoint is written", **rig.full_rates()})
         if kind == "filesystem":
             with_it, without = rig.loop_rates(2.0)
             rows.append({"what": "keyed loop, a checkpoint every 2 s", "per_second": with_it, "of_without": with_it / without})

@@ -16,11 +16,17 @@ import pyarrow as pa
 from statebackends.errors import StateValueError
 from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns, keyed_table_schema
 from statebackends.keys import KeyType
-from statebackends.sortedrows import GroupSort, RowStream
+from statebackends.pace import Pace
+from statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream, bytes_of
 from statebackends.statecodec import StateCodec
 
 ROWS_PER_BATCH = 1 << 15
-"""Keys converted at a time; conversions hold the interpreter lock for a few milliseconds."""
+"""Values converted at a time; conversions hold the interpreter lock for a few milliseconds."""
+KEYS_PER_STRETCH = 4 * ROWS_PER_BATCH
+"""Keys taken together where each has one value. A step that lets go of the interpreter lock waits 5 ms for a busy loop to give it
+back, and the loop loses half a millisecond by each change of hands: few large steps cost both less than many small ones."""
+_STRETCH_BYTES = 64 << 20
+"""Values of a stretch above this stay in batches of ROWS_PER_BATCH."""
 
 Groups = npt.NDArray[np.int32]
 Chunk = tuple[bytes, list[bytes], list[Any]]
@@ -44,12 +50,15 @@ class KeyedRows:
         """Table of one state, sorted by key group; chunks come in any order, and are all converted here. Raises StateValueError."""
         schema = self.schema(codec)
         rows = GroupSort(KEY_GROUP)
+        pace = Pace()
         try:
             for stretch in _stretches(chunks):
-                rows.add(self._batch(schema, codec, *stretch))
+                for batch in self._batches(schema, codec, *stretch, pace):
+                    rows.add(batch)
+                pace.turn()
         except StateValueError as error:
             raise self.named(error, codec.name) from error
-        return RowStream(schema, rows.size, lambda: rows.batches(ROWS_PER_BATCH))
+        return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
 
     def table(self, codec: StateCodec, chunks: Iterable[Chunk]) -> pa.Table:
         """The same, as a whole."""
@@ -75,26 +84,29 @@ class KeyedRows:
         map_key = None if codec.map_key is None else codec.map_key.arrow_type
         return keyed_table_schema(self.key_type, codec.meta, codec.value_fields, map_key=map_key)
 
-    def _batch(
-        self, schema: pa.Schema, codec: StateCodec, keys: list[bytes], namespaces: pa.Array, values: list[Any]
-    ) -> pa.RecordBatch:
+    def _batches(
+        self, schema: pa.Schema, codec: StateCodec, keys: list[bytes], namespaces: pa.Array, values: list[Any], pace: Pace
+    ) -> Iterator[pa.RecordBatch]:
+        """One batch, unless values are large."""
         arrays = self.key_type.arrays_of_encoded(keys)
         groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
         columns = [pa.array(groups), *arrays, namespaces]
         if codec.kind in ("list", "map"):
-            counts = np.fromiter(map(len, values), np.int64, len(values))
-            owners = pa.array(np.repeat(np.arange(len(values)), counts))
-            columns = [column.take(owners) for column in columns]
-        if codec.map_key is not None:
-            columns.append(codec.map_key.to_arrow(list(chain.from_iterable(values))))
-            columns += codec.to_arrays([value for entries in values for value in entries.values()])
-        elif codec.kind == "list":
-            starts = np.cumsum(counts) - counts
-            columns.append(pa.array((np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32)))
-            columns += codec.to_arrays(list(chain.from_iterable(values)))
+            yield pa.RecordBatch.from_arrays([*_repeated_rows(columns, values), *_elements(codec, values)], schema=schema)
+            return
+        pieces: list[list[pa.Array]] = []
+        for start in range(0, len(values), ROWS_PER_BATCH):
+            pieces.append(codec.to_arrays(values[start : start + ROWS_PER_BATCH]))
+            pace.turn()
+        if len(pieces) == 1:
+            yield pa.RecordBatch.from_arrays([*columns, *pieces[0]], schema=schema)
+        elif sum(bytes_of(array) for piece in pieces for array in piece) <= _STRETCH_BYTES:
+            joined = [pa.concat_arrays(each) for each in zip(*pieces, strict=True)]
+            yield pa.RecordBatch.from_arrays([*columns, *joined], schema=schema)
         else:
-            columns += codec.to_arrays(values)
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+            for number, piece in enumerate(pieces):
+                some = [column.slice(number * ROWS_PER_BATCH, len(piece[0])) for column in columns]
+                yield pa.RecordBatch.from_arrays([*some, *piece], schema=schema)
 
     def keys_of(self, table: pa.Table) -> Iterator[tuple[bytes, list[bytes]]]:
         """(namespace, encoded keys) of a table read by decode_keyed_table; a key once for each of its rows."""
@@ -124,6 +136,23 @@ class KeyedRows:
                     yield namespace, *_grouped(codec, _picked(keys, rows), groups[rows], _picked(values, rows), picked_map_keys)
 
 
+def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]:
+    """The columns of keys with several elements each."""
+    owners = pa.array(np.repeat(np.arange(len(values)), np.fromiter(map(len, values), np.int64, len(values))))
+    return [column.take(owners) for column in columns]
+
+
+def _elements(codec: StateCodec, values: list[Any]) -> list[pa.Array]:
+    """The columns of list elements, or of map entries."""
+    if codec.map_key is not None:
+        map_keys = codec.map_key.to_arrow(list(chain.from_iterable(values)))
+        return [map_keys, *codec.to_arrays([value for entries in values for value in entries.values()])]
+    counts = np.fromiter(map(len, values), np.int64, len(values))
+    starts = np.cumsum(counts) - counts
+    positions = pa.array((np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32))
+    return [positions, *codec.to_arrays(list(chain.from_iterable(values)))]
+
+
 def _stretches(chunks: Iterable[Chunk]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:
     """(encoded keys, namespaces, what each has) of chunks, about ROWS_PER_BATCH keys at a time: chunks may be small, and many."""
     keys: list[bytes] = []
@@ -132,6 +161,9 @@ def _stretches(chunks: Iterable[Chunk]) -> Iterator[tuple[list[bytes], pa.Array,
     counts: list[int] = []
     for namespace, some_keys, some_values in chunks:
         if not some_keys:
+            continue
+        if not keys and len(some_keys) > ROWS_PER_BATCH // 2:  # large enough as it is: nothing is copied
+            yield some_keys, _repeated([namespace], [len(some_keys)]), some_values
             continue
         if keys and len(keys) + len(some_keys) > ROWS_PER_BATCH:
             yield keys, _repeated(names, counts), values

@@ -54,6 +54,11 @@ def is_sorted(groups: Groups) -> bool:
     return bool((groups[1:] >= groups[:-1]).all())
 
 
+def bytes_of(array: pa.Array) -> int:
+    """Of its buffers. As `nbytes` for what is no slice, which lets go of the interpreter lock to look at each."""
+    return sum(buffer.size for buffer in array.buffers() if buffer is not None)
+
+
 class GroupSort:
     """Takes batches of one schema, then gives all their rows by key group; rows of one key group keep their order."""
 
@@ -62,12 +67,13 @@ class GroupSort:
         self._column = column
         self._parts: list[pa.RecordBatch] = []
         self.size = 0
-        """Bytes of what was added."""
+        """Bytes of what was added, a part that was a slice in order already as much as what it is a slice of."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
-            self._parts.append(self._in_order(batch, LARGE_POOL))
-            self.size += batch.nbytes
+            part = self._in_order(batch, LARGE_POOL)
+            self._parts.append(part)
+            self.size += sum(map(bytes_of, part.columns))
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Batches of `rows` rows, of fewer where rows are very large; beside what was added only one of them is in memory."""
@@ -88,17 +94,14 @@ class GroupSort:
             while True:
                 # What precedes a row in the order of the whole precedes it in its own part: each part gives its next few rows.
                 counts = np.bincount(origin[order[first : first + count]], minlength=len(parts))
-                some = [
-                    part.slice(start, length)
-                    for part, start, length in zip(parts, starts.tolist(), counts.tolist(), strict=True)
-                    if length
-                ]
-                if count == 1 or sum(part.nbytes for part in some) <= _BATCH_BYTES_MAX:
+                stretches = zip(parts, starts.tolist(), counts.tolist(), strict=True)
+                some = pa.Table.from_batches([part.slice(start, length) for part, start, length in stretches if length])
+                if count == 1 or some.nbytes <= _BATCH_BYTES_MAX:
                     break
                 count = (count + 1) // 2
             first += count
             starts += counts
-            yield self._in_order(pa.Table.from_batches(some).combine_chunks().to_batches()[0])
+            yield self._in_order(some.combine_chunks().to_batches()[0])
 
     def _in_order(self, batch: pa.RecordBatch, pool: pa.MemoryPool | None = None) -> pa.RecordBatch:
         groups = batch.column(self._column).to_numpy()

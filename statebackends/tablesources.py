@@ -21,7 +21,7 @@ from statebackends.errors import CorruptStateError
 from statebackends.expiry import unexpired_chunks
 from statebackends.generations import MISSING, Generations, lookup, visible_chunks
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from statebackends.keyedrows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.keyedtables import (
     KEY_GROUP,
     NAMESPACE,
@@ -110,9 +110,10 @@ class GenerationsSource:
         return run
 
     def _all_chunks(self) -> Iterator[Chunk]:
+        rows = ROWS_PER_BATCH if self._codec.kind in ("list", "map") else KEYS_PER_STRETCH
         for namespace, generations, layers in self._frozen:
             with generations.lock:
-                for keys, values in visible_chunks(layers, ROWS_PER_BATCH, maps=self._codec.kind == "map"):
+                for keys, values in visible_chunks(layers, rows, maps=self._codec.kind == "map"):
                     yield namespace, keys, values
 
     def _unexpired(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:

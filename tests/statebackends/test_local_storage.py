@@ -297,6 +297,23 @@ def test_room_for_what_is_read_is_asked_for_as_far_as_somebody_said_how_much_it_
     assert asked == [len(large) + 1, 1], "in one piece"
 
 
+def test_a_large_file_is_written_in_pieces(tmp_path: Path) -> None:
+    class Short(OsFileSystem):
+        """Takes a part of what it is given now and then, as a system may."""
+
+        given: list[int] = []  # noqa: RUF012
+
+        def write(self, descriptor: int, data: memoryview) -> int:
+            self.given.append(len(data))
+            return super().write(descriptor, data[: 300_000 if len(self.given) % 2 else None])
+
+    large = os.urandom(3_000_001)
+    storage = LocalStorage(tmp_path, file_system=Short())
+    storage.execute(ops.WriteFile("large", [large[:7], memoryview(large)[7:]]))
+    assert read(storage, "large") == large
+    assert max(Short.given) == 1 << 20
+
+
 def test_another_root_is_on_the_same_file_system() -> None:
     file_system = made()
     storage = crash_storage(file_system).at("file:///disk/sink")

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from statebackends import sortedrows
 from statebackends.errors import InvariantError
 from statebackends.handles import KeyGroupRange, StateMeta
-from statebackends.keyedrows import ROWS_PER_BATCH, KeyedRows
+from statebackends.keyedrows import KeyedRows
 from statebackends.keyedtables import decode_keyed_table, encode_keyed_table
 from statebackends.keys import KeyType
 from statebackends.snapshots.tables import TableFile
-from statebackends.sortedrows import GroupSort, RowStream
+from statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from statebackends.statecodec import StateCodec
+from statebackends.ttl import Ttl
 
 META = StateMeta("s", "value", "str", "utf8")
 UTF8 = KeyType.of(str)
@@ -84,7 +85,26 @@ def test_small_and_large_chunks_make_one_table(chunk: int) -> None:
     assert (rows.groups_of(keys)[np.array(table.column("key").to_pylist())] == groups).all()
     found = {row["key"]: (row["namespace"], row["value"]) for row in table.to_pylist()}
     assert found == {number: (names[number // chunk % 2], f"v{number}") for number in range(count)}
-    assert max(len(part) for part in table.to_batches()) <= ROWS_PER_BATCH
+    assert max(len(part) for part in table.to_batches()) <= BATCH_ROWS
+
+
+@pytest.mark.parametrize(("value_bytes", "batches"), [(10, 1), (1_000, 3)])
+def test_values_of_a_stretch_are_converted_in_pieces(value_bytes: int, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones are one batch again, large ones stay apart; the rows are the same."""
+    monkeypatch.setattr("statebackends.keyedrows.ROWS_PER_BATCH", 1_000)
+    monkeypatch.setattr("statebackends.keyedrows._STRETCH_BYTES", 1 << 20)
+    added: list[pa.RecordBatch] = []
+    add = GroupSort.add
+    monkeypatch.setattr(GroupSort, "add", lambda self, batch: (added.append(batch), add(self, batch)))
+    rows = KeyedRows(KeyType.of(int), 128, "op")
+    codec = StateCodec.of(ValueStateDescriptor("s", str, Ttl(1_000)), rows.key_type)
+    keys = [rows.key_type.encode(key) for key in range(2_500)]
+    values = [(number, f"{number}".rjust(value_bytes)) for number in range(2_500)]
+    table = rows.table(codec, [(b"w", keys, values)])
+    assert len(added) == batches
+    assert {row["key"]: (row["ttl_stamp_ms"], row["value"]) for row in table.to_pylist()} == dict(enumerate(values))
+    assert (np.diff(table.column("key_group").to_numpy()) >= 0).all()
+    assert rows.stream(codec, [(b"w", keys, values)]).size >= table.nbytes
 
 
 def test_entries_of_a_key_stay_together_and_batches_bounded() -> None:
@@ -92,7 +112,7 @@ def test_entries_of_a_key_stay_together_and_batches_bounded() -> None:
     codec = StateCodec.of(MapStateDescriptor("s", int, int), rows.key_type)
     keys = [rows.key_type.encode(key) for key in range(300)]
     table = rows.table(codec, [(b"", keys, [dict.fromkeys(range(500), key) for key in range(300)])])
-    assert [len(part) for part in table.to_batches()] == [ROWS_PER_BATCH] * 4 + [300 * 500 - 4 * ROWS_PER_BATCH]
+    assert [len(part) for part in table.to_batches()] == [BATCH_ROWS, 300 * 500 - BATCH_ROWS]
     assert (np.diff(table.column("map_key").to_numpy()) % 500 == 1).all()
 
 
