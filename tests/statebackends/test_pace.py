@@ -67,6 +67,6 @@ def test_short_turns_count_together() -> None:
     machine = Machine(1.0)
     pace = Pace(0.1, wall_s=lambda: machine.wall, cpu_s=lambda: machine.cpu, sleep=machine.sleep)
     for _ in range(9):
-        machine.work(0.0004)
+        machine.work(0.0006)
         pace.turn()
-    assert machine.pauses == pytest.approx([5 * 0.0004 * 8])
+    assert machine.pauses == pytest.approx([4 * 0.0006 * 8] * 2)
