@@ -77,7 +77,7 @@ class FileFinding(msgspec.Struct, frozen=True):
 
     path: str
     problem: str
-    """missing | length | checksum | path | unreadable."""
+    """missing | length | checksum | path | format | unreadable."""
     detail: str
     operator: str | None
     subtask: int | None

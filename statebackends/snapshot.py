@@ -30,6 +30,8 @@ from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
 from statebackends.storage.operations import Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
 from statebackends.storage.whole import FIRST_BYTES
+from statebackends.tableends import FileEnds, wrong_format
+from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS
 
 METADATA_NAME = "_metadata"
 _VERIFY_BYTES = 2 << 20
@@ -47,6 +49,8 @@ class ProblemKind(StrEnum):
     LENGTH = "length"
     CHECKSUM = "checksum"
     PATH = "path"
+    FORMAT = "format"
+    """A table is not in the format that its handle says."""
     UNREADABLE = "unreadable"
 
 
@@ -173,22 +177,23 @@ def read_metadata_file(path: str) -> Flow[bytes]:
 def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:
     """Every file that is missing, of the wrong length or with the wrong checksum; empty means that a restore can start.
 
-    checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once."""
+    checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once, and tables have
+    to begin and end as those of their format do."""
     problems: list[SnapshotProblem | None] = []
     looks: list[Flow[SnapshotProblem | None]] = []
     sizes: list[int] = []
-    seen: set[FileHandle] = set()
+    seen: set[tuple[FileHandle, str]] = set()
     for operator in metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
-            for handle in file_handles(state):
-                if handle in seen:
+            for handle, table_format in formatted_files(state):
+                if (handle, table_format) in seen:
                     continue
-                seen.add(handle)
+                seen.add((handle, table_format))
                 if metadata.kind != "checkpoint" and shared_name(handle.path) is not None:
                     detail = "leaves the folder of the savepoint"
                     problems.append(SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail))
                 else:
-                    looks.append(verify_file(handle, folder, operator.uid, subtask, checksums=checksums))
+                    looks.append(verify_file(handle, folder, operator.uid, subtask, table_format, checksums=checksums))
                     sizes.append(min(handle.length, _VERIFY_BYTES) if checksums else 0)
     problems += yield InParallel(looks, sizes)
     for path in metadata.external:
@@ -208,27 +213,33 @@ def external_exists(entry: str) -> Flow[bool]:
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
     """Files of one subtask's state; inline parts are left out."""
+    return (handle for handle, _ in formatted_files(state))
+
+
+def formatted_files(state: OperatorSubtaskState) -> Iterator[tuple[FileHandle, str]]:
+    """As `file_handles`, each with the format of the table in it; empty for what is no table."""
     for keyed in state.keyed:
+        table_format = keyed.format if keyed.format in (*TABLE_FORMATS, DELTA_FORMAT) else ""
         for part in keyed.parts:
             if isinstance(part, FileHandle):
-                yield part
+                yield part, table_format
     for listed in state.operator:
         if isinstance(listed.part, FileHandle):
-            yield listed.part
+            yield listed.part, ""
 
 
 def verify_file(
-    handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool = True
+    handle: FileHandle, folder: str, operator: str, subtask: int, table_format: str = "", *, checksums: bool = True
 ) -> Flow[SnapshotProblem | None]:
     """What is wrong with one file of a subtask; None if nothing is. Raises StorageUnavailableError naming the operator."""
     try:
-        return (yield from file_problem(handle, folder, operator, subtask, checksums=checksums))
+        return (yield from file_problem(handle, folder, operator, subtask, table_format, checksums=checksums))
     except StorageUnavailableError as error:
         raise of_operator(error, operator, subtask) from error
 
 
 def file_problem(
-    handle: FileHandle, folder: str, operator: str, subtask: int, *, checksums: bool = True
+    handle: FileHandle, folder: str, operator: str, subtask: int, table_format: str = "", *, checksums: bool = True
 ) -> Flow[SnapshotProblem | None]:
     """As `verify_file`; raises StorageUnavailableError as storage does."""
     try:
@@ -238,8 +249,13 @@ def file_problem(
     problem = yield from piece_problem(handle, path, operator, subtask)
     if problem is not None:
         return problem
-    if checksums and (yield from _checksum(path, handle.offset, handle.length)) != handle.checksum:
+    if not checksums:
+        return None
+    ends = FileEnds()
+    if (yield from _checksum(path, handle.offset, handle.length, ends)) != handle.checksum:
         return SnapshotProblem(ProblemKind.CHECKSUM, operator, subtask, path, "the checksum does not match")
+    if detail := wrong_format(table_format, ends):
+        return SnapshotProblem(ProblemKind.FORMAT, operator, subtask, path, detail)
     return None
 
 
@@ -261,8 +277,8 @@ def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> 
     return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
 
 
-def _checksum(path: str, start: int, length: int) -> Flow[str | None]:
-    """Checksum of a piece of a file; None if it vanished meanwhile."""
+def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | None]:
+    """Checksum of a piece of a file, and how it begins and ends; None if it vanished meanwhile."""
     digest = Digest()
     for offset in range(start, start + length, _VERIFY_BYTES):
         try:
@@ -270,6 +286,7 @@ def _checksum(path: str, start: int, length: int) -> Flow[str | None]:
         except ObjectMissingError:
             return None
         digest.add(piece)
+        ends.add(piece)
     return digest.checksum
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from statebackends.handles import (
     CHECKPOINT_ID_MAX,
+    InlineHandle,
     KeyedStateHandle,
     OperatorListHandle,
     OperatorState,
@@ -26,6 +27,7 @@ from statebackends.snapshots.parts import PartReader
 from statebackends.state import OPERATOR_KINDS
 from statebackends.statecodec import TIMERS_KIND
 from statebackends.storage.operations import Storage
+from statebackends.tableends import FileEnds, wrong_format
 from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 
 NATIVE = "rocksdb"
@@ -239,13 +241,24 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > RUNS_MAX for meta in handle.states):
         return f"more than {RUNS_MAX} delta runs upon one table"
     if handle.format != NATIVE:
-        return "" if len(handle.parts) == len(handle.states) else f"{len(handle.parts)} parts of {len(handle.states)} states"
+        if len(handle.parts) != len(handle.states):
+            return f"{len(handle.parts)} parts of {len(handle.states)} states"
+        return next(filter(None, (_wrong_inline(part, handle.format) for part in handle.parts)), "")
     if len(handle.parts) != len(handle.names):
         return f"{len(handle.parts)} parts with {len(handle.names)} names"
     for name in handle.names:
         if posixpath.basename(name) != name or name in ("", ".", "..") or "\0" in name:
             return f"{name!r} is not the name of a file"
     return "" if len(set(handle.names)) == len(handle.names) else "two files of one name"
+
+
+def _wrong_inline(part: StateHandle, table_format: str) -> str:
+    """Of a table that is no file; those are looked at when their checksums are."""
+    if not isinstance(part, InlineHandle):
+        return ""
+    ends = FileEnds()
+    ends.add(part.data)
+    return wrong_format(table_format, ends)
 
 
 def _check_state(path: str, stored: StoredState) -> None:

@@ -76,7 +76,7 @@ def write_savepoint(folder: Path, graph: JobGraph) -> Path:
     for vertex in graph.vertices:
         for operator in vertex.operators:
             states = tuple(state for state in operator.states if state.key_type is not None)
-            parts = tuple(InlineHandle(b"rows") for _ in states)
+            parts = tuple(InlineHandle(b"PAR1 rows PAR1") for _ in states)
             handle = KeyedStateHandle(KeyGroupRange(0, vertex.max_parallelism), "parquet", states, parts)
             subtask = OperatorSubtaskState(keyed=(handle,) if states else ())
             operators.append(

@@ -253,7 +253,7 @@ class FakeWorker:
             part = InlineHandle(msgspec.msgpack.encode(entries))
             return {"source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, len(entries)),))}
         groups = assign_key_groups(vertex.max_parallelism, vertex.parallelism, key.subtask)
-        handle = KeyedStateHandle(KeyGroupRange(groups.start, groups.stop), "arrow", (COUNTS,), (InlineHandle(b"rows"),))
+        handle = KeyedStateHandle(KeyGroupRange(groups.start, groups.stop), "parquet", (COUNTS,), (InlineHandle(b"PAR1"),))
         return {"count": OperatorSubtaskState(keyed=(handle,))}
 
 

@@ -54,9 +54,9 @@ def keyed(parallelism: int, *states: StateMeta, max_parallelism: int = 128) -> t
             keyed=(
                 KeyedStateHandle(
                     KeyGroupRange(groups.start, groups.stop),
-                    "arrow",
+                    "parquet",
                     states or (COUNTS,),
-                    tuple(InlineHandle(f"{index}".encode()) for _ in states or (COUNTS,)),
+                    tuple(InlineHandle(b"PAR1%dPAR1" % index) for _ in states or (COUNTS,)),
                 ),
             )
         )
@@ -112,10 +112,10 @@ def test_r01_same_graph_gives_every_subtask_its_own_handles() -> None:
 
 def test_r02_removed_operator_with_state_is_refused_with_uid_and_size() -> None:
     graph = graph_of(vertex(operator("source", "source", OFFSETS)))
-    with pytest.raises(UnclaimedStateError, match="'count' \\(2 bytes\\)") as caught:
+    with pytest.raises(UnclaimedStateError, match="'count' \\(18 bytes\\)") as caught:
         plan_restore(TWO, graph)
-    assert caught.value.operators == {"count": 2}
-    assert plan_restore(TWO, graph, allow_non_restored_state=True).dropped == {"count": 2}
+    assert caught.value.operators == {"count": 18}
+    assert plan_restore(TWO, graph, allow_non_restored_state=True).dropped == {"count": 18}
 
 
 def test_r03_removed_operator_without_state_is_fine() -> None:

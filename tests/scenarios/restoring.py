@@ -38,7 +38,7 @@ def check_restore_max_parallelism(case: str, expected: str) -> Outcome:
 
 
 def snapshot(max_parallelism: int) -> SnapshotMetadata:
-    handle = KeyedStateHandle(KeyGroupRange(0, max_parallelism), "arrow", (STATE,), (InlineHandle(b"x"),))
+    handle = KeyedStateHandle(KeyGroupRange(0, max_parallelism), "arrow", (STATE,), (InlineHandle(b"ARROW1x ARROW1"),))
     state = OperatorState(UID, operator_id(UID), UID, 1, max_parallelism, (OperatorSubtaskState(keyed=(handle,)),))
     return SnapshotMetadata(
         job_id="0" * 32,

@@ -48,7 +48,7 @@ def target(threshold: int = 0, folder: str = "job/chk-1") -> SnapshotTarget:
 
 
 def snapshot_of(*parts: StateHandle, external: tuple[str, ...] = ()) -> SnapshotMetadata:
-    keyed = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (META,) * len(parts), parts)
+    keyed = KeyedStateHandle(KeyGroupRange(0, 128), "rocksdb", (META,) * len(parts), parts)
     listed = OperatorListHandle(StateMeta("o", "operator_list", "bytes"), parts[0], 1)
     subtask = OperatorSubtaskState(keyed=(keyed,), operator=(listed,))
     return SnapshotMetadata(

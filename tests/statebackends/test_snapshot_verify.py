@@ -16,7 +16,7 @@ from statebackends.errors import (
     CorruptStateError,
     StorageUnavailableError,
 )
-from statebackends.handles import FileHandle
+from statebackends.handles import FileHandle, KeyedStateHandle
 from statebackends.snapshot import ProblemKind
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.copying import copy_snapshot
@@ -77,6 +77,32 @@ def test_every_problem_is_named_with_its_owner(tmp_path: Path) -> None:
     for problem in report.problems:
         assert problem.operator == UID
         assert f"-{problem.subtask}-1-n-" in problem.path
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form[0] == "filesystem"])
+def test_tables_that_are_called_by_another_format_are_problems(tmp_path: Path, form: Any) -> None:
+    """Their checksums are right, and the file that operator state is in has no format."""
+    found = snapshot(tmp_path, form)
+    swapped = {"arrow": "parquet", "parquet": "arrow"}
+
+    def swap(keyed: KeyedStateHandle) -> KeyedStateHandle:
+        return msgspec.structs.replace(keyed, format=swapped.get(keyed.format, keyed.format))
+
+    operators = tuple(
+        msgspec.structs.replace(
+            operator,
+            subtasks=tuple(msgspec.structs.replace(each, keyed=tuple(map(swap, each.keyed))) for each in operator.subtasks),
+        )
+        for operator in found.metadata.operators
+    )
+    other = replace(found, metadata=msgspec.structs.replace(found.metadata, operators=operators))
+    parts = [part for each in operators[0].subtasks for keyed in each.keyed if keyed.format in swapped for part in keyed.parts]
+    tables = {part.path for part in parts if isinstance(part, FileHandle)}
+    report = verified(other)
+    assert tables
+    assert {problem.path.rpartition("/")[2] for problem in report.problems} == tables
+    assert {(problem.kind, problem.operator) for problem in report.problems} == {(ProblemKind.FORMAT, UID)}
+    assert (report.files, report.size) == (verified(found).files, verified(found).size)
 
 
 class Unreadable:
