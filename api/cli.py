@@ -307,24 +307,25 @@ def preflight(
     claim: Annotated[bool, typer.Option("--claim", help="As with claim_mode=CLAIM: the job would own the snapshot.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not."""
+    """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
     from api.preflight import named_snapshot, preflight_offline
     from api.render_preflight import show_report
     from operators.pipelines import build_environment, load_function
     from statebackends.snapshots.places import absolute_location
 
-    function, _ = load_function(pipeline, "job")
-    environment = build_environment(function, pipeline, "job", parallelism=parallelism)
-    submission = Submission(
-        environment.build().graph,
-        job_id=job_id,
-        restore=named_snapshot(snapshot),
-        claim_mode=ClaimMode.CLAIM if claim else ClaimMode.NO_CLAIM,
-        allow_non_restored_state=allow_non_restored_state,
-        allow_output_repeat=allow_output_repeat,
-    )
-    directory = state_dir or environment.state_dir
-    report = preflight_offline(submission, None if directory is None else absolute_location(directory))
+    with console.trouble():
+        function, _ = load_function(pipeline, "job")
+        environment = build_environment(function, pipeline, "job", parallelism=parallelism)
+        submission = Submission(
+            environment.build().graph,
+            job_id=job_id,
+            restore=named_snapshot(snapshot),
+            claim_mode=ClaimMode.CLAIM if claim else ClaimMode.NO_CLAIM,
+            allow_non_restored_state=allow_non_restored_state,
+            allow_output_repeat=allow_output_repeat,
+        )
+        directory = state_dir or environment.state_dir
+        report = preflight_offline(submission, None if directory is None else absolute_location(directory))
     show_report(report, as_json=as_json)
     if not report.fits:
         raise typer.Exit(console.EXIT_FAILED)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +19,7 @@ from statebackends.errors import HoldfastError, InvalidConfigError
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
-"""Wrong usage or settings, or refused before anything was started."""
+"""Wrong usage or settings, or refused before anything was started; of tools for snapshots, whatever keeps them from an answer."""
 
 _TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999, the last that a calendar here knows."""
@@ -43,6 +44,16 @@ def printable(text: str) -> str:
 def exit_code(error: BaseException) -> int:
     """Exit code of the process for an error."""
     return EXIT_REFUSED if isinstance(error, InvalidConfigError) else EXIT_FAILED
+
+
+@contextmanager
+def trouble() -> Iterator[None]:
+    """Every error of ours within is one line and EXIT_REFUSED: for commands whose 1 is a verdict."""
+    try:
+        yield
+    except HoldfastError as error:
+        show_error(error)
+        raise typer.Exit(EXIT_REFUSED) from error
 
 
 def show_error(error: BaseException) -> None:

@@ -11,21 +11,17 @@ from typer.core import TyperGroup
 
 from api import console
 from api.snapshots.fsck_command import fsck
-from statebackends.errors import CorruptStateError, HoldfastError, UnsupportedVersionError
+from statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 EXIT_DIFFERENT = 1
-EXIT_TROUBLE = 2
 
 
 class _Group(TyperGroup):
     """Every error of a tool is trouble: 1 has a meaning of its own."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with console.trouble():
             return super().invoke(ctx)
-        except HoldfastError as error:
-            console.show_error(error)
-            raise typer.Exit(EXIT_TROUBLE) from error
 
 
 snapshots = typer.Typer(
@@ -54,13 +50,14 @@ def inspect(
     from api import inspection  # pyarrow: a third of a second that other commands need not wait for
     from api.snapshots.snapshot import Snapshot
 
-    snapshot = Snapshot(path)
-    if verify:
-        inspection.verify(snapshot)
-    if state is not None:
-        inspection.show_rows(snapshot, *state, limit=limit, as_json=as_json)
-    else:
-        inspection.show_summary(snapshot, verified=verify, as_json=as_json)
+    with console.trouble():
+        snapshot = Snapshot(path)
+        if verify:
+            inspection.verify(snapshot)
+        if state is not None:
+            inspection.show_rows(snapshot, *state, limit=limit, as_json=as_json)
+        else:
+            inspection.show_summary(snapshot, verified=verify, as_json=as_json)
 
 
 snapshots.command()(inspect)

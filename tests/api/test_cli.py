@@ -169,7 +169,7 @@ def test_nobody_there_is_one_line(flags: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["inspect", "~no-such-user/snapshot"], 1),
+        (["inspect", "~no-such-user/snapshot"], 2),
         (["jobs", "--state-dir", "~no-such-user/state"], 2),
         (["jobs", "--url", "http://127.0.0.1:9", "--token-file", "~no-such-user/token"], 2),
     ],

@@ -206,7 +206,7 @@ def test_nothing_in_the_snapshot_is_changed(checkpoint: Path) -> None:
     ("uid", "state", "known"), [("nothing", "total", "filter, totals"), ("totals", "nothing", "recent, total")]
 )
 def test_unknown_operator_or_state_names_what_there_is(checkpoint: Path, uid: str, state: str, known: str) -> None:
-    message = run(str(checkpoint), "--state", uid, state, code=1)
+    message = run(str(checkpoint), "--state", uid, state, code=2)
     assert known in message
     assert message.count("\n") == 1
 
@@ -232,17 +232,17 @@ def test_a_pointer_to_a_pointer_is_refused(tmp_path: Path) -> None:
     pointer = tmp_path / "chk-7"
     pointer.mkdir()
     (pointer / "_metadata").write_bytes(encode_record(SavepointRecord(7, str(pointer), CheckpointKind.SAVEPOINT, 0, 1, "n")))
-    assert "CorruptStateError" in run(str(pointer), code=1)
+    assert "CorruptStateError" in run(str(pointer), code=2)
 
 
 def test_an_aborted_checkpoint_says_why(tmp_path: Path) -> None:
     (tmp_path / "_metadata").write_bytes(encode_record(AbortRecord(7, FailureReason.EXPIRED, 1, "n", "too slow")))
-    assert "checkpoint 7 was aborted (expired): too slow" in run(str(tmp_path), code=1)
+    assert "checkpoint 7 was aborted (expired): too slow" in run(str(tmp_path), code=2)
 
 
 def test_no_snapshot_there(tmp_path: Path) -> None:
-    assert "holds no snapshot" in run(str(tmp_path), code=1)
-    assert "holds no snapshot" in run(str(tmp_path / "missing"), code=1)
+    assert "holds no snapshot" in run(str(tmp_path), code=2)
+    assert "holds no snapshot" in run(str(tmp_path / "missing"), code=2)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "newer"])
@@ -250,7 +250,7 @@ def test_a_damaged_or_newer_metadata_is_named(checkpoint: Path, damage: str) -> 
     path = checkpoint / "_metadata"
     content = path.read_bytes()
     path.write_bytes(content[:-40] if damage == "truncated" else content.replace(b'"version":1', b'"version":9', 1))
-    message = run(str(checkpoint), code=1)
+    message = run(str(checkpoint), code=2)
     assert str(path) in message
     assert ("UnsupportedVersionError" if damage == "newer" else "CorruptStateError") in message
 
@@ -266,7 +266,7 @@ def test_a_damaged_file_is_named(checkpoint: Path, damage: str) -> None:
         if damage == "missing":
             path.unlink()
     for arguments in (("--verify",), ("--state", "totals", "total")):
-        message = run(str(checkpoint), *arguments, code=1)
+        message = run(str(checkpoint), *arguments, code=2)
         assert "operator 'totals'" in message
         assert "job/chk-7/op-0-1-n-" in message
         assert message.endswith("[CorruptStateError]\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,21 @@ def test_an_environment_of_its_own_and_another_parallelism(job: Path, savepoint:
 )
 def test_a_job_that_can_not_be_loaded_is_exit_code_2(job: Path, savepoint: Path, job_name: str, reason: str) -> None:
     assert reason in run(str(savepoint), job_name.format(job), code=2)
+
+
+def test_storage_that_fails_says_nothing_of_the_snapshot_and_is_exit_code_2(job: Path, savepoint: Path) -> None:
+    """1 is a verdict: whoever waits for it would take the snapshot for one that does not fit."""
+    (savepoint / "_metadata").unlink()
+    os.mkfifo(savepoint / "_metadata")
+    for command in (
+        ["preflight", str(savepoint), f"{job}:pipeline"],
+        ["inspect", str(savepoint)],
+        ["snapshot", "inspect", str(savepoint)],
+    ):
+        result = runner.invoke(app, command)
+        assert (result.exit_code, result.stdout) == (2, ""), command
+        assert "not a regular file" in result.stderr
+        assert "[StorageUnavailableError]" in result.stderr
 
 
 def test_latest_needs_a_state_directory(tmp_path: Path, job: Path) -> None:
