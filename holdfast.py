@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from barriers.jobgraph import ClaimMode as ClaimMode
     from barriers.jobgraph import JobConfig as JobConfig
     from barriers.jobgraph import RestartStrategy as RestartStrategy
+    from barriers.jobgraph import RocksDBConfig as RocksDBConfig
     from coordinator.preflight import PreflightReport as PreflightReport
     from operators.functions.aggregates import Aggregate as Aggregate
     from operators.functions.aggregates import count as count
@@ -92,7 +93,7 @@ _EXPORTS = {
     "api.snapshots.snapshot": ("Snapshot",),
     "api.version": ("VERSION",),
     "barriers.elements": ("Batch",),
-    "barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy"),
+    "barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig"),
     "coordinator.preflight": ("PreflightReport",),
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),

@@ -4,6 +4,7 @@ It describes; it holds no user code. The functions travel in Spark's closure, ke
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import StateMeta
+from statebackends.settings import StateBackendSettings
 
 
 class Partitioning(StrEnum):
@@ -83,6 +85,35 @@ class RestartStrategy(msgspec.Struct, frozen=True):
     """The first failure after a completed checkpoint restarts at once; `delay_ms` is for those that follow without progress."""
 
 
+class RocksDBConfig(msgspec.Struct, frozen=True):
+    """Settings of the state backend `rocksdb`: those of `StateBackendSettings` that begin with rocksdb_, where they are described.
+
+    Sizes in bytes. A subtask has one database for each operator with keyed state."""
+
+    front_tier_bytes_max: int = 64 * 1024 * 1024
+    """Per database: changed state in memory above this is written to it between barriers."""
+    write_behind_rows: int = 2_000
+    """Per database: changed rows that a worker with nothing else to do begins to write."""
+    cache_bytes_max: int = 32 * 1024 * 1024
+    """Per database: values read or written lately, as Python objects."""
+    write_buffer_bytes: int = 32 * 1024 * 1024
+    """One memtable."""
+    write_buffers_bytes_max: int = 128 * 1024 * 1024
+    """Per worker: all memtables."""
+    block_cache_bytes: int = 64 * 1024 * 1024
+    """Per worker: uncompressed blocks, indexes and filters."""
+    sorted_runs_max: int = 8
+    """At so many runs (a checkpoint adds one) neighbours are merged. More: smaller checkpoints, slower reads."""
+    space_amplification_percent: int = 200
+    """What newer runs may add to the size of the oldest before all are merged. More: this is rarer."""
+    background_compaction: bool = True
+    """Merge while the job runs; False: when a checkpoint is made."""
+
+    def applied_to(self, settings: StateBackendSettings) -> StateBackendSettings:
+        """Raises InvalidConfigError naming the setting that is out of bounds."""
+        return replace(settings, **{f"rocksdb_{name}": value for name, value in msgspec.structs.asdict(self).items()})
+
+
 class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
@@ -104,6 +135,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     pack_threshold: int = 1024 * 1024
     """Tables of a checkpoint that are smaller than this go into files together; 0: each has its own."""
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
+    rocksdb: RocksDBConfig | None = None
+    """Of the state backend `rocksdb`. None: its defaults."""
     local_recovery: bool = True
     """Workers keep copies of their newest checkpoint's files on their own disk, and restore from them what is undamaged."""
     local_recovery_directory: str | None = None
@@ -161,6 +194,8 @@ class JobConfig(msgspec.Struct, frozen=True):
                 f"memory_snapshot_bytes_max must be 1024..2147483648, got {self.memory_snapshot_bytes_max}",
                 setting="memory_snapshot_bytes_max",
             )
+        if self.rocksdb is not None:
+            self.rocksdb.applied_to(StateBackendSettings())
         choices = (
             ("state_backend", self.state_backend, ("memory", "filesystem", "rocksdb")),
             ("checkpointing_mode", self.checkpointing_mode, ("exactly_once",)),

@@ -1,9 +1,12 @@
-"""W2 of the RocksDB backend: a full checkpoint right after the load, then increments with 1 % of the keys changed between two.
+"""W2 of the RocksDB backend: a full checkpoint after the load, then increments with 1 % of the keys changed between two.
 
 One subtask's backend in this process, as a worker drives it: `sync` is what the loop waits for, `async` what the pool does until
-the acknowledgement. Placeholders are resolved and dropped checkpoints deleted as the coordinator does it. Compaction runs
-meanwhile, and what it merges is stored again: once in a while all of it, so the first 20 increments, the last 20 and the worst 20
-in a row are told apart. The raw write (write and fsync of as many random bytes into the same directory) comes right after each.
+the acknowledgement. Changes come at once; then the loop is idle, writes behind (`idle`), and waits for the next checkpoint. The
+full one is also measured right behind the load, without that (`saturated`).
+
+Placeholders are resolved and dropped checkpoints deleted as the coordinator does it. Compaction runs meanwhile, and what it merges
+is stored again: once in a while all of it, so the first 20 increments, the last 20 and the worst 20 in a row are told apart. The
+raw write (write and fsync of as many random bytes into the same directory) comes right after each.
 
 python -m benchmarks.incremental [--quick] [--keys 1000000,5000000] [--increments 60] [--pause 1.0]
 """
@@ -64,6 +67,7 @@ class Job:
     """One operator with keyed state, its storage, and the little of a coordinator that it takes."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir()
         self._folder = folder
         self._storage = LocalStorage(folder / "state")
         self._shared = SharedFiles()
@@ -88,6 +92,15 @@ class Job:
 
     def changes(self, keys: int) -> list[int]:
         return self._random.sample(range(keys), keys // CHANGED)
+
+    def idle(self, seconds: float) -> float:
+        """Nothing arrives for so long: what a worker does until it has nothing to do, in milliseconds."""
+        began = time.perf_counter()
+        while self.backend.write_behind():
+            pass
+        done = time.perf_counter()
+        time.sleep(max(0.0, seconds - (done - began)))
+        return (done - began) * 1000
 
     def checkpoint(self, number: int) -> Taken:
         """Store a checkpoint that builds on the one before; that one is deleted then."""
@@ -115,31 +128,43 @@ class Job:
         self._shared.forget(number)
 
 
+def measure_full(keys: int, folder: Path, pause_s: float) -> tuple[Row, Job, Taken]:
+    """Load, and take the first checkpoint; at once if there is no pause."""
+    job = Job(folder)
+    began = time.perf_counter()
+    job.update(range(keys))
+    loaded = time.perf_counter()
+    idle_ms = job.idle(pause_s) if pause_s else 0.0
+    full = job.checkpoint(1)
+    row = {
+        "workload": "W2 full" if pause_s else "W2 full, saturated",
+        "keys": keys,
+        "load_s": round(loaded - began, 1),
+        "idle_ms": round(idle_ms, 1),
+        "sync_ms": round(full.sync_ms, 2),
+        "async_ms": round(full.async_ms, 1),
+        "megabytes": round(full.new_bytes / 1e6, 1),
+        "raw_write_ms": round(full.raw_ms, 1),
+        "times_raw": round((full.sync_ms + full.async_ms) / full.raw_ms, 2),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+    return row, job, full
+
+
 def measure_keys(keys: int, increments: int, pause_s: float) -> Iterator[Row]:
-    """A full checkpoint right after the load, then increments."""
+    """Full checkpoints after the load, then increments."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
     try:
-        job = Job(folder)
-        began = time.perf_counter()
-        job.update(range(keys))
-        loaded = time.perf_counter()
-        full = job.checkpoint(1)
-        yield {
-            "workload": "W2 full",
-            "keys": keys,
-            "load_s": round(loaded - began, 1),
-            "sync_ms": round(full.sync_ms, 2),
-            "async_ms": round(full.async_ms, 1),
-            "megabytes": round(full.new_bytes / 1e6, 1),
-            "raw_write_ms": round(full.raw_ms, 1),
-            "times_raw": round((full.sync_ms + full.async_ms) / full.raw_ms, 2),
-            "load_average": round(os.getloadavg()[0], 1),
-        }
+        row, job, full = measure_full(keys, folder / "saturated", 0.0)
+        yield row
+        job.backend.dispose()
+        row, job, full = measure_full(keys, folder / "idle", pause_s)
+        yield row
         taken: list[Taken] = []
         for number in range(2, 2 + increments):
             job.update(job.changes(keys))
+            job.idle(pause_s)
             taken.append(job.checkpoint(number))
-            time.sleep(pause_s)
         yield increments_row(keys, full, taken)
         job.backend.dispose()
     finally:
@@ -177,7 +202,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="100,000 keys")
     parser.add_argument("--keys", default="1000000,5000000")
     parser.add_argument("--increments", type=int, default=INCREMENTS)
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds between two checkpoints")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds in which nothing arrives, before each checkpoint")
     arguments = parser.parse_args()
     counts = [100_000] if arguments.quick else [int(text) for text in arguments.keys.split(",")]
     for keys in counts:

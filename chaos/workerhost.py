@@ -32,7 +32,12 @@ WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
-BACKEND_SETTINGS = StateBackendSettings(rocksdb_background_compaction=False, rocksdb_sorted_runs_max=3)
+BACKEND_SETTINGS = StateBackendSettings(
+    rocksdb_background_compaction=False,
+    rocksdb_sorted_runs_max=3,
+    rocksdb_write_behind_rows=20,
+    rocksdb_write_buffers_bytes_max=1 << 40,  # it would count what other simulated workers have
+)
 """RocksDB merges its tables at every third checkpoint or so, and never by itself: a seed gives the same run twice."""
 
 

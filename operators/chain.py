@@ -11,6 +11,7 @@ from typing import Protocol
 from barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
 from operators.base import Operator
 from operators.context import RuntimeContext
+from statebackends.backend import KeyedStateBackend
 from statebackends.errors import InvariantError
 
 
@@ -97,6 +98,7 @@ class OperatorChain:
         """True between the barrier and the end of the synchronous snapshot: nothing may be emitted (K06)."""
         self._opened: list[ChainNode] = []
         self._timed: tuple[RuntimeContext, ...] = ()
+        self._behind: tuple[KeyedStateBackend, ...] = ()
         self._alarms = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
 
     def node(self, uid: str) -> ChainNode:
@@ -116,6 +118,8 @@ class OperatorChain:
         """State of every operator first, head to tail; then open, tail to head, so that nobody emits into a closed one."""
         contexts = [node.context for node in self.nodes]
         self._timed = tuple(c for c in contexts if c.keyed_backend is not None and c.keyed_backend.uses_processing_time)
+        backends = [context.keyed_backend for context in contexts]
+        self._behind = tuple(backend for backend in backends if backend is not None and backend.writes_behind)
         self.tell_time()
         for node in self.nodes:
             node.operator.initialize_state()
@@ -227,12 +231,19 @@ class OperatorChain:
     def has_pending_work(self) -> bool:
         return any(node.operator.has_pending_work() for node in self.nodes)
 
+    def write_behind(self) -> bool:
+        """Nothing else is to be done: each keyed backend writes a little of what changed. Whether there is more."""
+        more = False
+        for backend in self._behind:
+            more = backend.write_behind() or more
+        return more
+
     def dispose(self) -> list[BaseException]:
         """Release the keyed backends; the errors it met."""
         errors: list[BaseException] = []
         for node in self.nodes:
             backend, node.context.keyed_backend = node.context.keyed_backend, None
-            self._timed = ()
+            self._timed = self._behind = ()
             try:
                 if backend is not None:
                     backend.dispose()

@@ -75,7 +75,7 @@ class StateLoader:
         self._storage = storage
         self._local_directory = local_directory
         self._settings = replace(
-            settings,
+            settings if self._config.rocksdb is None else self._config.rocksdb.applied_to(settings),
             memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
             incremental=self._config.is_incremental,
         )

@@ -279,6 +279,10 @@ class Subtask:
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
         return self.last_step
 
+    def write_behind(self) -> bool:
+        """The worker has nothing else to do. Whether it should soon be called again."""
+        return self.state is TaskState.RUNNING and self.chain.write_behind()
+
     @property
     def is_unblocked(self) -> bool:
         """The last step stopped at a full output, and none is full any more."""

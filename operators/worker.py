@@ -130,10 +130,13 @@ class Worker:
         return progress
 
     def prepare_wait(self) -> int:
-        """Behind a round in which nothing moved: send what waits for company, and say how long (ms) the next one may wait."""
+        """Behind a round in which nothing moved: send what waits for company, do what barriers would wait for, and say
+        how long (ms) the next round may wait."""
         if self._commands:
             return 0
         self._flush_idle()
+        if self._write_behind():
+            return 0
         wakeup_ms = self.next_wakeup_ms()
         if wakeup_ms is None:
             return IDLE_WAIT_MS_MAX
@@ -312,6 +315,13 @@ class Worker:
             for output in each.outputs:
                 output.flush_all()
             self._send(each, now_ms)
+
+    def _write_behind(self) -> bool:
+        """Whether there is more to write."""
+        more = False
+        for each in () if self._attempt is None else self._attempt.subtasks:
+            more = each.subtask.write_behind() or more
+        return more
 
     def _housekeep(self, attempt: _Attempt, now_ms: int) -> None:
         if now_ms >= self._metrics_due_ms:

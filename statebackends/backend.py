@@ -140,6 +140,15 @@ class KeyedStateBackend(Protocol):
 
         `checkpoint_id`: of a checkpoint in the job's own directory, which increments may build on."""
 
+    @property
+    def writes_behind(self) -> bool:
+        """Whether `write_behind` may ever have something to do."""
+
+    def write_behind(self) -> bool:
+        """Called when there is nothing else to do: a few milliseconds of what the next barrier would have to wait for.
+
+        Whether there is more. Raises nothing: what fails here is told by the barrier that needs it."""
+
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None: ...

@@ -158,6 +158,13 @@ class KeyedBackendBase(ABC):
     def set_processing_time(self, now_ms: int) -> None:
         self._clock.now_ms = now_ms
 
+    @property
+    def writes_behind(self) -> bool:
+        return False
+
+    def write_behind(self) -> bool:
+        return False
+
     def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> NumpyColumnarState:
         state = self._columnar.get(descriptor.name)
         if state is None:

@@ -23,6 +23,7 @@ from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.partwriter import PartsWriter, WrittenPart
 from statebackends.rocksdb_expiry import ExpirySweep
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
+from statebackends.rocksdb_memory import shared_memory
 from statebackends.rocksdb_restore import NativeRestore
 from statebackends.rocksdb_store import TABLE_SUFFIX, Compaction, RocksStore, Row, row_key
 from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
@@ -72,6 +73,13 @@ class RocksKeyedBackend(KeyedBackendBase):
                 self._opened.tick()
             except StateValueError as error:
                 raise self._rows.named(error, error.fields["state"]) from error
+
+    @property
+    def writes_behind(self) -> bool:
+        return True
+
+    def write_behind(self) -> bool:
+        return self._opened is not None and self._opened.idle()
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         generations = self._generations_of(self._codec(state_name), namespace)
@@ -151,7 +159,7 @@ class RocksKeyedBackend(KeyedBackendBase):
         return RocksStore(
             folder,
             write_buffer_bytes=self._settings.rocksdb_write_buffer_bytes,
-            block_cache_bytes=self._settings.rocksdb_block_cache_bytes,
+            memory=shared_memory(self._settings.rocksdb_block_cache_bytes, self._settings.rocksdb_write_buffers_bytes_max),
             compaction=Compaction(
                 self._settings.rocksdb_sorted_runs_max,
                 self._settings.rocksdb_space_amplification_percent,
@@ -163,7 +171,9 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def _front_tier(self, store: RocksStore) -> FrontTier:
         settings = self._settings
-        limits = TierLimits(settings.rocksdb_front_tier_bytes_max, settings.rocksdb_cache_bytes_max)
+        limits = TierLimits(
+            settings.rocksdb_front_tier_bytes_max, settings.rocksdb_write_behind_rows, settings.rocksdb_cache_bytes_max
+        )
         tier = FrontTier(store, self._rows.groups_of, limits)
         tier.expiries = list(self._expiries.values())
         swept = [expiry for expiry in self._expiries.values() if expiry.ttl.cleanup_entries]

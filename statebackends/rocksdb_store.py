@@ -38,6 +38,7 @@ from rocksdict import (
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, StorageUnavailableError
 from statebackends.handles import KeyGroupRange
+from statebackends.rocksdb_memory import RocksMemory
 
 _HEADER = struct.Struct(">HHIH")
 _HEADERS = np.dtype([("group", ">u2"), ("state", ">u2"), ("key", ">u4"), ("namespace", ">u2")])
@@ -137,28 +138,35 @@ class RocksStore:
         folder: str,
         *,
         write_buffer_bytes: int,
-        block_cache_bytes: int,
+        block_cache_bytes: int = 8 << 20,
+        memory: RocksMemory | None = None,
         compaction: Compaction | None = None,
         read_only: bool = False,
         is_new: bool = False,
     ) -> None:
-        """Opens the folder, or creates it. `is_new`: rows will be loaded before the first copy is made.
+        """Opens the folder, or creates it. `memory`: what others share, in the place of a block cache of its own. `is_new`: rows
+        will be loaded before the first copy is made.
 
         Raises StorageUnavailableError, or CorruptStateError if it isn't ours."""
         self.folder = folder
         self._compaction = compaction or Compaction()
         self._is_loading = is_new and self._compaction.in_background
+        cache = Cache(block_cache_bytes) if memory is None else memory.block_cache
         access = AccessType.read_only() if read_only else AccessType.read_write()
         try:
             os.makedirs(folder, exist_ok=True)
-            options = _options(write_buffer_bytes, block_cache_bytes, _LOADING if self._is_loading else self._compaction)
+            options = _options(write_buffer_bytes, cache, _LOADING if self._is_loading else self._compaction)
+            if memory is not None:
+                options.set_write_buffer_manager(memory.write_buffers)
             self._db = Rdict(folder, options, access_type=access)
             self.state_ids: dict[str, int] = json.loads(self._db.get(_STATES_KEY) or b"{}")
         except OSError as error:
             raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
         except Exception as error:  # rocksdict raises plain Exception
             raise CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb") from error
-        self._table_options = _options(write_buffer_bytes, block_cache_bytes, self._compaction)
+        self._memory = memory
+        self._table_options = _options(write_buffer_bytes, cache, self._compaction)
+        self._write_buffer_bytes = write_buffer_bytes
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
         self._closed = self._refusing = False
@@ -291,6 +299,16 @@ class RocksStore:
             raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
         return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
 
+    def flush_ahead(self) -> None:
+        """Begin to write a memtable that is half full to a table, so that the next copy finds little in it.
+
+        Raises StorageUnavailableError."""
+        if int(self._db.property_int_value("rocksdb.cur-size-active-mem-table") or 0) >= self._write_buffer_bytes // 2:
+            try:
+                self._db.flush(not self._compaction.in_background)
+            except Exception as error:
+                raise StorageUnavailableError(f"{self.folder}: {error}", path=self.folder) from error
+
     def _end_loading(self) -> None:
         if self._is_loading:
             self._db.set_options(_changeable(self._compaction))
@@ -358,9 +376,9 @@ def _changeable(compaction: Compaction) -> dict[str, str]:
     }
 
 
-def _options(write_buffer_bytes: int, block_cache_bytes: int, compaction: Compaction) -> Any:
+def _options(write_buffer_bytes: int, cache: Any, compaction: Compaction) -> Any:
     tables = BlockBasedOptions()
-    tables.set_block_cache(Cache(block_cache_bytes))
+    tables.set_block_cache(cache)
     tables.set_bloom_filter(10.0, False)
     tables.set_cache_index_and_filter_blocks(True)
     options = Options(raw_mode=True)

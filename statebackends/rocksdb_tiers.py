@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statebackends.errors import StateValueError, StorageUnavailableError
+from statebackends.errors import HoldfastError, StateValueError, StorageUnavailableError
 from statebackends.expiry import Expiry
 from statebackends.generations import Layer
 from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
@@ -70,10 +70,12 @@ class SealedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """Bounds of one subtask's front tier, in estimated bytes."""
+    """Bounds of one subtask's front tier; bytes are estimated."""
 
     dirty_bytes_max: int
     """Live state above this is sealed and written, when no snapshot is in the way."""
+    idle_rows_min: int
+    """Rows that changed, before a loop with nothing else to do writes them."""
     cache_bytes_max: int
     """Read cache of all states and namespaces together, shared out evenly."""
 
@@ -95,6 +97,7 @@ class FrontTier:
         self.sweep: ExpirySweep | None = None
         """Cleans up what has expired since it was written."""
         self._rows_swept = 0
+        self._idle_failed = False
         self._groups_of = groups_of
         self._limits = limits
         self._sealed: deque[SealedGeneration] = deque()  # oldest first
@@ -103,6 +106,7 @@ class FrontTier:
     def seal(self, copy_folder: str | None = None) -> SealedGeneration:
         """Freeze what is live: O(states and namespaces). `copy_folder`: as in SealedGeneration."""
         self.retire()
+        self._idle_failed = False
         for expiry in self.expiries:
             expiry.mark()
         layers = [(table, table.seal()) for table in self.tables if table.live]
@@ -166,16 +170,39 @@ class FrontTier:
         if self._sealed:
             self._write_a_piece(due=dirty > self._limits.dirty_bytes_max)
 
-    def _write_a_piece(self, *, due: bool) -> None:
+    def idle(self) -> bool:
+        """The loop has nothing else to do: write a piece of what changed, once that is a few thousand rows. Whether there is more.
+
+        A value that can't be written is live again, and the next barrier tells of it, if it is still there."""
+        self.retire()
+        if not self._sealed:
+            if self._idle_failed or sum(len(table.live) for table in self.tables) < self._limits.idle_rows_min:
+                return False
+            self.seal()
+        generation = self._sealed[-1]
+        try:
+            wrote = self._write_a_piece(due=False)
+            if wrote and generation.done:
+                self.store.flush_ahead()
+            return wrote
+        except HoldfastError:
+            if generation is self._sealed[-1]:
+                self.abandon(generation)
+            self._idle_failed = True
+            return False
+
+    def _write_a_piece(self, *, due: bool) -> bool:
+        """Whether it was possible."""
         oldest = self._sealed[0]
         if oldest.copy_folder is not None or not self._lock.acquire(blocking=False):
             self.eviction_waits += due
-            return
+            return False
         try:
             if not oldest.done:
                 oldest.advance(self.store, wholly=False)
         finally:
             self._lock.release()
+        return True
 
     def retire(self) -> None:
         """Drop the layers that have reached the database."""

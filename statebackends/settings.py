@@ -11,8 +11,10 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _BOUNDS: dict[str, tuple[int, int]] = {
     "memory_snapshot_bytes_max": (_KIB, 2 * _GIB),
     "rocksdb_front_tier_bytes_max": (_MIB, 64 * _GIB),
+    "rocksdb_write_behind_rows": (1, 1 << 40),
     "rocksdb_cache_bytes_max": (0, 64 * _GIB),
     "rocksdb_write_buffer_bytes": (_MIB, 4 * _GIB),
+    "rocksdb_write_buffers_bytes_max": (_MIB, 1 << 40),
     "rocksdb_block_cache_bytes": (_MIB, 64 * _GIB),
     "rocksdb_sorted_runs_max": (2, 1_000),
     "rocksdb_space_amplification_percent": (1, 10_000),
@@ -27,12 +29,17 @@ class StateBackendSettings:
     """`memory`: encoded keyed state of one subtask of one operator; a larger checkpoint fails."""
     rocksdb_front_tier_bytes_max: int = 64 * _MIB
     """`rocksdb`, per subtask and operator: live state in memory above this is written to RocksDB between barriers."""
+    rocksdb_write_behind_rows: int = 2_000
+    """`rocksdb`, per subtask and operator: changed rows that a worker with nothing else to do begins to write. A barrier has no
+    more left to write then. Fewer: keys that change all the time are written more often."""
     rocksdb_cache_bytes_max: int = 32 * _MIB
     """`rocksdb`, per subtask and operator: values read or written lately, as Python objects."""
     rocksdb_write_buffer_bytes: int = 32 * _MIB
     """`rocksdb`: one memtable; there are at most two. A checkpoint empties them: only more than this between two fills one."""
-    rocksdb_block_cache_bytes: int = 32 * _MIB
-    """`rocksdb`: uncompressed blocks, indexes and filters."""
+    rocksdb_write_buffers_bytes_max: int = 128 * _MIB
+    """`rocksdb`, per worker: memtables of all databases together, above which the largest become tables early."""
+    rocksdb_block_cache_bytes: int = 64 * _MIB
+    """`rocksdb`, per worker: uncompressed blocks, indexes and filters of all databases together."""
     rocksdb_sorted_runs_max: int = 8
     """`rocksdb`: sorted runs (a checkpoint adds one) at which neighbours are merged. More: smaller checkpoints, slower reads."""
     rocksdb_space_amplification_percent: int = 200

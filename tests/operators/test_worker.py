@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from barriers.jobgraph import RocksDBConfig
 from barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
 from operators.base import JobPlan
 from operators.environment import Environment
@@ -22,6 +23,8 @@ from operators.sinks.parquet import ParquetSink, read_committed
 from operators.sources.generator import GeneratorSource
 from operators.time import Tumbling
 from operators.worker import IDLE_WAIT_MS_MAX
+from statebackends.rocksdb import RocksKeyedBackend
+from statebackends.rocksdb_tiers import FrontTier
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.operations import Operation, Storage
 from tests.examples import examples
@@ -344,3 +347,23 @@ def test_timer_fires_soon_after_the_wall_clock_was_set_ahead(tmp_path: Path) -> 
             worker.run_once(0)
         clock.now_ms += 100
     assert len(FIRED) == 1
+
+
+def test_a_worker_with_nothing_to_do_writes_behind(tmp_path: Path) -> None:
+    """Rows reach the database before any barrier, and the job is what it was."""
+    path = "mem://behind"
+    plan = count_job(400, path, state_backend="rocksdb", rocksdb=RocksDBConfig(write_behind_rows=1))
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+
+    def tiers() -> list[FrontTier]:
+        subtasks = [each.subtask for worker in cluster.workers if worker._attempt is not None for each in worker._attempt.subtasks]
+        backends = [node.context.keyed_backend for subtask in subtasks for node in subtask.chain.nodes]
+        return [backend._opened for backend in backends if isinstance(backend, RocksKeyedBackend) and backend._opened is not None]
+
+    cluster.run_until(lambda: any(tier.rows_sealed for tier in tiers()) and cluster.coordinator.all_drained)
+    for _ in range(10):
+        cluster._pass_time()
+    assert all(not table.live and not table.older for tier in tiers() for table in tier.tables)
+    cluster.run_to_end()
+    assert committed(path) == expected(400)

@@ -19,6 +19,7 @@ from statebackends.errors import (
     StorageUnavailableError,
 )
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
 from statebackends.settings import StateBackendSettings
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from statebackends.storage.operations import Operation, Storage, UploadFile, one_by_one, run_flow
@@ -165,6 +166,94 @@ def test_a_value_that_can_t_be_encoded_is_named_by_an_eviction(rocks: Cluster) -
     with pytest.raises(StateValueError) as raised:
         _write_blobs(backend, range(4000))
     assert (raised.value.operator, raised.value.state) == ("op", "blob")
+
+
+def _idle(backend: Any) -> int:
+    """Turns that found more to do."""
+    turns = 0
+    while backend.write_behind():
+        turns += 1
+    return turns
+
+
+def test_what_changed_is_written_while_there_is_nothing_else_to_do(rocks: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = rocks.backend([BLOB])
+    assert backend.writes_behind
+    assert not backend.write_behind()
+    _write_blobs(backend, range(StateBackendSettings().rocksdb_write_behind_rows - 1), size=10)
+    assert not backend.write_behind(), "too little yet"
+    _write_blobs(backend, range(3000), size=20)
+    assert _idle(backend) == 3000 // WRITE_ROWS + 1
+    written: list[int] = []
+    write = RocksStore.write_piece
+
+    def write_piece(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
+        written.append(len(keys))
+        write(store, keys, values)
+
+    monkeypatch.setattr(RocksStore, "write_piece", write_piece)
+    _write_blobs(backend, range(7), size=30)
+    restored = rocks.restored(rocks.take(backend), [BLOB])
+    assert written == [7], "the barrier has only these left"
+    assert [len(_blob(restored, number)) for number in (6, 7, 2999)] == [36, 26, 26]
+    assert len(list(restored.keys("blob"))) == 3000
+
+
+def test_a_memtable_that_is_half_full_becomes_a_table_before_the_barrier(tmp_path: Path) -> None:
+    settings = StateBackendSettings(rocksdb_write_buffer_bytes=1 << 20, rocksdb_background_compaction=False)
+    cluster = Cluster(tmp_path, "rocksdb", settings)
+    backend: Any = cluster.backend([BLOB])
+
+    def tables() -> int:
+        return sum(name.endswith(".sst") for name in os.listdir(backend.front_tier.store.folder))
+
+    _write_blobs(backend, range(2000), size=50)
+    _idle(backend)
+    assert tables() == 0
+    _write_blobs(backend, range(2000, 6000), size=100)
+    _idle(backend)
+    assert tables() == 1
+    assert len(list(cluster.restored(cluster.take(backend), [BLOB]).keys("blob"))) == 6000
+    cluster.close()
+
+
+def test_nothing_is_written_behind_a_snapshot_that_is_not_stored_yet(rocks: Cluster) -> None:
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(3000), size=10)
+    pending = backend.snapshot(1)
+    _write_blobs(backend, range(3000), size=20)
+    assert not backend.write_behind(), "it would be in the snapshot's files"
+    assert len(_blob(rocks.restored(rocks.finish(pending), [BLOB]), 5)) == 16
+    assert _idle(backend)
+    assert len(_blob(rocks.restored(rocks.take(backend), [BLOB]), 5)) == 26
+
+
+def test_a_value_that_can_t_be_encoded_is_left_to_the_barrier(rocks: Cluster) -> None:
+    """It may be replaced until then."""
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(3000), size=10)
+    use(backend, "k7")
+    backend.get_state(BLOB).update("text")
+    assert _idle(backend) < 3
+    assert not backend.write_behind()
+    pending = backend.snapshot(1)
+    with pytest.raises(StateValueError, match="'blob'"):
+        rocks.finish(pending)
+    pending.release()
+    _write_blobs(backend, range(7, 8), size=20)
+    assert _idle(backend), "a barrier has passed"
+    restored = rocks.restored(rocks.take(backend), [BLOB])
+    assert [len(_blob(restored, number)) for number in (6, 7, 8)] == [16, 26, 16]
+
+
+@pytest.mark.parametrize("kind", ["memory", "filesystem"])
+def test_state_in_memory_is_not_written_behind(kind: Any, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, kind)
+    backend = cluster.backend([BLOB])
+    _write_blobs(backend, range(3000), size=10)
+    assert not backend.writes_behind
+    assert not backend.write_behind()
+    cluster.close()
 
 
 def test_later_snapshots_write_what_an_earlier_flow_has_not(rocks: Cluster) -> None:

@@ -39,7 +39,10 @@ class BackendMachine(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory()
         self.cluster = Cluster(Path(self._folder.name), self.kind)
         self.cluster.settings = StateBackendSettings(
-            memory_snapshot_bytes_max=1 << 30, rocksdb_front_tier_bytes_max=1 << 20, rocksdb_cache_bytes_max=self.cache_bytes_max
+            memory_snapshot_bytes_max=1 << 30,
+            rocksdb_front_tier_bytes_max=1 << 20,
+            rocksdb_cache_bytes_max=self.cache_bytes_max,
+            rocksdb_write_behind_rows=1,
         )
         self.model: dict[Any, Any] = {}
         self.pending: list[tuple[Any, dict[Any, Any]]] = []
@@ -141,6 +144,12 @@ class BackendMachine(RuleBasedStateMachine):
         tier.seal()
         for _ in range(3):
             tier.tick()
+
+    @precondition(lambda self: self.kind == "rocksdb")
+    @rule(turns=st.integers(1, 4))
+    def idle(self, turns: int) -> None:
+        for _ in range(turns):
+            self.backend.write_behind()
 
     @precondition(lambda self: self.snapshots)
     @rule(parallelism=st.integers(1, 3))

@@ -87,7 +87,10 @@ class TtlMachine(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory()
         self.cluster = Cluster(Path(self._folder.name), self.kind)
         self.cluster.settings = StateBackendSettings(
-            memory_snapshot_bytes_max=1 << 30, rocksdb_front_tier_bytes_max=1 << 20, rocksdb_cache_bytes_max=1 << 20
+            memory_snapshot_bytes_max=1 << 30,
+            rocksdb_front_tier_bytes_max=1 << 20,
+            rocksdb_cache_bytes_max=1 << 20,
+            rocksdb_write_behind_rows=1,
         )
         ttl = Ttl(DURATION_MS, self.update, self.visibility, self.cleanup_entries)
         self.descriptors = {
@@ -297,6 +300,12 @@ class TtlMachine(RuleBasedStateMachine):
         tier.seal()
         for _ in range(3):
             tier.tick()
+
+    @precondition(lambda self: self.backend.native_format is not None)
+    @rule(turns=st.integers(1, 4))
+    def idle(self, turns: int) -> None:
+        for _ in range(turns):
+            self.backend.write_behind()
 
     @precondition(lambda self: self.snapshots)
     @rule(downtime=st.sampled_from([0, 5, DURATION_MS, 1000]), kind=st.sampled_from(BACKEND_KINDS), which=st.integers(0, 3))
