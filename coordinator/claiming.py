@@ -28,6 +28,7 @@ from coordinator.store import put_once, read_job, read_optional
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, ObjectMissingError, SnapshotClaimedError
 from statebackends.snapshot import read_metadata_file
 from statebackends.storage import is_absolute_folder
+from statebackends.storage.deleting import delete_files
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, StatFile
 
 CLAIM_TRIES_MAX = 16
@@ -223,12 +224,11 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
 
 
 def delete_owned(folder: str) -> Flow[None]:
-    """Delete a snapshot whose `_owner` stands: `_metadata` first, for nobody may take the rest for a snapshot; `_owner` last."""
+    """Delete a snapshot whose `_owner` stands: `_metadata` first, for nobody may take the rest for a snapshot; `_owner` last,
+    and what is between in any order."""
     yield DeleteFile(f"{folder}/{METADATA}")
     files: list[str] = yield ListFiles(folder)
-    for path in files:
-        if path != f"{folder}/{OWNER}":
-            yield DeleteFile(path)
+    yield from delete_files(path for path in files if path != f"{folder}/{OWNER}")
     yield DeleteFolder(folder)
 
 

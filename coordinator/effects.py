@@ -36,7 +36,6 @@ from coordinator.store import (
     claim_checkpoint,
     complete_savepoint,
     decide_checkpoint,
-    discard_files,
     discard_folder,
     drop_checkpoint,
     probe_folder,
@@ -55,6 +54,7 @@ from statebackends.handles import OperatorSubtaskState
 from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from statebackends.snapshot import part_path
 from statebackends.storage import is_absolute_folder
+from statebackends.storage.deleting import delete_files
 from statebackends.storage.operations import DeleteFolder, Flow
 
 StorageAction: TypeAlias = (
@@ -240,7 +240,7 @@ class StorageEffects:
         """Whatever could not be deleted is swept by the next recovery."""
         try:
             if action.files is not None:
-                yield from discard_files(_locations(action.folder, action.files))
+                yield from delete_files(_locations(action.folder, action.files))
             elif is_absolute_folder(action.folder):
                 yield DeleteFolder(action.folder)
             else:

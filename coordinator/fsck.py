@@ -6,8 +6,9 @@ turn back), hence for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -36,7 +37,6 @@ from coordinator.store import read_job
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata
-from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata, verify_file, verify_snapshot
 from statebackends.storage.operations import (
     DeleteFile,
@@ -44,11 +44,14 @@ from statebackends.storage.operations import (
     DescribeFiles,
     FileFacts,
     Flow,
+    InParallel,
     ListFolder,
     PutIfAbsent,
     StatFile,
 )
 from statebackends.storage.whole import read_whole
+
+T = TypeVar("T")
 
 SETTLED_TRIES_MAX = 3
 """Reads of a job's registers until two in a row say the same."""
@@ -133,10 +136,7 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
             reason = yield from _repair_job(evidence, files[evidence.job_id], request.leader_may_live, deleted)
             if reason:
                 refused[evidence.job_id] = reason
-        for file in files.get("", ()):
-            if file.standing is Standing.ORPHAN:
-                yield DeleteFile(file.path)
-                deleted.append(file)
+        yield from _delete_all([file for file in files.get("", ()) if file.standing is Standing.ORPHAN], None, deleted)
     gone = {file.path for file in deleted}
     left = [file for found in files.values() for file in found if file.path not in gone]
     return FsckReport(
@@ -147,7 +147,7 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
         unknown=tuple(file for file in left if file.kind.value == "unknown"),
         problems=tuple(problems),
         damaged_jobs={evidence.job_id: evidence.damage for evidence in chosen if evidence.job is None},
-        deleted=tuple(deleted),
+        deleted=tuple(sorted(deleted, key=lambda file: file.path)),
         refused=refused,
     )
 
@@ -155,30 +155,37 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
 def look(location: str, job_id: str | None = None) -> Flow[Directory]:
     """Everything there is at `location`; of other jobs than `job_id`, only what their snapshots may name elsewhere."""
     names: list[str] = yield ListFolder("")
+    ids = [name.rstrip("/") for name in names if name.endswith("/") and is_job_id(name.rstrip("/"))]
     jobs: dict[str, JobEvidence] = {}
-    files: list[FileFacts] = []
-    for name in names:
-        top = name.rstrip("/")
-        if is_job_id(top) and name.endswith("/"):
-            jobs[top] = yield from _look_at_job(top, with_files=job_id in (None, top))
-        elif name.endswith("/"):
-            files += yield DescribeFiles(top)
-        else:
-            size: int | None = yield StatFile(name)
-            if size is not None:
-                files.append(FileFacts(name, size, 0))
-    savepoints: dict[str, SnapshotMetadata | None] = {}
+    for each in ids:  # in turn, each with its own reads several at one time: within a group they would not be
+        jobs[each] = yield from _look_at_job(each, with_files=job_id in (None, each))
+    others = [name for name in names if name.rstrip("/") not in jobs]
+    described: list[list[FileFacts]] = yield from _together([_describe(name) for name in others])
+    files = [fact for facts in described for fact in facts]
+    # Last, as ever: what a job names is looked for behind the job.
+    folders = [fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{METADATA}")]
+    read: list[SnapshotMetadata | None] = yield from _together([_read_snapshot(folder) for folder in folders])
     targets = set(_targets(jobs.values(), location))
-    for fact in files:
-        folder, _, name = fact.path.rpartition("/")
-        if name == METADATA and folder:
-            savepoints[folder] = yield from _read_savepoint(folder)
-        elif name == OWNER and folder:  # without `_metadata`: its owner is deleting it
-            targets.add(folder)
-    return Directory(jobs, savepoints, tuple(files), frozenset(targets))
+    # Of an `_owner` without `_metadata` its owner is deleting the folder.
+    targets.update(fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{OWNER}"))
+    return Directory(jobs, dict(zip(folders, read, strict=True)), tuple(files), frozenset(targets))
 
 
-def _read_savepoint(folder: str) -> Flow[SnapshotMetadata | None]:
+def _together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
+    results: list[T] = yield InParallel(flows, [0] * len(flows))
+    return results
+
+
+def _describe(name: str) -> Flow[list[FileFacts]]:
+    """What is below a folder of no job, or a file beside the jobs."""
+    if name.endswith("/"):
+        facts: list[FileFacts] = yield DescribeFiles(name.rstrip("/"))
+        return facts
+    size: int | None = yield StatFile(name)
+    return [] if size is None else [FileFacts(name, size, 0)]
+
+
+def _read_snapshot(folder: str) -> Flow[SnapshotMetadata | None]:
     try:
         return (yield from read_metadata(folder))
     except (CorruptStateError, ObjectMissingError):
@@ -204,13 +211,15 @@ def _look_at_job(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
         job, snapshots, is_settled = yield from _read_registers(JobPaths(job_id))
     except CorruptStateError as error:
         return JobEvidence(job_id, None, error.message, files=tuple(files))
-    inputs: dict[str, frozenset[str] | None] = {}
-    for fact in files:
-        folder, _, name = fact.path.rpartition("/")
-        parts = folder.split("/")
-        if name == INPUT_MANIFEST and len(parts) == 4 and parts[1] == SOURCES:
-            inputs[folder] = yield from _read_input(folder, fact.path)
-    return JobEvidence(job_id, job, "", snapshots, inputs, tuple(files), is_settled)
+    manifests = [fact.path for fact in files if _is_manifest(fact.path)]
+    inputs = yield from _together([_read_input(path) for path in manifests])
+    named = {path.rpartition("/")[0]: found for path, found in zip(manifests, inputs, strict=True)}
+    return JobEvidence(job_id, job, "", snapshots, named, tuple(files), is_settled)
+
+
+def _is_manifest(path: str) -> bool:
+    parts = path.split("/")
+    return len(parts) == 5 and parts[1] == SOURCES and parts[4] == INPUT_MANIFEST
 
 
 Registers = tuple[RecordedJob, dict[int, SnapshotMetadata], bool]
@@ -224,13 +233,10 @@ def _read_registers(paths: JobPaths) -> Flow[Registers]:
     before = yield from _read_whole(paths)
     snapshots: dict[int, SnapshotMetadata] = {}
     for _ in range(SETTLED_TRIES_MAX):
-        snapshots = {}
-        for checkpoint in completed_checkpoints(before):
-            if isinstance(checkpoint.decision, Completed):
-                try:
-                    snapshots[checkpoint.checkpoint_id] = yield from read_metadata(paths.checkpoint(checkpoint.checkpoint_id))
-                except (ObjectMissingError, CorruptStateError):
-                    continue  # it was dropped meanwhile: the next reading differs
+        ids = [each.checkpoint_id for each in completed_checkpoints(before) if isinstance(each.decision, Completed)]
+        read = yield from _together([_read_snapshot(paths.checkpoint(number)) for number in ids])
+        # Of what was dropped meanwhile there is none: the next reading differs.
+        snapshots = {number: found for number, found in zip(ids, read, strict=True) if found is not None}
         after = yield from _read_whole(paths)
         if after == before:
             return before, snapshots, True
@@ -263,7 +269,8 @@ INPUT_VERSION = 1
 """Highest version of an input's manifest that this code understands."""
 
 
-def _read_input(folder: str, path: str) -> Flow[frozenset[str] | None]:
+def _read_input(path: str) -> Flow[frozenset[str] | None]:
+    folder = path.rpartition("/")[0]
     try:
         manifest = msgspec.json.decode((yield from read_whole(path)), type=_Input)
     except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
@@ -281,13 +288,16 @@ def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[Snaps
         if checksums:
             found = yield from verify_snapshot(metadata, folder)
         else:
-            for operator in metadata.operators:
-                for subtask, state in enumerate(operator.subtasks):
-                    for handle in file_handles(state):
-                        if sizes.get(_path_of(folder, handle.path)) == handle.file_length:
-                            continue
-                        problem = yield from verify_file(handle, folder, operator.uid, subtask, checksums=False)
-                        found += [] if problem is None else [problem]
+            looked = yield from _together(
+                [
+                    verify_file(handle, folder, operator.uid, subtask, checksums=False)
+                    for operator in metadata.operators
+                    for subtask, state in enumerate(operator.subtasks)
+                    for handle in file_handles(state)
+                    if sizes.get(_path_of(folder, handle.path)) != handle.file_length
+                ]
+            )
+            found = [problem for problem in looked if problem is not None]
         if found and (yield StatFile(JobPaths(evidence.job_id).claim(number))) is None:
             continue  # it was dropped meanwhile
         problems += found
@@ -323,19 +333,35 @@ def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: 
     paths = JobPaths(evidence.job_id)
     epoch = max(evidence.job.epochs, default=0)
     try:
-        # A decision comes last: without the rest it is the smallest thing that can be left over.
-        for file in sorted(orphans, key=lambda file: (file.path.endswith(f"/{METADATA}"), file.path)):
-            yield from check_leadership(paths, epoch)
-            yield DeleteFile(file.path)
-            deleted.append(file)
-        parents = {file.path.rpartition("/")[0] for file in orphans}
-        for folder in sorted({*parents, *folders}, reverse=True):
-            yield from check_leadership(paths, epoch)
-            if folder != f"{evidence.job_id}/{SHARED_FOLDER}" and not (yield ListFolder(folder)):
-                yield DeleteFolder(folder)
+        # Decisions come last: without the rest they are the smallest thing that can be left over.
+        decisions = [file for file in orphans if file.path.endswith(f"/{METADATA}")]
+        yield from _delete_all([file for file in orphans if file not in decisions], (paths, epoch), deleted)
+        yield from _delete_all(decisions, (paths, epoch), deleted)
+        emptied = {*(file.path.rpartition("/")[0] for file in orphans), *folders} - {paths.shared}
+        for depth in sorted({folder.count("/") for folder in emptied}, reverse=True):
+            level = sorted(folder for folder in emptied if folder.count("/") == depth)
+            yield from _together([_delete_empty(folder, paths, epoch) for folder in level])
     except FencedError as error:
         return f"somebody began to lead it: {error.message}"
     return ""
+
+
+def _delete_all(files: Sequence[OwnedFile], lead: tuple[JobPaths, int] | None, deleted: list[OwnedFile]) -> Flow[None]:
+    """Delete files in any order. Adds to `deleted` each that is gone. `lead`: nobody may lead that job since that epoch."""
+
+    def delete(file: OwnedFile) -> Flow[None]:
+        if lead is not None:
+            yield from check_leadership(*lead)
+        yield DeleteFile(file.path)
+        deleted.append(file)
+
+    yield from _together([delete(file) for file in sorted(files, key=lambda file: file.path)])
+
+
+def _delete_empty(folder: str, paths: JobPaths, epoch: int) -> Flow[None]:
+    yield from check_leadership(paths, epoch)
+    if not (yield ListFolder(folder)):
+        yield DeleteFolder(folder)
 
 
 def _empty_folders(evidence: JobEvidence, files: list[OwnedFile]) -> list[str]:

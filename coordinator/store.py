@@ -41,6 +41,7 @@ from coordinator.records import (
 from statebackends.errors import AmbiguousWriteError, FencedError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from statebackends.sharedpaths import SHARED_FOLDER, writer_of
 from statebackends.snapshot import read_metadata_file
+from statebackends.storage.deleting import delete_files
 from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import (
     DeleteFile,
@@ -132,21 +133,13 @@ def probe_folder(folder: str, nonce: str) -> Flow[None]:
 
 def discard_folder(folder: str) -> Flow[int]:
     """Delete the files of an aborted id, all but its claim and its decision; returns how many."""
+    return (yield from delete_files((yield from _list_discarded(folder))))
+
+
+def _list_discarded(folder: str) -> Flow[list[str]]:
     files: list[str] = yield ListFiles(folder)
     kept = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
-    deleted = 0
-    for path in files:
-        if path not in kept:
-            deleted += yield DeleteFile(path)
-    return deleted
-
-
-def discard_files(paths: Sequence[str]) -> Flow[int]:
-    """Delete the files that came with a late acknowledgement; their names belong to one writer."""
-    deleted = 0
-    for path in paths:
-        deleted += yield DeleteFile(path)
-    return deleted
+    return [path for path in files if path not in kept]
 
 
 def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()) -> Flow[None]:
@@ -162,9 +155,8 @@ def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] =
 
 
 def discard_shared(paths: JobPaths, names: Sequence[str]) -> Flow[None]:
-    """Delete shared files."""
-    for name in names:
-        yield DeleteFile(f"{paths.shared}/{name}")
+    """Delete shared files, in any order: no checkpoint refers to any of them."""
+    yield from delete_files(f"{paths.shared}/{name}" for name in names)
 
 
 def sweep_shared(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
@@ -173,17 +165,24 @@ def sweep_shared(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
     yield from discard_shared(paths, [name for name in names if writer_of(name) == checkpoint_id])
 
 
-def sweep_checkpoint(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[None]:
-    """Delete the state of an aborted id: names of that id only; a savepoint's folder was made for it alone.
+def sweep_checkpoints(paths: JobPaths, checkpoints: Sequence[RecordedCheckpoint]) -> Flow[None]:
+    """Delete the state of aborted ids: names of these ids only; a savepoint's folder was made for it alone.
 
-    A savepoint's storage that can't be reached keeps its files: they are garbage, and no reason to refuse a recovery."""
+    Their files go in any order: what a crash leaves of an id is found again, whichever they are."""
+    found: list[list[str]] = yield InParallel([_sweep(paths, each) for each in checkpoints], [0] * len(checkpoints))
+    yield from delete_files(path for files in found for path in files)
+
+
+def _sweep(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[list[str]]:
+    """What is to be deleted in the job's directory. A savepoint's storage that can't be reached keeps its files: they are garbage,
+    and no reason to refuse a recovery."""
     claim = checkpoint.claim
     if claim is not None and claim.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
         try:
             yield DeleteFolder(claim.folder)
         except StorageUnavailableError:
-            return
-    yield from discard_folder(paths.checkpoint(checkpoint.checkpoint_id))
+            return []
+    return (yield from _list_discarded(paths.checkpoint(checkpoint.checkpoint_id)))
 
 
 def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[SubmissionRecord]:
@@ -327,11 +326,9 @@ def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
         yield from _fence_next(paths, job, takeover)
     if undecided or is_behind_another:
         job = yield from read_job(paths)
-    for checkpoint in job.with_fact(CheckpointFact.ABORTED):
-        yield from sweep_checkpoint(paths, checkpoint)
+    yield from sweep_checkpoints(paths, job.with_fact(CheckpointFact.ABORTED))
     garbage = derive_garbage(job)
-    for checkpoint in garbage:
-        yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+    yield InParallel([drop_checkpoint(paths, checkpoint.checkpoint_id) for checkpoint in garbage], [0] * len(garbage))
     if garbage:
         job = yield from read_job(paths)
     if orphans := derive_shared_garbage(job):

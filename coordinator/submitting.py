@@ -13,7 +13,7 @@ from coordinator.leadership import become_leader, check_leadership
 from coordinator.ownership import derive_releases, find_leftovers
 from coordinator.planning import check_graph, derive_setup, examine_submission, plan_submission
 from coordinator.preflight import PreflightReport, Refusal
-from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point, derive_shared_garbage
+from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_recovery_point, derive_shared_garbage
 from coordinator.records import JobPaths, LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from coordinator.store import (
     Takeover,
@@ -36,7 +36,7 @@ from statebackends.errors import (
 from statebackends.sharedpaths import writer_of
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.durable import make_durable
-from statebackends.storage.operations import Flow
+from statebackends.storage.operations import Flow, InParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,21 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     job = yield from _fence_submissions(paths, takeover)
     if job.result is not None:
         yield from make_durable(paths.result(job.result.submission))
-    for checkpoint in find_leftovers(job):
-        yield from check_leadership(paths, epoch)
-        if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
-            yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
-        yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+    drops = [_drop_leftover(paths, checkpoint, takeover) for checkpoint in find_leftovers(job)]
+    yield InParallel(drops, [0] * len(drops))
     names = _shared_leftovers((yield from read_job(paths)))
     if names:
         yield from check_leadership(paths, epoch)
         yield from discard_shared(paths, names)
     yield from release_subsumed(paths, epoch, job)
+
+
+def _drop_leftover(paths: JobPaths, checkpoint: RecordedCheckpoint, takeover: Takeover) -> Flow[None]:
+    """Delete one id that an ended job left, in any order with the others: its result knows them all."""
+    yield from check_leadership(paths, takeover.epoch)
+    if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
+        yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
+    yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
 
 
 def _shared_leftovers(job: RecordedJob) -> tuple[str, ...]:

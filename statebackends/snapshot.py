@@ -34,7 +34,7 @@ from statebackends.tableends import FileEnds, wrong_format
 from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS
 
 METADATA_NAME = "_metadata"
-_VERIFY_BYTES = 2 << 20
+VERIFY_BYTES = 2 << 20
 """Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
 _NAME_LENGTH_MAX = 100
 _SEGMENT_BYTES_MAX = 255
@@ -194,7 +194,7 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                     problems.append(SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail))
                 else:
                     looks.append(verify_file(handle, folder, operator.uid, subtask, table_format, checksums=checksums))
-                    sizes.append(min(handle.length, _VERIFY_BYTES) if checksums else 0)
+                    sizes.append(min(handle.length, VERIFY_BYTES) if checksums else 0)
     problems += yield InParallel(looks, sizes)
     for path in metadata.external:
         if not (yield from external_exists(path)):
@@ -280,9 +280,9 @@ def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> 
 def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | None]:
     """Checksum of a piece of a file, and how it begins and ends; None if it vanished meanwhile."""
     digest = Digest()
-    for offset in range(start, start + length, _VERIFY_BYTES):
+    for offset in range(start, start + length, VERIFY_BYTES):
         try:
-            piece: bytes = yield ReadFile(path, offset, min(_VERIFY_BYTES, start + length - offset))
+            piece: bytes = yield ReadFile(path, offset, min(VERIFY_BYTES, start + length - offset))
         except ObjectMissingError:
             return None
         digest.add(piece)

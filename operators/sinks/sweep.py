@@ -17,7 +17,8 @@ from operators.sinks.manifest import FileName, SinkPaths, job_tag, parse_name
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, ObjectMissingError
 from statebackends.snapshot import read_metadata_file
-from statebackends.storage.operations import DeleteFile, Flow, ListFolder, Storage
+from statebackends.storage.deleting import delete_files
+from statebackends.storage.operations import Flow, ListFolder, Storage
 from statebackends.storage.whole import read_whole
 
 R = TypeVar("R")
@@ -102,7 +103,4 @@ def is_protected(name: FileName, living: Iterable[tuple[int, int | None]]) -> bo
 
 def delete_flow(paths: SinkPaths, names: Iterable[str]) -> Flow[int]:
     """Files deleted."""
-    deleted = 0
-    for name in names:
-        deleted += yield DeleteFile(paths.staged(name))
-    return deleted
+    return delete_files(paths.staged(name) for name in names)

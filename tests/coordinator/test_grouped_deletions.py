@@ -1,0 +1,177 @@
+"""What is deleted several at one time keeps the orders that crash safety relies on, however its operations are interleaved; and
+it does go several at one time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator.claiming import delete_owned, dispose_snapshot
+from coordinator.fsck import FsckRequest, check_directory
+from coordinator.leadership import check_leadership
+from coordinator.records import METADATA, OWNER, AbortRecord, ClaimRecord, JobPaths, OwnerRecord, ResultRecord, encode_record
+from coordinator.store import Takeover, drop_checkpoint, settle_job
+from coordinator.submitting import Starter, clear_ended
+from statebackends.errors import HoldfastError
+from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, InParallel, Operation, one_by_one
+from tests.coordinator.test_crashes import settle
+from tests.coordinator.world import JOB, DictStorage, World
+
+PATHS = JobPaths(JOB)
+HOUR = 3_600_000
+FILES = 40
+
+
+class Watched(DictStorage):
+    """Keeps the paths of what it deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted: list[str] = []
+
+    def execute(self, operation: Operation) -> Any:
+        match operation:
+            case DeleteFile(path):
+                self.deleted.append(path)
+            case DeleteFolder(folder):
+                self.deleted.append(f"{folder}/")
+        return super().execute(operation)
+
+
+def interleaved(flow: Flow[Any], storage: DictStorage, seed: int) -> Any:
+    """Groups in an order that the seed draws."""
+    steps = one_by_one(flow, random.Random(seed).randrange)
+    return perform(steps, storage, None)[0]
+
+
+def waves(flow: Flow[Any], storage: DictStorage) -> int:
+    """How often one waits for storage, if it takes any number of operations of a group at one time."""
+    return perform(flow, storage, None)[1]
+
+
+def perform(flow: Flow[Any], storage: DictStorage, error: HoldfastError | None) -> tuple[Any, int]:
+    count, resume = 0, lambda: next(flow)
+    while True:
+        try:
+            wanted = resume()
+        except StopIteration as stop:
+            return stop.value, count
+        if isinstance(wanted, InParallel):
+            done = [perform(each, storage, None) for each in wanted.flows]
+            count += max((each for _, each in done), default=0)
+            resume = lambda results=[result for result, _ in done]: flow.send(results)  # noqa: E731
+            continue
+        count += 1
+        try:
+            result = storage.execute(wanted)
+        except HoldfastError as caught:
+            resume = lambda error=caught: flow.throw(error)  # noqa: E731
+        else:
+            resume = lambda result=result: flow.send(result)  # noqa: E731
+
+
+def savepoint(folder: str = "sp") -> Watched:
+    storage = Watched()
+    metadata = SnapshotMetadata(
+        job_id="j", job_name="n", checkpoint_id=1, kind="savepoint", attempt=1, epoch=1, trigger_timestamp_ms=1,
+        completion_timestamp_ms=1,
+    )  # fmt: skip
+    storage.files[f"{folder}/{METADATA}"] = encode_metadata(metadata)
+    storage.files |= {f"{folder}/part-{number}": b"x" for number in range(FILES)}
+    return storage
+
+
+def left_job() -> Watched:
+    """A job whose leader died, with litter of ids that nobody completed, some hours ago."""
+    world = World(seed=3)
+    settle(world)
+    storage = Watched()
+    storage.files = dict(world.storage.files)
+    claim = ClaimRecord(
+        checkpoint_id=990, epoch=1, submission=1, attempt=1, kind=CheckpointKind.CHECKPOINT, folder=PATHS.checkpoint(990), nonce="n"
+    )
+    storage.files[PATHS.claim(990)] = encode_record(claim)  # the ids below it have been taken
+    storage.files[PATHS.decision(990)] = encode_record(AbortRecord(990, FailureReason.EXPIRED, 1, "n"))
+    for number in range(FILES):
+        storage.files[f"{JOB}/chk-{900 + number}/left"] = b"x"
+        storage.files[f"{JOB}/chk-{900 + number}/{METADATA}"] = b"x"
+        storage.files[f"{JOB}/shared/7-{number}-a.sst"] = b"x"
+    storage.now_ms = 5 * HOUR
+    return storage
+
+
+def ended_job() -> Watched:
+    storage = left_job()
+    result = ResultRecord(1, "FINISHED", 2, "n", last_checkpoint_id=990, newest_completed=1)
+    storage.files[PATHS.result(1)] = encode_record(result)
+    return storage
+
+
+def repair(storage: DictStorage) -> Flow[Any]:
+    return check_directory(FsckRequest(repair=True, nonce="n"), "memory", storage.now_ms)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_metadata_goes_first_and_the_owner_last(seed: int) -> None:
+    storage = savepoint()
+    storage.files[f"sp/{OWNER}"] = encode_record(OwnerRecord("", "", "n", 1))
+    interleaved(delete_owned("sp"), storage, seed)
+    assert (storage.deleted[0], storage.deleted[-1]) == (f"sp/{METADATA}", "sp/")
+    assert f"sp/{OWNER}" not in storage.deleted, "it goes with the folder"
+    assert len(storage.deleted) == FILES + 2
+    assert storage.files == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_claim_goes_first_and_shared_files_last(seed: int) -> None:
+    storage = Watched()
+    names = [f"1-{number}-a.sst" for number in range(FILES)]
+    storage.files = dict.fromkeys((PATHS.claim(1), PATHS.claim(2), PATHS.decision(1)), b"")
+    storage.files |= {f"{PATHS.shared}/{name}": b"" for name in names}
+    interleaved(drop_checkpoint(PATHS, 1, names, (2,)), storage, seed)
+    assert storage.deleted[:3] == [PATHS.claim(1), f"{PATHS.checkpoint(1)}/", PATHS.claim(2)]
+    assert sorted(storage.deleted[3:]) == sorted(f"{PATHS.shared}/{name}" for name in names)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_repair_deletes_decisions_last_and_looks_before_each_deletion(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, looks = left_job(), []
+
+    def look(*arguments: Any) -> Flow[None]:
+        looks.append(len(storage.deleted))
+        yield from check_leadership(*arguments)
+
+    monkeypatch.setattr("coordinator.fsck.check_leadership", look)
+    report = interleaved(repair(storage), storage, seed)
+    files = [path for path in storage.deleted if not path.endswith("/") and "_fsck" not in path]
+    decisions = [path for path in files if path.endswith(f"/{METADATA}")]
+    assert len(decisions) == FILES
+    assert files[-FILES:] == decisions
+    assert len(files) == len(report.deleted) == len(looks) - FILES >= 2 * FILES
+    assert [file.path for file in report.deleted] == sorted(files)
+
+
+@pytest.mark.parametrize(
+    ("make", "run", "most"),
+    [
+        (savepoint, lambda storage: dispose_snapshot("sp", "user", 1), 12),
+        (left_job, lambda storage: settle_job(PATHS, Takeover(9, "n", 1)), 60),
+        (ended_job, lambda storage: clear_ended(JOB, Starter("n", "", "directory", 1)), 40),
+        (left_job, repair, 60),
+    ],
+    ids=["dispose", "takeover", "clear", "repair"],
+)
+def test_as_many_files_more_cost_no_more_waiting(
+    make: Callable[[], Watched], run: Callable[[Watched], Flow[Any]], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = make()
+    many = waves(run(storage), storage)
+    assert len(storage.deleted) >= FILES
+    monkeypatch.setattr("tests.coordinator.test_grouped_deletions.FILES", 4)
+    storage = make()
+    assert many == waves(run(storage), storage) <= most
