@@ -17,7 +17,7 @@ from coordinator.records import CLAIM, METADATA, JobPaths, parse_checkpoint_fold
 from statebackends.errors import CorruptStateError
 from statebackends.handles import external_places
 from statebackends.metadata import SnapshotMetadata
-from statebackends.sharedpaths import SHARED_FOLDER, writer_of
+from statebackends.sharedpaths import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
 from statebackends.snapshot import file_handles, part_path
 from statebackends.storage.operations import FileFacts
 
@@ -41,6 +41,8 @@ class OwnerKind(StrEnum):
 
     CHECKPOINTS = "checkpoints"
     SHARED = "shared"
+    TASK_OWNED = "taskowned"
+    """Of tasks, which delete them by themselves, or never."""
     SAVEPOINTS = "savepoints"
     """Below the state directory; user-owned."""
     SOURCES = "sources"
@@ -185,6 +187,8 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
         return OwnerKind.RECORDS, _owned("the job")
     if top == SHARED_FOLDER and rest:
         return OwnerKind.SHARED, _of_shared(evidence, rest, path, claims)
+    if top == TASK_OWNED_FOLDER and rest:
+        return OwnerKind.TASK_OWNED, _owned("the job's tasks")
     if top == SOURCES and rest.count("/") >= 2:
         return OwnerKind.SOURCES, _of_input(evidence, rest, path, claims)
     if top == SINKS and rest:

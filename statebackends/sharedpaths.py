@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 
 SHARED_FOLDER = "shared"
+TASK_OWNED_FOLDER = "taskowned"
+"""Beside `shared` in a job's directory: files there belong to tasks, and the coordinator deletes none of them (Flink's layout)."""
 _PREFIX = f"../{SHARED_FOLDER}/"
 _CHECKPOINT_FOLDER = re.compile(r"(?:.*/)?chk-[0-9]+")
 _WRITER = re.compile(r"([1-9][0-9]{0,17})-")

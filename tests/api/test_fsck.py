@@ -104,6 +104,18 @@ def test_repair_deletes_the_orphans_and_nothing_else(state: Path) -> None:
     assert (again.deleted, again.refused, again.is_clean) == ((), {}, True)
 
 
+def test_files_of_tasks_have_a_line_of_their_own_and_stay(state: Path) -> None:
+    """Also with the name of a shared file that nobody refers to, of a job that has ended, and when they are as old as can be."""
+    files = [put(state, f"{JOB}/taskowned/{name}", bytes(1000)) for name in ("6-1-totals-0-n.sst", "log/0")]
+    end(state)
+    (line,) = [line.split() for line in run(state, code=1).stdout.splitlines() if "taskowned" in line]
+    assert line == [JOB, "taskowned", "2", "2", "2.0", "KiB"]
+    (cost,) = [cost for cost in hf.fsck(state).costs if cost.kind.value == "taskowned"]
+    assert (cost.job_id, cost.files, cost.size) == (JOB, 2, 2000)
+    assert len(hf.fsck(state, repair=True, safety_age_ms=60_000).deleted) == 3
+    assert all(path.exists() for path in files)
+
+
 def test_younger_files_go_when_the_safety_age_is_shorter(state: Path) -> None:
     assert len(hf.fsck(state, repair=True, safety_age_ms=60_000).deleted) == 3
     with pytest.raises(InvalidConfigError, match="at least 60000 ms for a repair"):

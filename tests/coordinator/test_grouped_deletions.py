@@ -156,6 +156,22 @@ def test_a_repair_deletes_decisions_last_and_looks_before_each_deletion(seed: in
     assert [file.path for file in report.deleted] == sorted(files)
 
 
+def test_no_deletion_touches_the_files_of_tasks() -> None:
+    """`taskowned`, beside `shared`: a subsumed checkpoint, a new leader, the job's end and a repair all delete around it."""
+    storage = ended_job()
+    names = [f"{JOB}/taskowned/{name}" for name in ("1-1-count-0-n-a.sst", "7-0-a.sst", "deep/er", METADATA)]
+    storage.files |= dict.fromkeys(names, b"x")
+    number = min(storage.completed(JOB))
+    interleaved(drop_checkpoint(PATHS, number, ("7-0-a.sst",)), storage, 1)
+    interleaved(settle_job(PATHS, Takeover(9, "n", 1)), storage, 2)
+    interleaved(clear_ended(JOB, Starter("n", "", "directory", 1)), storage, 3)
+    storage.files[f"{JOB}/chk-5/left"] = b"x"
+    interleaved(repair(storage), storage, 4)
+    left = {path for path in storage.files if path.startswith((f"{JOB}/chk-", PATHS.shared))}
+    assert left == {PATHS.claim(991), PATHS.decision(991)}, "of a fence that stays"
+    assert [path for path in names if path not in storage.files] == []
+
+
 @pytest.mark.parametrize(
     ("make", "run", "most"),
     [
