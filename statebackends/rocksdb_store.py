@@ -50,6 +50,10 @@ _STATES_KEY = b"\xff\xffstates"
 WRITE_ROWS = 1_000
 """Rows per write; a write holds the interpreter lock for a millisecond or two."""
 
+_FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN = 8, 2 << 20
+"""Such a part of a full memtable, and so many bytes, take some 30 ms to write. Less would make many small tables, to be merged
+later; and a memtable has a megabyte as soon as there is anything in it."""
+
 TABLE_SUFFIX = ".sst"
 """Of files that never change, and whose names a database uses once; all others are written anew for every copy."""
 
@@ -300,10 +304,11 @@ class RocksStore:
         return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
 
     def flush_ahead(self) -> None:
-        """Begin to write a memtable that is half full to a table, so that the next copy finds little in it.
+        """Begin to write a memtable that is an eighth full to a table, so that the next copy finds little in it.
 
         Raises StorageUnavailableError."""
-        if int(self._db.property_int_value("rocksdb.cur-size-active-mem-table") or 0) >= self._write_buffer_bytes // 2:
+        enough = max(self._write_buffer_bytes // _FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN)
+        if int(self._db.property_int_value("rocksdb.cur-size-active-mem-table") or 0) >= enough:
             try:
                 self._db.flush(not self._compaction.in_background)
             except Exception as error:

@@ -199,8 +199,8 @@ def test_what_changed_is_written_while_there_is_nothing_else_to_do(rocks: Cluste
     assert len(list(restored.keys("blob"))) == 3000
 
 
-def test_a_memtable_that_is_half_full_becomes_a_table_before_the_barrier(tmp_path: Path) -> None:
-    settings = StateBackendSettings(rocksdb_write_buffer_bytes=1 << 20, rocksdb_background_compaction=False)
+def test_a_memtable_with_much_in_it_becomes_a_table_before_the_barrier(tmp_path: Path) -> None:
+    settings = StateBackendSettings(rocksdb_write_buffer_bytes=16 << 20, rocksdb_background_compaction=False)
     cluster = Cluster(tmp_path, "rocksdb", settings)
     backend: Any = cluster.backend([BLOB])
 
@@ -210,7 +210,7 @@ def test_a_memtable_that_is_half_full_becomes_a_table_before_the_barrier(tmp_pat
     _write_blobs(backend, range(2000), size=50)
     _idle(backend)
     assert tables() == 0
-    _write_blobs(backend, range(2000, 6000), size=100)
+    _write_blobs(backend, range(2000, 6000), size=1000)
     _idle(backend)
     assert tables() == 1
     assert len(list(cluster.restored(cluster.take(backend), [BLOB]).keys("blob"))) == 6000
