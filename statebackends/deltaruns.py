@@ -7,7 +7,8 @@ before are to be forgotten. Pure; which files hold a base and its runs is tablec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -17,15 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackends.keyedtables import KEY_GROUP, NAMESPACE, key_columns, sort_by_key_group
+from statebackends.keyhash import Hashes
 from statebackends.keyindex import distinct_codes
 from statebackends.keys import KeyType
-from statebackends.sortedrows import stable_order
+from statebackends.sortedrows import is_sorted, stable_order
 
 TOMBSTONE_COLUMN = "tombstone"
 REPLACED_METADATA = b"holdfast.replaced"
 """Key in the schema's metadata: a JSON list of namespaces."""
 
 _BUCKETS = 1 << 20
+_STRETCH_ROWS = 1 << 15
+"""Their keys are looked up within the processor's cache."""
+_STRETCH_BUCKETS = 1 << 16
+_TOGETHER_BYTES_MAX = 1 << 30
+_OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
+"""Types of keys that are equal just where Arrow says so."""
 _Rows = npt.NDArray[np.int64]
 
 
@@ -65,10 +73,7 @@ def merged_runs(
     Raises KeyError, ValueError or pyarrow's errors for tables that are not a base and its runs."""
     tables = [base, *runs]
     names = [*key_columns(key_type), NAMESPACE, *own_keys]
-    hashes = [
-        key_type.column([table.column(name) for name in key_columns(key_type)], max_parallelism=max_parallelism).hashes()
-        for table in tables
-    ]
+    hashes = [_hashes(table, key_type, max_parallelism) for table in tables]
     touched = np.zeros(_BUCKETS, np.bool_)
     for of_run in hashes[1:]:
         touched[of_run % _BUCKETS] = True
@@ -95,6 +100,49 @@ def merged_runs(
     everything = pa.concat_tables([_like(table, base.schema) for table in tables]).combine_chunks()
     kept = np.flatnonzero(np.concatenate(alive))
     return everything.take(pa.array(kept[stable_order(everything.column(KEY_GROUP).to_numpy()[kept])]))
+
+
+def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
+    """As `merged_runs` of a state with one row per key, in pieces: whole key groups of about `_STRETCH_ROWS` rows of the base.
+
+    Whoever loads them one by one makes no value that is replaced, and no more than a piece is copied. Raises as `merged_runs`."""
+    groups = _groups(base)
+    parts = [batch for run in runs for batch in run.to_batches() if batch.num_rows]
+    keys = [_groups(part) for part in parts]
+    is_alike = all(part.schema.equals(parts[0].schema) for part in parts)
+    if not parts or not is_alike or not all(map(is_sorted, (groups, *keys))):  # another tool has moved rows
+        yield merged_runs(base, runs, key_type, max_parallelism, in_order=False)
+        return
+    # A piece ends behind the key group that the last of its rows is of; the last one also has key groups without any row.
+    ends = np.unique(groups[_STRETCH_ROWS - 1 :: _STRETCH_ROWS])
+    bounds = [[0, *np.searchsorted(key, ends, side="right").tolist(), len(key)] for key in (groups, *keys)]
+    for (start, stop), *changed in zip(*map(pairwise, bounds), strict=True):
+        some = [part.slice(first, last - first) for part, (first, last) in zip(parts, changed, strict=True) if first < last]
+        rows = base.slice(start, stop - start)
+        if some:
+            # Beyond 2 GiB Arrow could not number the bytes of a column.
+            together = [pa.concat_batches(some)] if sum(part.nbytes for part in some) <= _TOGETHER_BYTES_MAX else some
+            yield from _newest(rows, pa.Table.from_batches(together), key_type, max_parallelism)
+        else:
+            yield rows
+
+
+def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
+    """Rows of a base that none of `changed` replaces, and of these, oldest first, the last of each key."""
+    gone = tombstones(changed)
+    touched = np.zeros(_STRETCH_BUCKETS, np.bool_)
+    touched[_hashes(changed, key_type, max_parallelism) % _STRETCH_BUCKETS] = True
+    looked_at = np.flatnonzero(touched[_hashes(base, key_type, max_parallelism) % _STRETCH_BUCKETS])
+    names = [*key_columns(key_type), NAMESPACE]
+    picked = [base.select(names).take(pa.array(looked_at)), changed.select(names)]
+    codes, count = _codes(picked, key_type, max_parallelism, ())
+    last = np.empty(count, np.int64)
+    last[codes] = np.arange(len(codes))  # positions ascend, and the last assignment stays
+    is_last = last[codes] == np.arange(len(codes))
+    kept = np.ones(len(base), np.bool_)
+    kept[looked_at] = is_last[: len(looked_at)]
+    yield base.filter(pa.array(kept))
+    yield changed.select(base.schema.names).filter(pa.array(is_last[len(looked_at) :] & ~gone))
 
 
 def replaced_by(schema: pa.Schema) -> list[int]:
@@ -126,15 +174,30 @@ def _forget(tables: Sequence[pa.Table], alive: Sequence[npt.NDArray[np.bool_]], 
 
 def _codes(tables: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, own_keys: Sequence[str]) -> tuple[_Rows, int]:
     """A number for each row: equal for equal keys, namespaces and own keys."""
-    encoded: list[bytes] = []
-    for table in tables:
-        arrays = [table.column(name) for name in key_columns(key_type)]
-        encoded += key_type.column(arrays, max_parallelism=max_parallelism).encoded()
-    codes, count = distinct_codes(pa.array(encoded, pa.binary()))
+    names = key_columns(key_type)
+    if len(names) == 1 and key_type.arrow_types[0] in _OWN_IDENTITY:
+        keys = pa.concat_arrays([_whole(table.column(names[0])) for table in tables])
+    else:
+        encoded: list[bytes] = []
+        for table in tables:
+            arrays = [table.column(name) for name in names]
+            encoded += key_type.column(arrays, max_parallelism=max_parallelism).encoded()
+        keys = pa.array(encoded, pa.binary())
+    codes, count = distinct_codes(keys)
     for name in (NAMESPACE, *own_keys):
         more, more_count = distinct_codes(pa.concat_arrays([_whole(table.column(name)) for table in tables]))
-        codes, count = distinct_codes(pa.array(codes * more_count + more))  # below rows squared: fits int64
+        if more_count > 1:
+            codes, count = distinct_codes(pa.array(codes * more_count + more))  # below rows squared: fits int64
     return codes, count
+
+
+def _hashes(table: pa.Table, key_type: KeyType, max_parallelism: int) -> Hashes:
+    return key_type.column([table.column(name) for name in key_columns(key_type)], max_parallelism=max_parallelism).hashes()
+
+
+def _groups(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:
+    groups: npt.NDArray[np.int32] = rows.column(KEY_GROUP).to_numpy()
+    return groups
 
 
 def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:

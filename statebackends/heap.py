@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackends.deltaruns import tombstones
+from statebackends.deltaruns import newest_rows
 from statebackends.generations import Generations, MapGenerations, MapLayer, visible_chunks
 from statebackends.handles import KeyedStateHandle, StateMeta
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
@@ -108,22 +108,13 @@ class HeapKeyedBackend(KeyedBackendBase):
                 live.update(zip(keys, values, strict=True))
 
     def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
-        """Where a row is all that a key has, and none of them has expired: the newest just replaces the others."""
+        """Where a row is all that a key has, and none has expired: only the newest are loaded, by some key groups at a time."""
         if meta.kind not in _ROW_KINDS or meta.name in self._expiries:
             return False
         codec = self._codecs[meta.name]
-        self._load_rows(codec, table)
-        for run in runs:
-            self._load_run(codec, run)
+        for rows in newest_rows(table, runs, self.key_type, self.max_parallelism):
+            self._load_rows(codec, rows)
         return True
-
-    def _load_run(self, codec: StateCodec, run: pa.Table) -> None:
-        gone = tombstones(run)
-        self._load_rows(codec, run.filter(pa.array(~gone)))
-        for namespace, keys in self._rows.keys_of(run.filter(pa.array(gone))):
-            live = self._generations_of(codec, namespace).live
-            for key in keys:
-                live.pop(key, None)
 
 
 def _merge(live: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:
