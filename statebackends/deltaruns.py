@@ -28,9 +28,10 @@ REPLACED_METADATA = b"holdfast.replaced"
 """Key in the schema's metadata: a JSON list of namespaces."""
 
 _BUCKETS = 1 << 20
-_STRETCH_ROWS = 1 << 15
-"""Their keys are looked up within the processor's cache."""
-_STRETCH_BUCKETS = 1 << 16
+_STRETCH_ROWS = 1 << 17
+"""So few that a piece is small beside its table, and so many that a busy loop is rarely waited for: a step that lets go of
+the interpreter lock may wait 5 ms to get it back."""
+_STRETCH_BUCKETS = 1 << 18
 _TOGETHER_BYTES_MAX = 1 << 30
 _OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
 """Types of keys that are equal just where Arrow says so."""

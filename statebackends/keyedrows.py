@@ -27,8 +27,6 @@ KEYS_PER_STRETCH = 4 * ROWS_PER_BATCH
 back, and the loop loses half a millisecond by each change of hands: few large steps cost both less than many small ones."""
 _STRETCH_BYTES = 64 << 20
 """Values of a stretch above this stay in batches of ROWS_PER_BATCH."""
-ROWS_PER_LOAD = 1 << 12
-"""Rows made into objects at a time: so many are still in the processor's cache when a dict takes them."""
 
 Groups = npt.NDArray[np.int32]
 Chunk = tuple[bytes, list[bytes], list[Any]]
@@ -116,7 +114,7 @@ class KeyedRows:
         `codec` may declare a newer, compatible type. A list or a map may come in several chunks. Raises CorruptStateError."""
         if codec.kind == "list":
             table = _in_order(table)
-        for batch in table.to_batches(max_chunksize=ROWS_PER_LOAD):
+        for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
             arrays = [batch.column(name) for name in key_columns(self.key_type)]
             column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
             keys, groups = column.encoded(), batch.column(KEY_GROUP).to_numpy()

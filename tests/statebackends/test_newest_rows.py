@@ -135,7 +135,7 @@ def test_runs_that_change_and_delete_the_same_keys_again_and_again(
     job: Job, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deltaruns, "_STRETCH_ROWS", 40)
-    monkeypatch.setattr(keyedrows, "ROWS_PER_LOAD", 16)
+    monkeypatch.setattr(keyedrows, "ROWS_PER_BATCH", 16)
     backends = [job.cluster.backend((COUNT, TAGS))]
     write(backends, range(600), 1)
     job.checkpoint(backends, 1, None)
