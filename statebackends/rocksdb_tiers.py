@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statebackends.errors import HoldfastError, StateValueError, StorageUnavailableError
+from statebackends.errors import StateValueError, StorageUnavailableError
 from statebackends.expiry import Expiry
 from statebackends.generations import Layer
 from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
@@ -185,7 +185,7 @@ class FrontTier:
             if wrote and generation.done:
                 self.store.flush_ahead()
             return wrote
-        except HoldfastError:
+        except Exception:  # also what a type's own encoding raises: it is the barrier's to tell
             if generation is self._sealed[-1]:
                 self.abandon(generation)
             self._idle_failed = True

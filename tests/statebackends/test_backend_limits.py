@@ -246,6 +246,29 @@ def test_a_value_that_can_t_be_encoded_is_left_to_the_barrier(rocks: Cluster) ->
     assert [len(_blob(restored, number)) for number in (6, 7, 8)] == [16, 26, 16]
 
 
+@pytest.mark.parametrize("error", [StorageUnavailableError("the disk is full"), RuntimeError("anything else")])
+def test_what_fails_behind_is_tried_again_after_the_next_barrier(
+    rocks: Cluster, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(3000), size=10)
+    tried: list[int] = []
+
+    def fail(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
+        tried.append(len(keys))
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RocksStore, "write_piece", fail)
+        assert [backend.write_behind() for _ in range(3)] == [False] * 3
+    assert len(tried) == 1
+    assert not backend.write_behind()
+    assert len(_blob(rocks.restored(rocks.take(backend), [BLOB]), 2999)) == 16
+    _write_blobs(backend, range(3000), size=20)
+    assert _idle(backend)
+    assert len(_blob(rocks.restored(rocks.take(backend), [BLOB]), 2999)) == 26
+
+
 @pytest.mark.parametrize("kind", ["memory", "filesystem"])
 def test_state_in_memory_is_not_written_behind(kind: Any, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, kind)
