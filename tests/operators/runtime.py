@@ -152,6 +152,7 @@ class Keyed:
         self.inline_thresholds: list[int] = []
         self.disposed = 0
         self.uses_processing_time = False
+        self.writes_behind = False
 
     def set_processing_time(self, now_ms: int) -> None:
         self.log.append(f"time {now_ms}")
