@@ -6,7 +6,7 @@ turn back), hence for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -36,8 +36,8 @@ from coordinator.records import METADATA, OWNER, JobPaths, is_job_id
 from coordinator.store import read_job
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
-from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata, verify_file, verify_snapshot
+from statebackends.metadata import SnapshotMetadata, decode_metadata
+from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata_file, verify_file, verify_snapshot
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -47,9 +47,10 @@ from statebackends.storage.operations import (
     InParallel,
     ListFolder,
     PutIfAbsent,
+    ReadFile,
     StatFile,
 )
-from statebackends.storage.whole import read_whole
+from statebackends.storage.whole import FIRST_BYTES, read_whole
 
 T = TypeVar("T")
 
@@ -164,7 +165,7 @@ def look(location: str, job_id: str | None = None) -> Flow[Directory]:
     files = [fact for facts in described for fact in facts]
     # Last, as ever: what a job names is looked for behind the job.
     folders = [fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{METADATA}")]
-    read: list[SnapshotMetadata | None] = yield from _together([_read_snapshot(folder) for folder in folders])
+    read: list[SnapshotMetadata | None] = yield from _read_snapshots(folders)
     targets = set(_targets(jobs.values(), location))
     # Of an `_owner` without `_metadata` its owner is deleting the folder.
     targets.update(fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{OWNER}"))
@@ -172,8 +173,34 @@ def look(location: str, job_id: str | None = None) -> Flow[Directory]:
 
 
 def _together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
+    """Of flows that read no file."""
     results: list[T] = yield InParallel(flows, [0] * len(flows))
     return results
+
+
+def _read_each(paths: Sequence[str], decode: Callable[[bytes, str], T], read: Callable[[str], Flow[bytes]]) -> Flow[list[T | None]]:
+    """What is in each file; None for one that is gone, or can't be read.
+
+    Those that one read is enough for are read several at one time. The others, which anybody may have made as long as their kind
+    can be, come one after another: a pool counts each as if it were moved in pieces, and these are in memory whole."""
+    found: dict[int, T | None] = {}
+
+    def read_short(index: int) -> Flow[None]:
+        try:
+            content: bytes = yield ReadFile(paths[index], 0, FIRST_BYTES)
+            if len(content) < FIRST_BYTES:
+                found[index] = decode(content, paths[index])
+        except (CorruptStateError, ObjectMissingError):
+            found[index] = None
+
+    yield InParallel([read_short(index) for index in range(len(paths))], [FIRST_BYTES] * len(paths))
+    for index, path in enumerate(paths):
+        if index not in found:
+            try:
+                found[index] = decode((yield from read(path)), path)
+            except (CorruptStateError, ObjectMissingError):
+                found[index] = None
+    return [found[index] for index in range(len(paths))]
 
 
 def _describe(name: str) -> Flow[list[FileFacts]]:
@@ -185,11 +212,8 @@ def _describe(name: str) -> Flow[list[FileFacts]]:
     return [] if size is None else [FileFacts(name, size, 0)]
 
 
-def _read_snapshot(folder: str) -> Flow[SnapshotMetadata | None]:
-    try:
-        return (yield from read_metadata(folder))
-    except (CorruptStateError, ObjectMissingError):
-        return None
+def _read_snapshots(folders: Sequence[str]) -> Flow[list[SnapshotMetadata | None]]:
+    return (yield from _read_each([f"{folder}/{METADATA}" for folder in folders], decode_metadata, read_metadata_file))
 
 
 def _targets(jobs: Iterable[JobEvidence], location: str) -> Iterable[str]:
@@ -212,7 +236,7 @@ def _look_at_job(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
     except CorruptStateError as error:
         return JobEvidence(job_id, None, error.message, files=tuple(files))
     manifests = [fact.path for fact in files if _is_manifest(fact.path)]
-    inputs = yield from _together([_read_input(path) for path in manifests])
+    inputs = yield from _read_each(manifests, _decode_input, read_whole)
     named = {path.rpartition("/")[0]: found for path, found in zip(manifests, inputs, strict=True)}
     return JobEvidence(job_id, job, "", snapshots, named, tuple(files), is_settled)
 
@@ -234,7 +258,7 @@ def _read_registers(paths: JobPaths) -> Flow[Registers]:
     snapshots: dict[int, SnapshotMetadata] = {}
     for _ in range(SETTLED_TRIES_MAX):
         ids = [each.checkpoint_id for each in completed_checkpoints(before) if isinstance(each.decision, Completed)]
-        read = yield from _together([_read_snapshot(paths.checkpoint(number)) for number in ids])
+        read = yield from _read_snapshots([paths.checkpoint(number) for number in ids])
         # Of what was dropped meanwhile there is none: the next reading differs.
         snapshots = {number: found for number, found in zip(ids, read, strict=True) if found is not None}
         after = yield from _read_whole(paths)
@@ -269,11 +293,11 @@ INPUT_VERSION = 1
 """Highest version of an input's manifest that this code understands."""
 
 
-def _read_input(path: str) -> Flow[frozenset[str] | None]:
+def _decode_input(content: bytes, path: str) -> frozenset[str] | None:
     folder = path.rpartition("/")[0]
     try:
-        manifest = msgspec.json.decode((yield from read_whole(path)), type=_Input)
-    except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
+        manifest = msgspec.json.decode(content, type=_Input)
+    except UNDECODABLE:
         return None
     return frozenset(f"{folder}/{file.name}" for file in manifest.files) if manifest.version <= INPUT_VERSION else None
 

@@ -4,14 +4,15 @@ A sparse file costs its maker nothing, and a coordinator that reads it whole all
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from barriers.messages import FailureReason
-from coordinator import store
+from coordinator import fsck, store
 from coordinator.claiming import find_owner
 from coordinator.fsck import FsckRequest, check_directory
 from coordinator.leadership import find_leader, open_directory
@@ -24,10 +25,10 @@ from operators.sinks.manifest import SinkPaths
 from operators.sinks.sweep import living_snapshots_flow
 from operators.sources.inputs import load_manifest_flow
 from statebackends import metadata
-from statebackends.errors import CorruptStateError, InvalidConfigError
+from statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
 from statebackends.storage.durable import make_durable
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Flow, Operation, ReadFile, run_flow
+from statebackends.storage.operations import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
 from statebackends.storage.transfers import ONE_BY_ONE
 from statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_whole
 from tests.coordinator.doubles import submission, word_count
@@ -95,6 +96,52 @@ def run(flow: Flow[Any], root: Path) -> Any:
     return run_flow(flow, Bounded(root))
 
 
+class Together:
+    """Drives a flow with all flows of a group at one time, step by step, and counts what they ask storage for at one time."""
+
+    def __init__(self, root: Path) -> None:
+        self._storage = LocalStorage(root)
+        self.bytes_max = 0
+        self.sizes: list[int] = []
+
+    def run(self, flow: Flow[Any]) -> Any:
+        return drive(flow, self._fulfil)
+
+    def _fulfil(self, wanted: Operation | InParallel) -> Any:
+        if not isinstance(wanted, InParallel):
+            self._count([wanted])
+            return self._storage.execute(wanted)
+        self.sizes += wanted.sizes
+        flows = list(wanted.flows)
+        results: list[Any] = [None] * len(flows)
+        steps: dict[int, Callable[[], Any]] = {index: partial(next, flow) for index, flow in enumerate(flows)}
+        while steps:
+            asked: dict[int, Operation] = {}
+            for index, step in steps.items():
+                try:
+                    asked[index] = step()
+                except StopIteration as stop:
+                    results[index] = stop.value
+            self._count(asked.values())
+            steps = {index: self._answer(flows[index], operation) for index, operation in asked.items()}
+        return results
+
+    def _answer(self, flow: Any, operation: Operation) -> Callable[[], Any]:
+        try:
+            return partial(flow.send, self._storage.execute(operation))
+        except ObjectMissingError as error:
+            return partial(flow.throw, error)
+
+    def _count(self, operations: Iterable[Operation]) -> None:
+        asked = 0
+        for operation in operations:
+            if isinstance(operation, ReadFile):
+                size = self._storage.execute(StatFile(operation.path)) or 0
+                assert operation.length is not None
+                asked += min(operation.length, max(0, size - operation.offset))
+        self.bytes_max = max(self.bytes_max, asked)
+
+
 def takeover() -> Flow[Any]:
     return settle_job(PATHS, Takeover(9, "successor", 1))
 
@@ -150,6 +197,32 @@ def test_other_records_without_end_are_named_and_not_read(tmp_path: Path) -> Non
         with pytest.raises(CorruptStateError, match="longer than") as caught:
             run(read(), root)
         assert caught.value.path == path
+
+
+@pytest.mark.timeout(20)
+def test_long_files_are_looked_at_one_after_another(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pool counts of each is what a transfer in pieces holds: six of 1 GiB would be in memory at one time."""
+    monkeypatch.setattr(metadata, "METADATA_BYTES_MAX", RECORD_BYTES_MAX)
+    promise = b'{"format":"holdfast-snapshot","version":1,"length":%d,"checksum":"xxh3_128:%s","snapshot":' % (1 << 30, b"0" * 32)
+    folders = [f"savepoints/sp-{number}" for number in range(6)]
+    manifests = [f"{JOB}/sources/a/{number}/manifest.json" for number in range(6)]
+    for folder, manifest in zip(folders, manifests, strict=True):
+        grow(directory / folder / "_metadata", promise)
+        grow(directory / manifest, b"{}")
+    together = Together(directory)
+    found = together.run(fsck.look("here"))
+    assert found.savepoints == dict.fromkeys(folders)
+    assert found.jobs[JOB].inputs == {manifest.rpartition("/")[0]: None for manifest in manifests}
+    assert len(found.jobs[JOB].snapshots) == len(together.run(read_job(PATHS)).with_fact(CheckpointFact.COMPLETED))
+    assert 6 * FIRST_BYTES <= together.bytes_max <= RECORD_BYTES_MAX
+    assert set(together.sizes) == {0, FIRST_BYTES}
+
+
+def test_a_snapshot_of_more_than_a_first_read_is_found(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run(fsck.look("here"), directory).jobs[JOB]
+    assert before.snapshots
+    monkeypatch.setattr(fsck, "FIRST_BYTES", 64)
+    assert run(fsck.look("here"), directory).jobs[JOB] == before
 
 
 def test_every_read_of_an_intact_job_has_a_bound(directory: Path) -> None:
