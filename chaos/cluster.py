@@ -29,7 +29,7 @@ from chaos.streams import Streams
 from chaos.strikes import Strikes
 from chaos.trace import Trace
 from chaos.users import Users
-from chaos.workerhost import Surroundings, WorkerHost
+from chaos.workerhost import Surroundings, WorkerHost, repeatable
 from coordinator.records import derive_job_id
 from operators.base import JobPlan
 from operators.standing import TERMINAL_STATES
@@ -163,6 +163,8 @@ class Cluster:
         if plan is None:
             plan = self.scenario.plan(parallelism)
             config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
+            if config.rocksdb is not None:
+                config = msgspec.structs.replace(config, rocksdb=repeatable(config.rocksdb))
             if config.is_incremental:
                 config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
             if config != plan.graph.config:

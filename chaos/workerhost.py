@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from barriers.jobgraph import RocksDBConfig
 from barriers.messages import Answerable, Deployment, ShutdownWorker, SubtaskDeployment, SubtaskStatus, WorkerCommand
 from chaos.control import ControlNetwork, command_kind
 from chaos.datanet import DataNetwork
@@ -32,13 +35,19 @@ WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
-BACKEND_SETTINGS = StateBackendSettings(
-    rocksdb_background_compaction=False,
-    rocksdb_sorted_runs_max=3,
-    rocksdb_write_behind_rows=20,
-    rocksdb_write_buffers_bytes_max=1 << 40,  # it would count what other simulated workers have
-)
+_REPEATABLE: dict[str, Any] = {
+    "background_compaction": False,
+    "sorted_runs_max": 3,
+    "write_behind_rows": 20,
+    "write_buffers_bytes_max": 1 << 40,  # it would count what other simulated workers have
+}
 """RocksDB merges its tables at every third checkpoint or so, and never by itself: a seed gives the same run twice."""
+BACKEND_SETTINGS = StateBackendSettings(**{f"rocksdb_{name}": value for name, value in _REPEATABLE.items()})
+
+
+def repeatable(config: RocksDBConfig) -> RocksDBConfig:
+    """A job's own settings, which take the place of a worker's, but for those by which a run would not repeat."""
+    return msgspec.structs.replace(config, **_REPEATABLE)
 
 
 @dataclass(frozen=True, slots=True)

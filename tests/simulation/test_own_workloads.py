@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -10,11 +12,14 @@ import pytest
 
 from chaos.oracle import counted
 from chaos.scenario import Scenario
+from chaos.workerhost import BACKEND_SETTINGS
 from chaos.workloads import find_workload
 from chaos.world import FAILURES_MAX, RunRequest, run_seed
 from operators.sources.dataframe import DataFrameSource
+from operators.stateloading import StateLoader
 from operators.worker_main import pickle_plan
 from statebackends.errors import InvalidConfigError
+from statebackends.settings import StateBackendSettings
 from tests.simulation.workload_runs import Run
 
 PIPELINE = '''
@@ -56,6 +61,13 @@ def copies(env):
 def own(env):
     mine = hf.Environment("mine", parallelism=3, checkpoint_interval_ms=250)
     build(mine)
+    return mine
+
+
+def tuned(env):
+    own = hf.RocksDBConfig(cache_bytes_max=0, block_cache_bytes=1 << 20)
+    mine = hf.Environment("tuned", parallelism=2, checkpoint_interval_ms=100, state_backend="rocksdb", rocksdb=own)
+    windows(mine)
     return mine
 
 
@@ -158,6 +170,25 @@ def test_a_job_that_always_fails_by_itself_is_told_soon_and_why(pipeline: Path) 
     assert violation.message.startswith(f"without any fault each of {FAILURES_MAX + 1} attempts failed, the last one: ")
     assert "ValueError: no such luck" in violation.message
     assert (result.plan, result.steps < 20_000) == ((), True)
+
+
+def test_settings_of_rocksdb_are_the_jobs_but_for_those_by_which_a_run_would_not_repeat(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[StateBackendSettings] = set()
+    load = StateLoader.load
+
+    def watch(loader: StateLoader) -> Callable[[], None]:
+        seen.add(loader._settings)
+        return load(loader)
+
+    monkeypatch.setattr(StateLoader, "load", watch)
+    request = RunRequest(seed=1, workload=f"{pipeline}:tuned", plan=())
+    first, second = run_seed(request), run_seed(request)
+    (settings,) = seen
+    assert settings == replace(BACKEND_SETTINGS, rocksdb_cache_bytes_max=0, rocksdb_block_cache_bytes=1 << 20)
+    assert (first.result.violations, first.result.backend) == ((), "rocksdb")
+    assert list(first.trace.lines()) == list(second.trace.lines())
 
 
 def test_a_module_is_found_by_name(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
