@@ -99,11 +99,11 @@ class RocksDBConfig(msgspec.Struct, frozen=True):
     write_buffer_bytes: int = 32 * 1024 * 1024
     """One memtable."""
     write_buffers_bytes_max: int = 128 * 1024 * 1024
-    """Per worker: all memtables."""
+    """Per worker: all memtables, about."""
     block_cache_bytes: int = 64 * 1024 * 1024
     """Per worker: uncompressed blocks, indexes and filters."""
     sorted_runs_max: int = 8
-    """At so many runs (a checkpoint adds one) neighbours are merged. More: smaller checkpoints, slower reads."""
+    """At so many runs (a checkpoint adds one or more) neighbours are merged. More: smaller checkpoints, slower reads."""
     space_amplification_percent: int = 200
     """What newer runs may add to the size of the oldest before all are merged. More: this is rarer."""
     background_compaction: bool = True

@@ -232,11 +232,8 @@ class OperatorChain:
         return any(node.operator.has_pending_work() for node in self.nodes)
 
     def write_behind(self) -> bool:
-        """Nothing else is to be done: each keyed backend writes a little of what changed. Whether there is more."""
-        more = False
-        for backend in self._behind:
-            more = backend.write_behind() or more
-        return more
+        """Nothing else is to be done: one keyed backend writes a little of what changed. Whether there may be more."""
+        return any(backend.write_behind() for backend in self._behind)
 
     def dispose(self) -> list[BaseException]:
         """Release the keyed backends; the errors it met."""

@@ -317,11 +317,8 @@ class Worker:
             self._send(each, now_ms)
 
     def _write_behind(self) -> bool:
-        """Whether there is more to write."""
-        more = False
-        for each in () if self._attempt is None else self._attempt.subtasks:
-            more = each.subtask.write_behind() or more
-        return more
+        """One turn of one subtask, so that what arrives meanwhile waits for no other. Whether there may be more to write."""
+        return self._attempt is not None and any(each.subtask.write_behind() for each in self._attempt.subtasks)
 
     def _housekeep(self, attempt: _Attempt, now_ms: int) -> None:
         if now_ms >= self._metrics_due_ms:

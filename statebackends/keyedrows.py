@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -55,7 +56,6 @@ class KeyedRows:
             for stretch in _stretches(chunks):
                 for batch in self._batches(schema, codec, *stretch, pace):
                     rows.add(batch)
-                pace.turn()
         except StateValueError as error:
             raise self.named(error, codec.name) from error
         return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
@@ -88,16 +88,17 @@ class KeyedRows:
         self, schema: pa.Schema, codec: StateCodec, keys: list[bytes], namespaces: pa.Array, values: list[Any], pace: Pace
     ) -> Iterator[pa.RecordBatch]:
         """One batch, unless values are large."""
-        arrays = self.key_type.arrays_of_encoded(keys)
+        arrays = pace.run(lambda: self.key_type.arrays_of_encoded(keys))
         groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
         columns = [pa.array(groups), *arrays, namespaces]
         if codec.kind in ("list", "map"):
-            yield pa.RecordBatch.from_arrays([*_repeated_rows(columns, values), *_elements(codec, values)], schema=schema)
+            elements = pace.run(lambda: _elements(codec, values))
+            yield pa.RecordBatch.from_arrays([*_repeated_rows(columns, values), *elements], schema=schema)
             return
         pieces: list[list[pa.Array]] = []
         for start in range(0, len(values), ROWS_PER_BATCH):
-            pieces.append(codec.to_arrays(values[start : start + ROWS_PER_BATCH]))
-            pace.turn()
+            some_values = values[start : start + ROWS_PER_BATCH]
+            pieces.append(pace.run(partial(codec.to_arrays, some_values)))
         if len(pieces) == 1:
             yield pa.RecordBatch.from_arrays([*columns, *pieces[0]], schema=schema)
         elif sum(bytes_of(array) for piece in pieces for array in piece) <= _STRETCH_BYTES:

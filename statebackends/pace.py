@@ -1,23 +1,28 @@
 """Work of a pool thread that holds the interpreter lock, at a pace that leaves most of it to the task loop.
 
 Converting a million Python objects takes a few tenths of a second of the interpreter. A busy task loop would lose them at once,
-half of its speed while they last; spread out, it loses a tenth. Nobody else wanting the interpreter, there are no pauses."""
+half of its speed while they last; spread out, it loses a tenth. Where nobody else wants the interpreter, there are no pauses."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SHARE = 1 / 12
-"""Of the time that passes, while others want the interpreter."""
+"""Of the time that passes, for one thread, while others want the interpreter."""
+PAUSES_S_MAX = 30.0
+"""Of one table: however large it is, its checkpoint ends."""
 _TURN_S = 0.002
 """Of processor time: shorter turns count together. Most tables are small, and never pause."""
 _CONTENDED = 1.5
-"""A turn that took so many times its own processor time had to wait for others."""
+"""Work that took so many times its own processor time had to wait: for the interpreter, or for a processor."""
 
 
 class Pace:
-    """Of one pool thread's turns of a few milliseconds each, which do little else than hold the interpreter lock."""
+    """Of one pool thread that turns one table into columns."""
 
     def __init__(
         self,
@@ -29,13 +34,24 @@ class Pace:
     ) -> None:
         self._share = share
         self._wall_s, self._cpu_s, self._sleep = wall_s, cpu_s, sleep
-        self._began_s, self._used_s = wall_s(), cpu_s()
+        self._passed_s = self._used_s = 0.0
+        self._left_s = PAUSES_S_MAX
 
-    def turn(self) -> None:
-        """A turn has ended: pause if others wanted the interpreter meanwhile and have had less than their part of it."""
-        passed, used = self._wall_s() - self._began_s, self._cpu_s() - self._used_s
-        if used < _TURN_S:
-            return
-        if passed > _CONTENDED * used:
-            self._sleep(max(0.0, used / self._share - passed))
-        self._began_s, self._used_s = self._wall_s(), self._cpu_s()
+    def run(self, work: Callable[[], T]) -> T:
+        """Do a few milliseconds of work that needs nothing but the interpreter; then pause, if others wanted it meanwhile and have
+        had less than their part of it."""
+        wall, cpu = self._wall_s(), self._cpu_s()
+        result = work()
+        self._passed_s += self._wall_s() - wall
+        self._used_s += self._cpu_s() - cpu
+        if self._used_s >= _TURN_S:
+            if self._passed_s > _CONTENDED * self._used_s:
+                self._pause(self._used_s / self._share - self._passed_s)
+            self._passed_s = self._used_s = 0.0
+        return result
+
+    def _pause(self, seconds: float) -> None:
+        seconds = min(seconds, self._left_s)
+        if seconds > 0:
+            self._left_s -= seconds
+            self._sleep(seconds)

@@ -188,9 +188,16 @@ class RocksMapGenerations(RocksGenerations, MapGenerations):
             for key, entries, group in zip(keys, maps, groups_of(keys).tolist(), strict=True):
                 prefix = row_key(group, self.state_id, key, self.namespace)
                 if entries.cleared:
-                    yield from [(stored, None) for stored, _ in self._store.rows(prefix)]
+                    yield from self._deletions(prefix)
                 for entry, value in entries.items():
                     yield prefix + self.codec.encode_entry(entry), None if value is TOMBSTONE else encode(value)
+
+    def _deletions(self, prefix: bytes) -> Iterator[Row]:
+        """Of all stored entries of a map, looked up a few at a time."""
+        after: bytes | None = None
+        while stored := [key for key, _ in islice(self._store.rows(prefix, after), WRITE_ROWS)]:
+            yield from ((key, None) for key in stored)
+            after = stored[-1]
 
     def _prefix(self, key: bytes) -> bytes:
         return row_key(self._context.key_group, self.state_id, key, self.namespace)

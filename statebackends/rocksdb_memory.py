@@ -1,4 +1,4 @@
-"""What the RocksDB databases of one process share: a block cache, and a bound of all memtables.
+"""What the RocksDB databases of one process share: a block cache, and a soft bound of all memtables.
 
 A worker is one process, so its databases, one for each subtask and operator, stay within what one is given."""
 
@@ -18,7 +18,7 @@ class RocksMemory:
     def __init__(self, block_cache_bytes: int, write_buffers_bytes_max: int) -> None:
         self.block_cache = Cache(block_cache_bytes)
         self.write_buffers = WriteBufferManager(write_buffers_bytes_max, False)
-        """Memtables above this become tables early; nobody waits for that."""
+        """Above this the memtable that is written to becomes a table early; nobody waits for that, so it is a soft bound."""
 
 
 _shared: WeakValueDictionary[tuple[int, int], RocksMemory] = WeakValueDictionary()

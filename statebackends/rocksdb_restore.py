@@ -132,6 +132,8 @@ class NativeRestore:
             raise not_widened(meta, codec.meta, error, operator=self._operator) from error
 
     def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
+        if not handle.names:
+            raise self._corrupt("", "it has no files")
         try:
             os.makedirs(local_folder)
             flows = [self._download_file(*each, local_folder) for each in zip(handle.names, handle.parts, strict=True)]

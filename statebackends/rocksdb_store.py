@@ -245,9 +245,10 @@ class RocksStore:
         except Exception as error:
             raise StorageUnavailableError(f"{self.folder}: {error}", path=self.folder) from error
 
-    def rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """(row key, value) of the rows that start with `prefix`, ascending, as they are when the iteration starts."""
-        return _rows_from(self._db.iter(), prefix, self.folder)
+    def rows(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """(row key, value) of the rows that start with `prefix`, ascending, as they are when the iteration starts; behind the row
+        key `after`, if one is given."""
+        return _rows_from(self._db.iter(), prefix, self.folder, None if after is None else after + b"\0")
 
     def group_rows(self, groups: KeyGroupRange) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of all rows of some key groups, ascending."""
@@ -304,13 +305,15 @@ class RocksStore:
         return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
 
     def flush_ahead(self) -> None:
-        """Begin to write a memtable that is an eighth full to a table, so that the next copy finds little in it.
+        """Begin to write a memtable that is an eighth full to a table, so that the next copy finds little in it; only where nobody
+        would have to wait, and where tables are merged in the background.
 
         Raises StorageUnavailableError."""
         enough = max(self._write_buffer_bytes // _FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN)
-        if int(self._db.property_int_value("rocksdb.cur-size-active-mem-table") or 0) >= enough:
+        is_free = self._compaction.in_background and not self._number("num-immutable-mem-table") and not self._is_crowded()
+        if is_free and self._number("cur-size-active-mem-table") >= enough:
             try:
-                self._db.flush(not self._compaction.in_background)
+                self._db.flush(False)
             except Exception as error:
                 raise StorageUnavailableError(f"{self.folder}: {error}", path=self.folder) from error
 
@@ -320,12 +323,14 @@ class RocksStore:
             self._is_loading = False
 
     def _is_crowded(self) -> bool:
-        return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0) >= self._compaction.runs_max
+        return self._number("num-files-at-level0") >= self._compaction.runs_max
+
+    def _number(self, name: str) -> int:
+        return int(self._db.property_int_value(f"rocksdb.{name}") or 0)
 
     def size(self) -> int:
         """Bytes of files and memtables, estimated."""
-        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
-        return sum(int(self._db.property_int_value(name) or 0) for name in names)
+        return self._number("total-sst-files-size") + self._number("cur-size-all-mem-tables")
 
     def close(self) -> None:
         """Idempotent; the files stay."""

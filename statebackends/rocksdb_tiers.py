@@ -25,15 +25,25 @@ _SORTED_IN_POOL, _SORTED_ON_LOOP = 1 << 17, 1 << 13
 lock, or two of the loop thread."""
 
 
+_IDLE_ROW_BYTES_MAX = 4 << 10
+"""Larger rows are left to the pool thread: a turn of the loop would write megabytes."""
+
+
 class SealedGeneration:
     """Sealed layers on their way to the database."""
 
-    def __init__(self, layers: list[tuple[RocksGenerations, Layer]], groups_of: GroupsOf, copy_folder: str | None) -> None:
+    def __init__(
+        self, layers: list[tuple[RocksGenerations, Layer]], groups_of: GroupsOf, copy_folder: str | None, *, behind: bool
+    ) -> None:
         self.layers = layers
         self.copy_folder = copy_folder
         """Where to hard-link the database once this generation is in it; None when no snapshot waits for it."""
         self.names: list[str] = []
         """Files of the hard-linked copy."""
+        self.behind = behind
+        """Sealed because there was time. What fails is left to the barrier that needs it, and ends nothing."""
+        self.failed = False
+        """Writing it behind has failed: the loop thread doesn't try again."""
         self.done = False
         """Written, and copied if that was wanted: newer generations may be written."""
         self._groups_of = groups_of
@@ -97,21 +107,22 @@ class FrontTier:
         self.sweep: ExpirySweep | None = None
         """Cleans up what has expired since it was written."""
         self._rows_swept = 0
-        self._idle_failed = False
+        self.idle_failed = False
+        """Nothing is written behind until the next barrier."""
         self._groups_of = groups_of
         self._limits = limits
         self._sealed: deque[SealedGeneration] = deque()  # oldest first
         self._lock = threading.Lock()
 
-    def seal(self, copy_folder: str | None = None) -> SealedGeneration:
-        """Freeze what is live: O(states and namespaces). `copy_folder`: as in SealedGeneration."""
+    def seal(self, copy_folder: str | None = None, *, behind: bool = False) -> SealedGeneration:
+        """Freeze what is live: O(states and namespaces). `copy_folder`, `behind`: as in SealedGeneration."""
         self.retire()
-        self._idle_failed = False
+        self.idle_failed = False
         for expiry in self.expiries:
             expiry.mark()
         layers = [(table, table.seal()) for table in self.tables if table.live]
         self.rows_sealed += sum(len(layer) for _, layer in layers)
-        generation = SealedGeneration(layers, self._groups_of, copy_folder)
+        generation = SealedGeneration(layers, self._groups_of, copy_folder, behind=behind)
         self._sealed.append(generation)
         return generation
 
@@ -124,10 +135,13 @@ class FrontTier:
         generation.copy_folder = None
         if self._sealed and self._sealed[-1] is generation and self._lock.acquire(blocking=False):
             try:
-                if not generation.done:
+                while not generation.done:
                     self._sealed.pop()
                     for table, layer in generation.layers:
                         table.unseal(layer)
+                    if not self._sealed or not self._sealed[-1].failed:
+                        break
+                    generation = self._sealed[-1]  # what failed behind, and would fail every later barrier
             finally:
                 self._lock.release()
 
@@ -170,39 +184,56 @@ class FrontTier:
         if self._sealed:
             self._write_a_piece(due=dirty > self._limits.dirty_bytes_max)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether something is sealed that is not in the database yet."""
+        return bool(self._sealed)
+
     def idle(self) -> bool:
         """The loop has nothing else to do: write a piece of what changed, once that is a few thousand rows. Whether there is more.
 
         A value that can't be written is live again, and the next barrier tells of it, if it is still there."""
         self.retire()
         if not self._sealed:
-            if self._idle_failed or sum(len(table.live) for table in self.tables) < self._limits.idle_rows_min:
+            if self.idle_failed or not self._is_worth_writing():
                 return False
-            self.seal()
-        generation = self._sealed[-1]
-        try:
-            wrote = self._write_a_piece(due=False)
-            if wrote and generation.done:
+            self.seal(behind=True)
+        oldest = self._sealed[0]
+        wrote = self._write_a_piece(due=False)
+        if wrote and oldest.done:
+            try:
                 self.store.flush_ahead()
-            return wrote
-        except Exception:  # also what a type's own encoding raises: it is the barrier's to tell
-            if generation is self._sealed[-1]:
-                self.abandon(generation)
-            self._idle_failed = True
-            return False
+            except StorageUnavailableError:
+                self.idle_failed = True
+        return wrote
+
+    def live_rows(self) -> int:
+        """Changed and not sealed; keys, for map state."""
+        return sum(len(table.live) for table in self.tables)
+
+    def _is_worth_writing(self) -> bool:
+        rows = self.live_rows()
+        return rows >= self._limits.idle_rows_min and sum(weight(table.live) for table in self.tables) <= rows * _IDLE_ROW_BYTES_MAX
 
     def _write_a_piece(self, *, due: bool) -> bool:
         """Whether it was possible."""
         oldest = self._sealed[0]
-        if oldest.copy_folder is not None or not self._lock.acquire(blocking=False):
+        if oldest.copy_folder is not None or oldest.failed or not self._lock.acquire(blocking=False):
             self.eviction_waits += due
             return False
         try:
             if not oldest.done:
                 oldest.advance(self.store, wholly=False)
+        except Exception:  # also what a type's own encoding raises
+            if not oldest.behind:
+                raise
+            oldest.failed = True
         finally:
             self._lock.release()
-        return True
+        if oldest.failed:
+            self.idle_failed = True
+            self.abandon(oldest)
+        return not oldest.failed
 
     def retire(self) -> None:
         """Drop the layers that have reached the database."""

@@ -37,11 +37,11 @@ class StateBackendSettings:
     rocksdb_write_buffer_bytes: int = 32 * _MIB
     """`rocksdb`: one memtable; there are at most two. A checkpoint empties them: only more than this between two fills one."""
     rocksdb_write_buffers_bytes_max: int = 128 * _MIB
-    """`rocksdb`, per worker: memtables of all databases together, above which the largest become tables early."""
+    """`rocksdb`, per worker: memtables of all databases together, about: above it, what is written to becomes a table early."""
     rocksdb_block_cache_bytes: int = 64 * _MIB
     """`rocksdb`, per worker: uncompressed blocks, indexes and filters of all databases together."""
     rocksdb_sorted_runs_max: int = 8
-    """`rocksdb`: sorted runs (a checkpoint adds one) at which neighbours are merged. More: smaller checkpoints, slower reads."""
+    """`rocksdb`: sorted runs (a checkpoint adds one or more) at which neighbours are merged. More: smaller checkpoints, slower reads."""
     rocksdb_space_amplification_percent: int = 200
     """`rocksdb`: what newer runs may add to the size of the oldest before all are merged into one. More: this is rarer."""
     rocksdb_background_compaction: bool = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from statebackends.pace import Pace
+from statebackends.pace import PAUSES_S_MAX, Pace
 
 TURNS = 50
 
@@ -20,9 +20,13 @@ class Machine:
     cpu: float = 3.0
     pauses: list[float] = field(default_factory=list)
 
-    def work(self, seconds: float) -> None:
+    def work(self, seconds: float) -> int:
         self.cpu += seconds
         self.wall += seconds * (1 + self.others)
+        return 7
+
+    def pace(self, share: float) -> Pace:
+        return Pace(share, wall_s=lambda: self.wall, cpu_s=lambda: self.cpu, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0
@@ -45,28 +49,42 @@ class Machine:
 )
 def test_others_get_their_part_of_the_interpreter(others: float, share: float, expected: float) -> None:
     machine = Machine(others)
-    pace = Pace(share, wall_s=lambda: machine.wall, cpu_s=lambda: machine.cpu, sleep=machine.sleep)
+    pace = machine.pace(share)
     for number in range(TURNS):
-        machine.work(0.002 + number % 3 / 1000)
-        pace.turn()
+        assert pace.run(lambda seconds=0.002 + number % 3 / 1000: machine.work(seconds)) == 7  # type: ignore[misc]
     assert (machine.cpu - 3.0) / (machine.wall - 10.0) == pytest.approx(expected)
 
 
 def test_a_pause_follows_its_turn_and_is_not_made_up_for_later() -> None:
     machine = Machine(1.0)
-    pace = Pace(0.1, wall_s=lambda: machine.wall, cpu_s=lambda: machine.cpu, sleep=machine.sleep)
-    machine.work(0.01)
-    pace.turn()
+    pace = machine.pace(0.1)
+    pace.run(lambda: machine.work(0.01))
     machine.others = 0.0
-    machine.work(0.01)
-    pace.turn()
+    pace.run(lambda: machine.work(0.01))
     assert machine.pauses == pytest.approx([0.08])
+
+
+def test_what_passes_between_two_turns_is_no_sign_of_others() -> None:
+    """Rows come from a disk."""
+    machine = Machine(0.0)
+    pace = machine.pace(0.1)
+    for _ in range(9):
+        machine.wall += 0.5
+        pace.run(lambda: machine.work(0.01))
+    assert machine.pauses == []
 
 
 def test_short_turns_count_together() -> None:
     machine = Machine(1.0)
-    pace = Pace(0.1, wall_s=lambda: machine.wall, cpu_s=lambda: machine.cpu, sleep=machine.sleep)
+    pace = machine.pace(0.1)
     for _ in range(9):
-        machine.work(0.0006)
-        pace.turn()
+        pace.run(lambda: machine.work(0.0006))
     assert machine.pauses == pytest.approx([4 * 0.0006 * 8] * 2)
+
+
+def test_the_pauses_of_one_table_come_to_an_end() -> None:
+    machine = Machine(1.0)
+    pace = machine.pace(0.001)
+    for _ in range(20):
+        pace.run(lambda: machine.work(0.005))
+    assert sum(machine.pauses) == pytest.approx(PAUSES_S_MAX)
