@@ -41,7 +41,8 @@ class StateBackendSettings:
     rocksdb_block_cache_bytes: int = 64 * _MIB
     """`rocksdb`, per worker: uncompressed blocks, indexes and filters of all databases together."""
     rocksdb_sorted_runs_max: int = 8
-    """`rocksdb`: sorted runs (a checkpoint adds one or more) at which neighbours are merged. More: smaller checkpoints, slower reads."""
+    """`rocksdb`: sorted runs (a checkpoint adds one or more) at which neighbours are merged. More: smaller checkpoints, slower
+    reads."""
     rocksdb_space_amplification_percent: int = 200
     """`rocksdb`: what newer runs may add to the size of the oldest before all are merged into one. More: this is rarer."""
     rocksdb_background_compaction: bool = True
