@@ -1,7 +1,8 @@
 """Work of a pool thread that holds the interpreter lock, at a pace that leaves most of it to the task loop.
 
 Converting a million Python objects takes a few tenths of a second of the interpreter. A busy task loop would lose them at once,
-half of its speed while they last; spread out, it loses a tenth. Where nobody else wants the interpreter, there are no pauses."""
+half of its speed while they last; spread out, it loses a tenth to a fifth. Where nobody else wants the interpreter, there are no
+pauses."""
 
 from __future__ import annotations
 
