@@ -56,8 +56,6 @@ class RocksKeyedBackend(KeyedBackendBase):
         self._chains = StoredChains() if settings.incremental else None
         self._until_check = _CHECK_EVERY
         self._checks = 1
-        self._idle_at = 0
-        """How often a key had been selected when there was too little to write behind, less the rows there were."""
 
     # ------------------------------------------------------------------------------------------------------ while running
 
@@ -83,18 +81,7 @@ class RocksKeyedBackend(KeyedBackendBase):
         return True
 
     def write_behind(self) -> bool:
-        tier = self._opened
-        if tier is None:
-            return False
-        # No more rows changed than keys were selected: a count that costs nothing, where there are thousands of namespaces.
-        selected = self._checks * _CHECK_EVERY - self._until_check
-        if not tier.is_writing and selected - self._idle_at < self._settings.rocksdb_write_behind_rows:
-            return False
-        more = tier.idle()
-        if not more and not tier.is_writing and not tier.idle_failed:
-            rows = tier.live_rows()
-            self._idle_at = selected - (rows if rows < self._settings.rocksdb_write_behind_rows else 0)
-        return more
+        return self._opened is not None and self._opened.idle(self._checks * _CHECK_EVERY - self._until_check)
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         generations = self._generations_of(self._codec(state_name), namespace)

@@ -107,8 +107,10 @@ class FrontTier:
         self.sweep: ExpirySweep | None = None
         """Cleans up what has expired since it was written."""
         self._rows_swept = 0
-        self.idle_failed = False
+        self._idle_failed = False
         """Nothing is written behind until the next barrier."""
+        self._idle_at = 0
+        """How often a key had been selected when the rows were counted, less those there were if they were too few."""
         self._groups_of = groups_of
         self._limits = limits
         self._sealed: deque[SealedGeneration] = deque()  # oldest first
@@ -117,7 +119,7 @@ class FrontTier:
     def seal(self, copy_folder: str | None = None, *, behind: bool = False) -> SealedGeneration:
         """Freeze what is live: O(states and namespaces). `copy_folder`, `behind`: as in SealedGeneration."""
         self.retire()
-        self.idle_failed = False
+        self._idle_failed = False
         for expiry in self.expiries:
             expiry.mark()
         layers = [(table, table.seal()) for table in self.tables if table.live]
@@ -139,6 +141,7 @@ class FrontTier:
                     self._sealed.pop()
                     for table, layer in generation.layers:
                         table.unseal(layer)
+                    self._idle_at = 0  # more rows are live than keys were selected since
                     if not self._sealed or not self._sealed[-1].failed:
                         break
                     generation = self._sealed[-1]  # what failed behind, and would fail every later barrier
@@ -184,18 +187,14 @@ class FrontTier:
         if self._sealed:
             self._write_a_piece(due=dirty > self._limits.dirty_bytes_max)
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether something is sealed that is not in the database yet."""
-        return bool(self._sealed)
-
-    def idle(self) -> bool:
+    def idle(self, selected: int) -> bool:
         """The loop has nothing else to do: write a piece of what changed, once that is a few thousand rows. Whether there is more.
+        `selected`: how often a key was selected until now.
 
         A value that can't be written is live again, and the next barrier tells of it, if it is still there."""
         self.retire()
         if not self._sealed:
-            if self.idle_failed or not self._is_worth_writing():
+            if self._idle_failed or not self._is_worth_writing(selected):
                 return False
             self.seal(behind=True)
         oldest = self._sealed[0]
@@ -204,16 +203,17 @@ class FrontTier:
             try:
                 self.store.flush_ahead()
             except StorageUnavailableError:
-                self.idle_failed = True
+                self._idle_failed = True
         return wrote
 
-    def live_rows(self) -> int:
-        """Changed and not sealed; keys, for map state."""
-        return sum(len(table.live) for table in self.tables)
-
-    def _is_worth_writing(self) -> bool:
-        rows = self.live_rows()
-        return rows >= self._limits.idle_rows_min and sum(weight(table.live) for table in self.tables) <= rows * _IDLE_ROW_BYTES_MAX
+    def _is_worth_writing(self, selected: int) -> bool:
+        # No more rows changed than keys were selected: a count that costs nothing, where there are thousands of namespaces.
+        if selected - self._idle_at < self._limits.idle_rows_min:
+            return False
+        rows = sum(len(table.live) for table in self.tables)
+        is_little = rows < self._limits.idle_rows_min
+        self._idle_at = selected - (rows if is_little else 0)
+        return not is_little and sum(weight(table.live) for table in self.tables) <= rows * _IDLE_ROW_BYTES_MAX
 
     def _write_a_piece(self, *, due: bool) -> bool:
         """Whether it was possible."""
@@ -231,7 +231,7 @@ class FrontTier:
         finally:
             self._lock.release()
         if oldest.failed:
-            self.idle_failed = True
+            self._idle_failed = True
             self.abandon(oldest)
         return not oldest.failed
 
