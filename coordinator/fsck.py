@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -47,10 +48,9 @@ from statebackends.storage.operations import (
     InParallel,
     ListFolder,
     PutIfAbsent,
-    ReadFile,
     StatFile,
 )
-from statebackends.storage.whole import FIRST_BYTES, read_whole
+from statebackends.storage.whole import read_in_group, read_whole
 
 T = TypeVar("T")
 
@@ -179,28 +179,15 @@ def _together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
 
 
 def _read_each(paths: Sequence[str], decode: Callable[[bytes, str], T], read: Callable[[str], Flow[bytes]]) -> Flow[list[T | None]]:
-    """What is in each file; None for one that is gone, or can't be read.
+    """What is in each file; None for one that is gone, or can't be read."""
 
-    Those that one read is enough for are read several at one time. The others, which anybody may have made as long as their kind
-    can be, come one after another: a pool counts each as if it were moved in pieces, and these are in memory whole."""
-    found: dict[int, T | None] = {}
-
-    def read_short(index: int) -> Flow[None]:
+    def read_one(path: str) -> Flow[T | None]:
         try:
-            content: bytes = yield ReadFile(paths[index], 0, FIRST_BYTES)
-            if len(content) < FIRST_BYTES:
-                found[index] = decode(content, paths[index])
+            return decode((yield from read(path)), path)
         except (CorruptStateError, ObjectMissingError):
-            found[index] = None
+            return None
 
-    yield InParallel([read_short(index) for index in range(len(paths))], [FIRST_BYTES] * len(paths))
-    for index, path in enumerate(paths):
-        if index not in found:
-            try:
-                found[index] = decode((yield from read(path)), path)
-            except (CorruptStateError, ObjectMissingError):
-                found[index] = None
-    return [found[index] for index in range(len(paths))]
+    return (yield from read_in_group([partial(read_one, path) for path in paths]))
 
 
 def _describe(name: str) -> Flow[list[FileFacts]]:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
 
 from barriers.messages import CheckpointKind, FailureReason
 from coordinator.publication import (
@@ -52,7 +55,9 @@ from statebackends.storage.operations import (
     ListFolder,
     PutIfAbsent,
 )
-from statebackends.storage.whole import read_whole
+from statebackends.storage.whole import read_in_group, read_whole
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 SUBMISSION_BYTES_MAX = 256 << 20
 """Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""
@@ -237,29 +242,22 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         shared = yield ListFolder(paths.shared)
     # What has been listed is written once, so its contents may be read in any order, and at one time.
     ids = [number for number in map(parse_checkpoint_folder, folders) if number is not None]
-    files = [paths.submission(number) for number in numbers]
-    flows: list[Flow[Any]] = [read_submission(path) for path in files]
-    small = [*map(paths.attempt, last_attempts), *map(paths.result, ended)]
-    files += small
-    flows += map(read_whole, small)
-    flows += [read_checkpoint(paths, number) for number in ids]
-    read: list[Any] = yield InParallel(flows, [0] * len(flows))
-    contents: dict[str, bytes] = dict(zip(files, read[: len(files)], strict=True))
+    readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in numbers]
+    readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in last_attempts]
+    readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
+    readers += [partial(read_checkpoint, paths, number) for number in ids]
+    read = iter((yield from read_in_group(readers)))  # of which each zip takes as many as it has numbers
     submissions: dict[int, SubmissionRecord] = {}
     given: dict[int, OwnerRecord] = {}
-    for number in numbers:
-        path = paths.submission(number)
-        content = contents[path]
-        if is_void(content):
-            void = decode_record(VoidRecord, content, path)
-            if void.given and void.owner is not None:
-                given[void.given] = void.owner
-        else:
-            submissions[number] = decode_record(SubmissionRecord, content, path)
-    attempts = {each: decode_record(AttemptRecord, contents[paths.attempt(each)], paths.attempt(each)) for each in last_attempts}
-    results = {each: decode_record(ResultRecord, contents[paths.result(each)], paths.result(each)) for each in ended}
+    for number, record in zip(numbers, read, strict=False):
+        if isinstance(record, SubmissionRecord):
+            submissions[number] = record
+        elif record.given and record.owner is not None:
+            given[record.given] = record.owner
+    attempts = dict(zip(last_attempts, read, strict=False))
+    results = dict(zip(ended, read, strict=False))
     checkpoints: dict[int, RecordedCheckpoint] = {}
-    for number, found in zip(ids, read[len(files) :], strict=True):
+    for number, found in zip(ids, read, strict=True):
         checkpoints[number] = replace(found, owner=given[number].job_id) if number in given and given[number].job_id else found
     return RecordedJob(
         job_id=paths.job_id,
@@ -272,6 +270,15 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         shared=tuple(shared),
         given=given,
     )
+
+
+def _read_number(path: str) -> Flow[SubmissionRecord | VoidRecord]:
+    content = yield from read_submission(path)
+    return decode_record(VoidRecord, content, path) if is_void(content) else decode_record(SubmissionRecord, content, path)
+
+
+def _read_record(kind: type[R], path: str) -> Flow[R]:
+    return decode_record(kind, (yield from read_whole(path)), path)
 
 
 def read_submission(path: str) -> Flow[bytes]:

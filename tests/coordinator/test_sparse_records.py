@@ -11,26 +11,27 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import FailureReason
+from barriers.messages import CheckpointKind, FailureReason
 from coordinator import fsck, store
 from coordinator.claiming import find_owner
 from coordinator.fsck import FsckRequest, check_directory
 from coordinator.leadership import find_leader, open_directory
 from coordinator.publication import CheckpointFact, RecordedJob, Unreadable
-from coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, JobPaths, encode_record
+from coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
 from coordinator.store import Takeover, list_jobs, put_once, read_checkpoint, read_job, settle_job, write_attempt
 from coordinator.submitting import Starter, start_submission
 from operators.sinks.log import read_log_flow
 from operators.sinks.manifest import SinkPaths
 from operators.sinks.sweep import living_snapshots_flow
 from operators.sources.inputs import load_manifest_flow
-from statebackends import metadata
+from statebackends import metadata, snapshot
 from statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
+from statebackends.storage import whole
 from statebackends.storage.durable import make_durable
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
 from statebackends.storage.transfers import ONE_BY_ONE
-from statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_whole
+from statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_in_group, read_whole
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_crashes import settle
 from tests.coordinator.world import JOB, DictStorage, World
@@ -209,11 +210,18 @@ def test_long_files_are_looked_at_one_after_another(directory: Path, monkeypatch
     for folder, manifest in zip(folders, manifests, strict=True):
         grow(directory / folder / "_metadata", promise)
         grow(directory / manifest, b"{}")
+    for number in range(101, 107):
+        grow(directory / PATHS.decision(number), promise)
+        claim = ClaimRecord(number, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(number), "n")
+        (directory / PATHS.claim(number)).write_bytes(encode_record(claim))
     together = Together(directory)
+    for flow in (read_job(PATHS), takeover()):
+        job: RecordedJob = together.run(flow)
+        assert all(isinstance(job.checkpoints[number].decision, Unreadable) for number in range(101, 107))
     found = together.run(fsck.look("here"))
     assert found.savepoints == dict.fromkeys(folders)
     assert found.jobs[JOB].inputs == {manifest.rpartition("/")[0]: None for manifest in manifests}
-    assert len(found.jobs[JOB].snapshots) == len(together.run(read_job(PATHS)).with_fact(CheckpointFact.COMPLETED))
+    assert len(found.jobs[JOB].snapshots) == len(job.with_fact(CheckpointFact.COMPLETED)) - 6 > 0
     assert 6 * FIRST_BYTES <= together.bytes_max <= RECORD_BYTES_MAX
     assert set(together.sizes) == {0, FIRST_BYTES}
 
@@ -221,7 +229,8 @@ def test_long_files_are_looked_at_one_after_another(directory: Path, monkeypatch
 def test_a_snapshot_of_more_than_a_first_read_is_found(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run(fsck.look("here"), directory).jobs[JOB]
     assert before.snapshots
-    monkeypatch.setattr(fsck, "FIRST_BYTES", 64)
+    for module in (whole, snapshot):
+        monkeypatch.setattr(module, "FIRST_BYTES", 128)
     assert run(fsck.look("here"), directory).jobs[JOB] == before
 
 
@@ -245,6 +254,28 @@ def test_a_record_of_more_than_a_first_read_is_read_whole(tmp_path: Path) -> Non
     record = AbortRecord(checkpoint_id=4, reason=FailureReason.EXPIRED, epoch=1, nonce="n", message="long " * 300_000)
     run(put_once(PATHS.decision(4), encode_record(record)), tmp_path)
     assert run(read_checkpoint(PATHS, 4), tmp_path).decision == record
+
+
+def test_only_what_reads_a_long_file_is_begun_again(tmp_path: Path) -> None:
+    lengths = (0, FIRST_BYTES, 10, 2 * FIRST_BYTES + 1, FIRST_BYTES - 1)
+    begun: list[int] = []
+    for index, length in enumerate(lengths):
+        (tmp_path / str(index)).write_bytes(b"x" * length)
+
+    def read(index: int) -> Flow[int]:
+        begun.append(index)
+        try:
+            return len((yield from read_whole(str(index))))
+        except ObjectMissingError:
+            return -1
+
+    assert run(read_in_group([partial(read, index) for index in range(6)]), tmp_path) == [*lengths, -1]
+    assert begun == [0, 1, 2, 3, 4, 5, 1, 3]
+    with pytest.raises(ObjectMissingError, match="7 does not exist"):
+        run(read_in_group([partial(read_whole, name) for name in ("3", "7")]), tmp_path)
+    (tmp_path / "3").write_bytes(b"x" * (RECORD_BYTES_MAX + 1))
+    with pytest.raises(CorruptStateError, match="3: longer than"):
+        run(read_in_group([partial(read, index) for index in (3, 0)]), tmp_path)
 
 
 def test_a_submission_that_nobody_would_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
