@@ -127,6 +127,15 @@ class SimDisk:
             self.before_call("read", path, 0)
         return file.content[offset : offset + size]
 
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        content = self.read(descriptor, len(buffer), offset)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def copy(self, source: int, target: int, size: int, offset: int) -> int:
+        content = self.read(source, size, offset)
+        return self.write(target, content) if content else 0
+
     def fsync(self, descriptor: int) -> None:
         if descriptor < _FIRST_DESCRIPTOR:
             return self._os.fsync(descriptor)

@@ -7,11 +7,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from statebackends.storage.operations import Buffer
+
+_NO_COPY = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY)
+"""Of a kernel, or of file systems, that copy nothing from one file to another by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,13 @@ class FileSystem(Protocol):
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes at `offset`; empty at the end of the file."""
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """As `read`, into memory that is there already. Returns the bytes read."""
+
+    def copy(self, source: int, target: int, size: int, offset: int) -> int:
+        """Append what is in a file at `offset` to one that is being written. Returns the bytes copied, which may be fewer than
+        `size` and 0 before the end: what is left has to be read and written."""
 
     def fsync(self, descriptor: int) -> None: ...
 
@@ -90,6 +101,19 @@ class OsFileSystem:
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
         return os.pread(descriptor, size, offset)
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        return os.preadv(descriptor, [buffer], offset)
+
+    def copy(self, source: int, target: int, size: int, offset: int) -> int:
+        if sys.platform != "linux":
+            return 0
+        try:
+            return os.copy_file_range(source, target, size, offset)
+        except OSError as error:
+            if error.errno in _NO_COPY:
+                return 0
+            raise
 
     def fsync(self, descriptor: int) -> None:
         os.fsync(descriptor)

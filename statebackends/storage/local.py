@@ -13,6 +13,8 @@ import os
 import posixpath
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from mmap import mmap
 from typing import Any, assert_never
 from urllib.parse import unquote, urlsplit
 
@@ -39,7 +41,10 @@ _READ_BYTES = 128 << 20
 for so much costs a small file several times its own reading, keeps pages of its own for ever, and is refused where a process may
 have no more memory than it needs."""
 _DELETE_PASSES_MAX = 3
-_TRANSFERS = TransferPool(transfers_max=4, bytes_max=8 * _COPY_BYTES, transfer_bytes_max=2 * _COPY_BYTES)
+_UPLOAD_BYTES = 4 << 20
+"""Read at once of a large file that is uploaded. Between two steps a busy task loop keeps the interpreter for 5 ms, and loses time of
+its own when it gives it away: so the steps are few, and two large files at one time, since copying them takes a processor each."""
+_TRANSFERS = TransferPool(transfers_max=4, bytes_max=2 * _UPLOAD_BYTES, transfer_bytes_max=_UPLOAD_BYTES)
 """Of all directories of a process: a file system makes several files durable in hardly more time than one."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -137,7 +142,7 @@ class LocalStorage:
 
     def _put_if_absent(self, target: str, data: bytes) -> bool:
         if self._stat(target) is None:
-            created = self._publish(target, [data])
+            created = self._publish(target, lambda descriptor: self._write_all(descriptor, [data]))
         else:
             created = False
         if not created:
@@ -147,21 +152,24 @@ class LocalStorage:
         return created
 
     def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
+        return self._store(target, lambda descriptor, digest: self._write_all(descriptor, digest.passing(chunks)))
+
+    def _store(self, target: str, fill: Callable[[int, Digest], None]) -> tuple[int, str]:
         """Write under a name that is this writer's own: an existing file must be an earlier try of the same write."""
         digest = Digest()
-        if not self._publish(target, digest.passing(chunks)):
+        if not self._publish(target, lambda descriptor: fill(descriptor, digest)):
             found = self._stat(target)
             if found is None or found.size != digest.length or self._checksum(target) != digest.checksum:
                 raise InvariantError(f"{target} exists with other content: its name was used twice", path=target)
             self._fs.fsync_folder(posixpath.dirname(target))
         return digest.length, digest.checksum
 
-    def _publish(self, target: str, chunks: Iterable[ops.Buffer]) -> bool:
+    def _publish(self, target: str, fill: Callable[[int], None]) -> bool:
         """Durable temporary file, link, durable name. False: the name was taken."""
         folder = self._prefix + TEMPORARY_FOLDER
         temporary = f"{folder}/{self._new_nonce()}"
         try:
-            self._folders.within(folder, lambda: self._fill(temporary, chunks))
+            self._folders.within(folder, lambda: self._make(temporary, fill))
             self._sweep_once(temporary)
             return self._folders.within(posixpath.dirname(target), lambda: self._link_new(temporary, target))
         finally:
@@ -175,10 +183,10 @@ class LocalStorage:
         with contextlib.suppress(OSError):
             self.sweep_temporary(now_ms=self._fs.stat(temporary).modified_ms, age_ms=TEMPORARY_AGE_MS)
 
-    def _fill(self, path: str, chunks: Iterable[ops.Buffer]) -> None:
+    def _make(self, path: str, fill: Callable[[int], None]) -> None:
         descriptor = self._fs.create(path)
         try:
-            self._write_all(descriptor, chunks)
+            fill(descriptor)
             self._fs.fsync(descriptor)
         finally:
             self._fs.close(descriptor)
@@ -220,7 +228,26 @@ class LocalStorage:
 
     def _upload(self, operation: ops.UploadFile) -> tuple[int, str]:
         target = self._resolve(operation.path)
-        return self._write(target, self._read(operation.local_path))
+        return self._store(target, partial(self._copy, operation.local_path))
+
+    def _copy(self, path: str, target: int, digest: Digest) -> None:
+        """Append a file to one that is being written. Nobody changes a file that is uploaded: what is copied is what was read."""
+        with self._opened(path) as source:
+            while piece := self._fs.read(source, _COPY_BYTES, digest.length):
+                digest.add(piece)
+                self._write_all(target, [piece])
+                if len(piece) == _COPY_BYTES:
+                    return self._copy_rest(source, target, digest)
+
+    def _copy_rest(self, source: int, target: int, digest: Digest) -> None:
+        """What follows the first `digest.length` bytes, in few steps, each of which leaves the interpreter to others."""
+        buffer = memoryview(mmap(-1, _UPLOAD_BYTES))  # a page of it is made when it is filled
+        while size := self._fs.read_into(source, buffer, digest.length):
+            piece, left = buffer[:size], size
+            digest.add(piece)
+            while left and (copied := self._fs.copy(source, target, left, digest.length - left)):
+                left -= copied
+            self._write_all(target, [piece[size - left :]])
 
     def _download(self, operation: ops.DownloadFile) -> tuple[int, str]:
         digest = Digest()
@@ -264,11 +291,7 @@ class LocalStorage:
     # -- reading
 
     def _read(self, path: str, offset: int = 0, length: int | None = None, at_once: int = _COPY_BYTES) -> Iterator[bytes]:
-        try:
-            descriptor = self._fs.open(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ObjectMissingError(f"{path} does not exist", path=path) from error
-        try:
+        with self._opened(path) as descriptor:
             remaining = length
             while remaining is None or remaining > 0:
                 wanted = at_once if remaining is None else min(remaining, at_once)
@@ -278,6 +301,15 @@ class LocalStorage:
                 offset += len(chunk)
                 remaining = None if remaining is None else remaining - len(chunk)
                 yield chunk
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        try:
+            descriptor = self._fs.open(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissingError(f"{path} does not exist", path=path) from error
+        try:
+            yield descriptor
         finally:
             self._fs.close(descriptor)
 

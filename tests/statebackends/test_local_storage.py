@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ import pytest
 from statebackends.errors import (
     AmbiguousWriteError,
     InvalidConfigError,
+    InvariantError,
     StorageUnavailableError,
 )
 from statebackends.storage import operations as ops
+from statebackends.storage.checksums import checksum_of
 from statebackends.storage.filesystem import OsFileSystem
 from statebackends.storage.local import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
+from statebackends.storage.operations import Buffer
 from tests.statebackends.crash_filesystem import CrashFileSystem, PowerCut
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract, read
 
@@ -312,6 +316,70 @@ def test_a_large_file_is_written_in_pieces(tmp_path: Path) -> None:
     storage.execute(ops.WriteFile("large", [large[:7], memoryview(large)[7:]]))
     assert read(storage, "large") == large
     assert max(Short.given) == 1 << 20
+
+
+class Copying(OsFileSystem):
+    """Copies at most so many bytes at one time, and none at all after so many calls."""
+
+    def __init__(self, at_once: int, calls_max: int) -> None:
+        self.at_once = at_once
+        self.calls_left = calls_max
+        self.written = 0
+
+    def copy(self, source: int, target: int, size: int, offset: int) -> int:
+        self.calls_left -= 1
+        return super().copy(source, target, min(size, self.at_once), offset) if self.calls_left >= 0 else 0
+
+    def write(self, descriptor: int, data: Buffer) -> int:
+        written = super().write(descriptor, data)
+        self.written += written
+        return written
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, MIB - 1, MIB, MIB + 1, 9 * MIB - 1, 9 * MIB, 9 * MIB + 1, 20 * MIB + 7])
+@pytest.mark.parametrize(("at_once", "calls_max"), [(1 << 30, 1 << 30), (3_000_001, 1 << 30), (1 << 30, 0), (3_000_001, 2)])
+def test_an_upload_is_copied_as_far_as_the_system_does_it(tmp_path: Path, size: int, at_once: int, calls_max: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "local").write_bytes(content)
+    file_system = Copying(at_once, calls_max)
+    storage = LocalStorage(tmp_path / "root", file_system=file_system)
+    for _ in range(2):  # the second time it is there already, and found to be the same
+        assert storage.execute(ops.UploadFile(str(tmp_path / "local"), "a")) == (size, checksum_of(content))
+        assert (tmp_path / "root" / "a").read_bytes() == content
+    by_hand = min(size, MIB) if calls_max == 1 << 30 and sys.platform == "linux" else file_system.written // 2
+    assert file_system.written == 2 * by_hand <= 2 * size
+    (tmp_path / "local").write_bytes(content + b"x")
+    with pytest.raises(InvariantError, match="exists with other content"):
+        storage.execute(ops.UploadFile(str(tmp_path / "local"), "a"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_an_upload_that_can_not_be_copied_leaves_nothing(tmp_path: Path, code: int) -> None:
+    class Failing(OsFileSystem):
+        def copy(self, source: int, target: int, size: int, offset: int) -> int:
+            raise OSError(code, os.strerror(code))
+
+    (tmp_path / "local").write_bytes(b"x" * (2 * MIB))
+    storage = LocalStorage(tmp_path / "root", file_system=Failing())
+    with pytest.raises(StorageUnavailableError, match=os.strerror(code)):
+        storage.execute(ops.UploadFile(str(tmp_path / "local"), "a"))
+    assert storage.execute(ops.ListFiles("")) == []
+    assert list((tmp_path / "root" / ".tmp").iterdir()) == []
+
+
+def test_a_system_that_copies_nothing_by_itself_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    content = os.urandom(3 * MIB)
+    (tmp_path / "local").write_bytes(content)
+    storage = LocalStorage(tmp_path / "root")
+    assert storage.execute(ops.UploadFile(str(tmp_path / "local"), "a")) == (len(content), checksum_of(content))
+    assert read(storage, "a") == content
 
 
 def test_another_root_is_on_the_same_file_system() -> None:
