@@ -27,7 +27,9 @@ METADATA = "_metadata"
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-_CHECKPOINT_FOLDER = re.compile(r"chk-([1-9][0-9]{0,17})/?")
+CHECKPOINT_DIGITS_MAX = 18
+"""Of an id."""
+_CHECKPOINT_FOLDER = re.compile(rf"chk-([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 
 
 class RestorePoint(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from coordinator.publication import (
     derive_descent,
     derive_latest,
 )
-from coordinator.records import AbortRecord, RestorePoint, SavepointRecord
+from coordinator.records import CHECKPOINT_DIGITS_MAX, AbortRecord, RestorePoint, SavepointRecord
 from coordinator.snapshots import check_files, load_snapshot
 from statebackends.errors import (
     CorruptStateError,
@@ -103,7 +103,7 @@ def _resolve(job: RecordedJob, submission: Submission) -> Flow[RestorePoint | No
             raise _nothing_error(job, submission)
         return latest
     if restore.isdecimal():
-        return _by_id(job, int(restore))
+        return _by_id(job, restore)
     return (yield from _by_path(restore))
 
 
@@ -164,12 +164,12 @@ def _latest_readable(job: RecordedJob, submission: Submission, released: Collect
     )
 
 
-def _by_id(job: RecordedJob, checkpoint_id: int) -> RestorePoint:
-    checkpoint = job.checkpoints.get(checkpoint_id)
+def _by_id(job: RecordedJob, digits: str) -> RestorePoint:
+    checkpoint = job.checkpoints.get(int(digits)) if len(digits) <= CHECKPOINT_DIGITS_MAX else None
     if checkpoint is None or checkpoint.fact not in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED):
         kept = [entry.checkpoint_id for entry in job.with_fact(CheckpointFact.COMPLETED)]
         raise NotFoundError(
-            f"job {job.job_id} has no completed checkpoint {checkpoint_id}; it has {kept}", job=job.job_id, checkpoint=checkpoint_id
+            f"job {job.job_id} has no completed checkpoint {digits}; it has {kept}", job=job.job_id, checkpoint=digits
         )
     return checkpoint.restore_point()
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "holdfast-state"
+DIGITS_MAX = 9
 _OPTIONS = ("path", "uid", "state", "columns", "key_groups", "partitions")
 
 
@@ -85,8 +86,8 @@ class ReadOptions:
             raise _wrong(missing[0], "is missing")
         columns = options.get("columns")
         partitions = options.get("partitions", "0")
-        if not partitions.isdecimal():
-            raise _wrong("partitions", f"{partitions!r} is not a number")
+        if not partitions.isdecimal() or len(partitions) > DIGITS_MAX:
+            raise _wrong("partitions", f"{partitions!r} is not a number of at most {DIGITS_MAX} digits")
         return ReadOptions(
             options["path"],
             options["uid"],
@@ -102,7 +103,7 @@ def _wrong(name: str, reason: str) -> InvalidConfigError:
 
 
 def _parse_range(text: str) -> KeyGroupRange:
-    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,9})\s*", text)
     if match is None or int(match[1]) > int(match[2]):
         raise _wrong("key_groups", f"{text!r} is not a range such as 0:16, of which the last is not read")
     return KeyGroupRange(int(match[1]), int(match[2]))

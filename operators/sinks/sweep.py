@@ -78,7 +78,7 @@ def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[t
     living: list[tuple[int, int | None]] = []
     for folder in (yield ListFolder(job_id)):
         number = folder.removeprefix(_CHECKPOINT_PREFIX).rstrip("/")
-        if not folder.startswith(_CHECKPOINT_PREFIX) or not number.isdigit() or int(number) < first or int(number) == restored:
+        if not folder.startswith(_CHECKPOINT_PREFIX) or not number.isdecimal() or int(number) < first or int(number) == restored:
             continue
         decision = yield from _read(f"{job_id}/{folder.rstrip('/')}/_metadata", _Decision, read_metadata_file)
         if decision is not None and decision.decision == "aborted":

@@ -760,8 +760,9 @@ def test_while_it_has_checkpoints_of_its_own_those_are_the_latest(storage: DictS
     assert setup.base is not None
     number = setup.base.checkpoint_id
     assert (number > 7, setup.base.folder) == (True, JobPaths(JOB).checkpoint(number))
-    with pytest.raises(NotFoundError, match=rf"no completed checkpoint 7; it has \[{number}\]"):
-        run_flow(_judged(JOB, restore="7"), storage)
+    for wrong in ("7", "9" * 5000):  # more digits than Python makes a number of
+        with pytest.raises(NotFoundError, match=rf"no completed checkpoint {wrong}; it has \[{number}\]"):
+            run_flow(_judged(JOB, restore=wrong), storage)
 
 
 def test_a_stop_savepoint_is_the_latest_as_long_as_the_job_has_not_subsumed_it(storage: DictStorage) -> None:

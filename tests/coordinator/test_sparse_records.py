@@ -234,6 +234,14 @@ def test_a_snapshot_of_more_than_a_first_read_is_found(directory: Path, monkeypa
     assert run(fsck.look("here"), directory).jobs[JOB] == before
 
 
+def test_folders_that_are_no_checkpoints_are_passed_over(directory: Path) -> None:
+    expected = run(living_snapshots_flow(JOB, 1, 0), directory)
+    for name in ("chk-²", "chk-x", "chk-"):
+        (directory / JOB / name).mkdir()
+    assert run(living_snapshots_flow(JOB, 1, 0), directory) == expected
+    assert run(read_job(PATHS), directory).checkpoints
+
+
 def test_every_read_of_an_intact_job_has_a_bound(directory: Path) -> None:
     """`Bounded` refuses one without."""
     assert run(list_jobs(), directory) == [JOB]

@@ -126,6 +126,7 @@ def test_what_cant_be_read_is_named(registered: SparkSession, tmp_path: Path) ->
     fails(source.location, "count", "InvalidConfigError: .*option 'colour' is not known", colour="red")
     fails(source.location, "count", "InvalidConfigError: .*no column 'colour'", columns="key,colour")
     fails(source.location, "count", "InvalidConfigError: .*'9:3' is not a range", key_groups="9:3")
+    fails(source.location, "count", "InvalidConfigError: .*is not a number of at most 9 digits", partitions="9" * 5000)
     fails(source.location, "rules", "InvalidConfigError: .*'rules' is", key_groups="0:3")
     part = next(Path(source.location).glob("*count*"))
     part.write_bytes(part.read_bytes()[:-1])
