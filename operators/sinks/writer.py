@@ -13,6 +13,9 @@ from operators.base import Operator, OperatorContext, Output
 from operators.sinks.manifest import LOG_VERSION, Committable, FileName, SinkPaths, SinkSettings, StagedFile, job_tag, nonce_tag
 from statebackends.storage.operations import Flow, Storage, WriteFile
 
+_COMPRESSED_BYTES_MIN = 8 * 1024
+"""Of a file's rows in memory. A compressor takes as long as all else about a smaller one, and so does who reads it."""
+
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])
 
 
@@ -38,7 +41,8 @@ class _StagedWrite:
 def _encode(batches: list[pa.RecordBatch], schema: pa.Schema) -> memoryview:
     target = pa.BufferOutputStream()
     table = pa.Table.from_batches(batches, schema)
-    pq.write_table(table, target, compression="zstd", write_page_checksum=True, row_group_size=max(1, table.num_rows))
+    compression = "zstd" if table.get_total_buffer_size() >= _COMPRESSED_BYTES_MIN else "none"
+    pq.write_table(table, target, compression=compression, write_page_checksum=True, row_group_size=max(1, table.num_rows))
     return memoryview(target.getvalue())
 
 

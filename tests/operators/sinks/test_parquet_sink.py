@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from barriers.elements import Batch
@@ -177,3 +178,10 @@ def test_write_that_runs_twice_writes_the_same_bytes_or_nothing() -> None:
         second.send((1, ""))
     with pytest.raises(StopIteration):
         next(late)
+
+
+@pytest.mark.parametrize(("rows", "compression"), [(10, "UNCOMPRESSED"), (10_000, "ZSTD")])
+def test_files_of_a_few_rows_are_not_compressed(tmp_path: Path, rows: int, compression: str) -> None:
+    (data,) = run_once(tmp_path, "out", *range(rows)).committed_files()
+    assert pq.read_metadata(data).row_group(0).column(0).compression == compression
+    assert read_committed(tmp_path).column("i").to_pylist() == [*range(rows)]
