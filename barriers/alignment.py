@@ -6,9 +6,10 @@ the gate feeds it what it read, and performs the actions."""
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from barriers.elements import CheckpointBarrier
 from barriers.messages import FailureReason
@@ -49,45 +50,39 @@ _DECLINES: dict[AbortReason, FailureReason | None] = {
 # ------------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierReceived:
+class BarrierReceived(msgspec.Struct, frozen=True):
     """A barrier was read from a channel that is not blocked."""
 
     channel: int
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class CancelReceived:
+class CancelReceived(msgspec.Struct, frozen=True):
     """A cancel marker was read from a channel that is not blocked."""
 
     channel: int
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelEnded:
+class ChannelEnded(msgspec.Struct, frozen=True):
     """End of partition was read: neither records nor barriers follow on this channel. (End of data still lets barriers through.)"""
 
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDelivered:
+class BatchDelivered(msgspec.Struct, frozen=True):
     """A batch was handed to the operator; counts towards the bytes processed during an alignment."""
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortNotice:
+class AbortNotice(msgspec.Struct, frozen=True):
     """The coordinator stored ABORTED(checkpoint_id); it may come before the barrier does."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentLimitExceeded:
+class AlignmentLimitExceeded(msgspec.Struct, frozen=True):
     """The gate holds more bytes behind blocked channels than its limit."""
 
 
@@ -97,8 +92,7 @@ BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | Batc
 # ------------------------------------------------------------------------------------------------------------ actions
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentMetrics:
+class AlignmentMetrics(msgspec.Struct, frozen=True):
     """Numbers of one alignment; times in ms, sizes in bytes."""
 
     start_delay_ms: int = 0
@@ -111,30 +105,26 @@ class AlignmentMetrics:
     """In-flight bytes stored with the snapshot; always 0 when aligned."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChannel:
+class BlockChannel(msgspec.Struct, frozen=True):
     """Read nothing more from this channel until it is unblocked."""
 
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnblockChannels:
+class UnblockChannels(msgspec.Struct, frozen=True):
     """Read these channels again; what waited there comes before anything that arrives later."""
 
     channels: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerSnapshot:
+class TriggerSnapshot(msgspec.Struct, frozen=True):
     """Snapshot now: everything in front of the barrier was processed, nothing behind it."""
 
     barrier: CheckpointBarrier
     metrics: AlignmentMetrics = AlignmentMetrics()
 
 
-@dataclass(frozen=True, slots=True)
-class AbortCheckpoint:
+class AbortCheckpoint(msgspec.Struct, frozen=True):
     """The checkpoint will not be taken here: send a cancel marker downstream, and decline unless the reason says no."""
 
     checkpoint_id: int

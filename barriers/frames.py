@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -44,8 +43,7 @@ class LastSequence(msgspec.Struct, frozen=True, array_like=True, tag="last_seque
 Payload: TypeAlias = Batch | ElementEvent | CreditAnnouncement | LastSequence
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One message on a channel. `sequence` counts batches and events of the channel from 1; 0 on credit and last-sequence frames,
     which may be lost or repeated without harm. `size`: a batch's bytes as its sender counted them for credit, 0 for the others."""
 

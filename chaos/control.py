@@ -8,8 +8,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from api.errors import ConnectionLostError
 from barriers import codec
@@ -60,8 +61,7 @@ class Endpoint(Protocol):
         """A client of a job was sent to the leader of that epoch in vain."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """Who asks for what."""
 
     sender: Process

@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,8 +36,7 @@ class Epoch(msgspec.Struct):
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _FromStream:
+class _FromStream(msgspec.Struct, frozen=True):
     """What a command stream said; an older stream's is dropped."""
 
     stream: CommandStream

@@ -6,16 +6,16 @@ what the job says of itself would prove nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import Answerable, SubtaskStatus, WorkerCommand
 from statebackends.storage.operations import Operation
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """An operation took effect on a store (or was found to have none): seen at the store, not at its caller.
 
     What only reads, and could, is not told: it is a third of all operations, and news to nobody. Lists of a folder are."""
@@ -35,8 +35,7 @@ class Stored:
     """What a fault made of it: `lie` and `late` (the caller was told of a failure), `partial`, `full`, `fail`; else nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(msgspec.Struct, frozen=True):
     """A worker's request left for the coordinator. `body` is a record of barriers.messages."""
 
     at_ms: int
@@ -45,8 +44,7 @@ class Requested:
     body: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The coordinator answered a worker's request; `answer` may be an error."""
 
     at_ms: int
@@ -56,8 +54,7 @@ class Answered:
     answer: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Commanded:
+class Commanded(msgspec.Struct, frozen=True):
     """The coordinator process put a command on a worker's stream."""
 
     at_ms: int
@@ -67,8 +64,7 @@ class Commanded:
     command: WorkerCommand
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """A worker process took a command, after its session's fencing and deduplication."""
 
     at_ms: int
@@ -77,8 +73,7 @@ class Delivered:
     command: WorkerCommand
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True):
     """A subtask acknowledged, declined or changed its state: what the worker's loop says, before any session or network."""
 
     at_ms: int
@@ -87,8 +82,7 @@ class Reported:
     item: SubtaskStatus | Answerable
 
 
-@dataclass(frozen=True, slots=True)
-class Led:
+class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or its start is done."""
 
     at_ms: int
@@ -99,8 +93,7 @@ class Led:
     graph: JobGraph
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """A driver asks a coordinator to start the job."""
 
     at_ms: int
@@ -108,8 +101,7 @@ class Submitted:
     submission: Submission
 
 
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(msgspec.Struct, frozen=True):
     """A process was `started`, `killed`, `paused`, `resumed`, or has `left` by itself."""
 
     at_ms: int
@@ -121,16 +113,14 @@ class Lifecycle:
     """For `killed`: the last point that it passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultBegan:
+class FaultBegan(msgspec.Struct, frozen=True):
     """A fault hit: index in the plan. One that never finds its target never begins."""
 
     at_ms: int
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBegan:
+class PhaseBegan(msgspec.Struct, frozen=True):
     """`safety` (faults on), `liveness` (faults off), `quiet` (the job has ended and every process has done its work)."""
 
     at_ms: int

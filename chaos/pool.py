@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, cast
+
+import msgspec
 
 from chaos.injector import Injector
 from chaos.processes import Kernel, Process
@@ -24,8 +25,7 @@ CALL_US = (20, 600)
 """Least and most time of a call on the pool."""
 
 
-@dataclass(eq=False, slots=True)
-class _Task:
+class _Task(msgspec.Struct):
     """One flow or call under way."""
 
     ended: Done

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
+import msgspec
+
 from chaos.disk import CallHook, SimDisk
 from chaos.objectstore import SimObjectStore, read_local
 from chaos.observations import Observation, Stored, StoreView
@@ -28,8 +30,7 @@ EPOCH_MS = 1_700_000_000_000
 Outcome: TypeAlias = Literal["ok", "fail", "partial", "lie", "late", "full"]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreDecision:
+class StoreDecision(msgspec.Struct, frozen=True):
     """What becomes of one operation."""
 
     outcome: Outcome

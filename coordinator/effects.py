@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 import msgspec
 
@@ -91,6 +91,7 @@ class StorageEffects:
         self._paths = JobPaths(identity.job_id)
         self._wall_ms = wall_ms
         self._graph_hash = hash_graph(identity.graph)
+        self._graph: dict[str, Any] = msgspec.to_builtins(identity.graph)
         self._newest: tuple[str, SnapshotMetadata] | None = None
         self._attempt = 0
 
@@ -162,17 +163,17 @@ class StorageEffects:
                     nonce=self._identity.nonce,
                     created_ms=metadata.completion_timestamp_ms,
                 )
-                mine, standing = yield from complete_savepoint(self._paths, record, content)
+                other = yield from complete_savepoint(self._paths, record, content)
             else:
-                mine, standing = yield from decide_checkpoint(self._paths, number, content)
+                other = yield from decide_checkpoint(self._paths, number, content)
         except AmbiguousWriteError as error:
             return on.MetadataAmbiguous(number, str(error))
         except StorageUnavailableError as error:
             return on.MetadataFailed(number, FailureReason.IO_EXCEPTION, str(error))
         except HoldfastError as error:
             return on.MetadataFailed(number, FailureReason.FINALIZE_FAILURE, str(error))
-        if not mine:
-            return on.MetadataLost(number, standing)
+        if other is not None:
+            return on.MetadataLost(number, other)
         if action.kind is not CheckpointKind.SAVEPOINT:
             self._newest = (action.folder, metadata)
         unsure = on.MetadataAmbiguous(number, "nobody can tell who leads the job")
@@ -215,7 +216,7 @@ class StorageEffects:
             operators=assemble_operators(identity.graph, action.states),
             external=tuple(sorted(external)),
             properties=properties,
-            graph=msgspec.to_builtins(identity.graph),
+            graph=self._graph,
         )
 
     def _abort(self, action: on.WriteAborted) -> Flow[job.Event | None]:
@@ -229,11 +230,13 @@ class StorageEffects:
             created_ms=self._wall_ms(),
         )
         try:
-            mine, standing = yield from abort_checkpoint(self._paths, record)
+            other = yield from abort_checkpoint(self._paths, record)
         except HoldfastError as error:
             return on.AbortFailed(number, str(error))
-        aborted = mine or (isinstance(standing, AbortRecord) and standing.nonce == record.nonce)
-        outcome = on.AbortWritten(number) if aborted else on.AbortLost(number, standing)
+        if other is None or (isinstance(other, AbortRecord) and other.nonce == record.nonce):
+            outcome: job.Event = on.AbortWritten(number)
+        else:
+            outcome = on.AbortLost(number, other)
         return (yield from self._confirm(outcome, on.AbortFailed(number, "nobody can tell who leads the job")))
 
     def _discard(self, action: on.DiscardState) -> Flow[job.Event | None]:

@@ -5,8 +5,9 @@ Frozen records without behaviour. The job master or a test performs the actions 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
 from coordinator.publication import Decision
@@ -16,8 +17,7 @@ from statebackends.handles import FileHandle, OperatorSubtaskState
 # ------------------------------------------------------------------------------------------------------------- values
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRequest:
+class CheckpointRequest(msgspec.Struct, frozen=True):
     """A wish for one checkpoint. Periodic ones come from the coordinator itself, all others from outside."""
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
@@ -43,8 +43,7 @@ class CheckpointRequest:
         return self.kind is not CheckpointKind.CHECKPOINT
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedCheckpoint:
+class CompletedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint whose COMPLETED is stored."""
 
     checkpoint_id: int
@@ -64,8 +63,7 @@ class CompletedCheckpoint:
 # ------------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(msgspec.Struct, frozen=True):
     """A new attempt was deployed: these tasks must acknowledge; none of them runs yet."""
 
     attempt: int
@@ -74,79 +72,67 @@ class AttemptStarted:
     """The job's last checkpoint is complete: these tasks only commit and finish, nothing is triggered any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStatesChanged:
+class TaskStatesChanged(msgspec.Struct, frozen=True):
     attempt: int
     states: tuple[tuple[SubtaskKey, TaskState], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStarted:
+class SchedulerStarted(msgspec.Struct, frozen=True):
     """Periodic checkpoints begin, if the job has an interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStopped:
+class SchedulerStopped(msgspec.Struct, frozen=True):
     """Periodic checkpoints end; what is pending is aborted as suspended."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
+class CheckpointRequested(msgspec.Struct, frozen=True):
     request: CheckpointRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimWritten:
+class ClaimWritten(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimTaken:
+class ClaimTaken(msgspec.Struct, frozen=True):
     """Somebody else's claim stands under the id."""
 
     checkpoint_id: int
     standing: ClaimRecord
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimFailed:
+class ClaimFailed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     message: str
     ambiguous: bool
     """The claim may stand all the same: the id counts as taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class AcksReceived:
+class AcksReceived(msgspec.Struct, frozen=True):
     """Acknowledgements and declines in the order of arrival; answered by one AnswerAcks."""
 
     items: tuple[Answerable, ...]
     ticket: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataWritten:
+class MetadataWritten(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataLost:
+class MetadataLost(msgspec.Struct, frozen=True):
     """The id was decided already, and not by this write."""
 
     checkpoint_id: int
     standing: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataAmbiguous:
+class MetadataAmbiguous(msgspec.Struct, frozen=True):
     """Nobody can tell whether COMPLETED stands."""
 
     checkpoint_id: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataFailed:
+class MetadataFailed(msgspec.Struct, frozen=True):
     """COMPLETED was surely not written."""
 
     checkpoint_id: int
@@ -155,60 +141,51 @@ class MetadataFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class AbortWritten:
+class AbortWritten(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortLost:
+class AbortLost(msgspec.Struct, frozen=True):
     checkpoint_id: int
     standing: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class AbortFailed:
+class AbortFailed(msgspec.Struct, frozen=True):
     """ABORTED could not be written, or nobody can tell: it is tried again."""
 
     checkpoint_id: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointDropped:
+class CheckpointDropped(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropFailed:
+class DropFailed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobFailing:
+class JobFailing(msgspec.Struct, frozen=True):
     """The attempt is fenced. What is pending is aborted; `is_quiet` says when all of it is decided."""
 
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ShutDown:
+class ShutDown(msgspec.Struct, frozen=True):
     """The job ends: nothing is triggered any more; what is pending is aborted."""
 
     reason: FailureReason = FailureReason.COORDINATOR_SHUTDOWN
 
 
-@dataclass(frozen=True, slots=True)
-class JobTerminated:
+class JobTerminated(msgspec.Struct, frozen=True):
     """The terminal record is stored: retention decides what stays."""
 
     state: str
     """FINISHED, CANCELED or FAILED."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineReached:
+class DeadlineReached(msgspec.Struct, frozen=True):
     """Time passed."""
 
 
@@ -240,8 +217,7 @@ Event: TypeAlias = (
 # ------------------------------------------------------------------------------------------------------------ actions
 
 
-@dataclass(frozen=True, slots=True)
-class WriteClaim:
+class WriteClaim(msgspec.Struct, frozen=True):
     """Store `_claim`; outcome ClaimWritten, ClaimTaken or ClaimFailed. A savepoint's folder is probed before."""
 
     checkpoint_id: int
@@ -250,8 +226,7 @@ class WriteClaim:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendTriggers:
+class SendTriggers(msgspec.Struct, frozen=True):
     """Tell the sources; only after the claim is stored."""
 
     checkpoint_id: int
@@ -263,8 +238,7 @@ class SendTriggers:
     """The only checkpoint that an increment may build on; it stays until this id is decided."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteMetadata:
+class WriteMetadata(msgspec.Struct, frozen=True):
     """Store COMPLETED; outcome MetadataWritten, MetadataLost, MetadataAmbiguous or MetadataFailed."""
 
     checkpoint_id: int
@@ -279,8 +253,7 @@ class WriteMetadata:
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WriteAborted:
+class WriteAborted(msgspec.Struct, frozen=True):
     """Store ABORTED; outcome AbortWritten, AbortLost or AbortFailed."""
 
     checkpoint_id: int
@@ -288,22 +261,19 @@ class WriteAborted:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyComplete:
+class NotifyComplete(msgspec.Struct, frozen=True):
     checkpoint_id: int
     attempt: int
     timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyAborted:
+class NotifyAborted(msgspec.Struct, frozen=True):
     checkpoint_id: int
     attempt: int
     newest_completed: int
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardState:
+class DiscardState(msgspec.Struct, frozen=True):
     """Delete an aborted id's state: everything of that id, or only these files of a late acknowledgement."""
 
     checkpoint_id: int
@@ -312,8 +282,7 @@ class DiscardState:
     """Paths relative to `folder`; None: all."""
 
 
-@dataclass(frozen=True, slots=True)
-class DropCheckpoint:
+class DropCheckpoint(msgspec.Struct, frozen=True):
     """Delete a checkpoint that retention lets go; outcome CheckpointDropped or DropFailed. Nothing waits for it."""
 
     checkpoint_id: int
@@ -325,8 +294,7 @@ class DropCheckpoint:
     """Ids that are being deleted, too, and refer to these files: their claims go before the files do."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(msgspec.Struct, frozen=True):
     """Too many checkpoints failed, or one that may not fail did: fail over."""
 
     checkpoint_id: int
@@ -334,8 +302,7 @@ class FailJob:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteRequest:
+class CompleteRequest(msgspec.Struct, frozen=True):
     """A request from outside is answered, once."""
 
     request: CheckpointRequest
@@ -345,14 +312,12 @@ class CompleteRequest:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerAcks:
+class AnswerAcks(msgspec.Struct, frozen=True):
     ticket: int
     answers: tuple[AckStatus, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LoseLeadership:
+class LoseLeadership(msgspec.Struct, frozen=True):
     """The storage says that another leader writes here: stop, change nothing more."""
 
     message: str

@@ -6,9 +6,10 @@ actions of the checkpoint coordinator (coordinator.events) are events here too, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
+
+import msgspec
 
 from barriers.jobgraph import JobGraph
 from barriers.messages import (
@@ -51,8 +52,7 @@ class JobState(StrEnum):
         return self in (JobState.FAILED, JobState.CANCELED, JobState.FINISHED)
 
 
-@dataclass(frozen=True, slots=True)
-class JobSetup:
+class JobSetup(msgspec.Struct, frozen=True):
     """Everything a job master starts from; derived from the job's directory, never from an older master's memory."""
 
     job_id: str
@@ -88,37 +88,31 @@ class JobSetup:
 # ------------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class JobStarted:
+class JobStarted(msgspec.Struct, frozen=True):
     """The first event."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationReceived:
+class RegistrationReceived(msgspec.Struct, frozen=True):
     ticket: int
     message: RegisterWorker
 
 
-@dataclass(frozen=True, slots=True)
-class AckBatchReceived:
+class AckBatchReceived(msgspec.Struct, frozen=True):
     ticket: int
     batch: AckBatch
 
 
-@dataclass(frozen=True, slots=True)
-class StatesReceived:
+class StatesReceived(msgspec.Struct, frozen=True):
     ticket: int
     batch: StatusBatch
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
+class HeartbeatReceived(msgspec.Struct, frozen=True):
     ticket: int
     message: Heartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(msgspec.Struct, frozen=True):
     """Answered with the commands that wait behind `after`; later ones come by Deliver."""
 
     ticket: int
@@ -127,16 +121,14 @@ class StreamOpened:
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamClosed:
+class StreamClosed(msgspec.Struct, frozen=True):
     slot: int
     session: str
     stream: int
     """Ticket that the stream was opened with: one that was replaced in the same session closes late, and closes nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRequested:
+class SnapshotRequested(msgspec.Struct, frozen=True):
     """A user asks for a checkpoint, a savepoint or a stop; answered with the trigger id."""
 
     ticket: int
@@ -149,65 +141,56 @@ class SnapshotRequested:
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(msgspec.Struct, frozen=True):
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendRequested:
+class SuspendRequested(msgspec.Struct, frozen=True):
     """Another submission takes over; answered once every id is decided."""
 
     ticket: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipEnded:
+class LeadershipEnded(msgspec.Struct, frozen=True):
     """The process stops, or was fenced: nothing is written any more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptPrepared:
+class AttemptPrepared(msgspec.Struct, frozen=True):
     """The attempt's record is stored, its snapshot was verified and dealt out."""
 
     attempt: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptTaken:
+class AttemptTaken(msgspec.Struct, frozen=True):
     """The number is on record already, of an older leader: take the next one."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptDelayed:
+class AttemptDelayed(msgspec.Struct, frozen=True):
     """Storage failed in a way that may pass."""
 
     attempt: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptImpossible:
+class AttemptImpossible(msgspec.Struct, frozen=True):
     """The snapshot is damaged or does not fit: no further try helps."""
 
     attempt: int
     error: HoldfastError
 
 
-@dataclass(frozen=True, slots=True)
-class ResultWritten:
+class ResultWritten(msgspec.Struct, frozen=True):
     standing: ResultRecord
     """What stands: ours, or that of another leader, which is then obeyed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultFailed:
+class ResultFailed(msgspec.Struct, frozen=True):
     message: str
 
 
@@ -226,8 +209,8 @@ StorageOutcome: TypeAlias = (
     | on.DropFailed
 )
 
-@dataclass(frozen=True, slots=True)
-class ReleaseEnded:
+
+class ReleaseEnded(msgspec.Struct, frozen=True):
     """The deletion of a claimed snapshot ended; `failure` is empty if it is gone."""
 
     release: Release
@@ -260,8 +243,7 @@ Event: TypeAlias = (
 # ------------------------------------------------------------------------------------------------------------ actions
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareAttempt:
+class PrepareAttempt(msgspec.Struct, frozen=True):
     """Store the attempt's record, read and verify the snapshot, deal its state out.
 
     Outcome AttemptPrepared, AttemptTaken, AttemptDelayed, AttemptImpossible or LeadershipEnded."""
@@ -271,8 +253,7 @@ class PrepareAttempt:
     restarts: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(msgspec.Struct, frozen=True):
     """Store the terminal record; outcome ResultWritten, ResultFailed or LeadershipEnded."""
 
     state: JobState
@@ -282,8 +263,7 @@ class WriteResult:
     metrics: tuple[SubtaskMetrics, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Commands for the open stream of a session."""
 
     slot: int
@@ -291,26 +271,22 @@ class Deliver:
     commands: tuple[NumberedCommand, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStream:
+class CloseStream(msgspec.Struct, frozen=True):
     slot: int
     session: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     ticket: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     ticket: int
     error: HoldfastError
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(msgspec.Struct, frozen=True):
     """A terminal state, or SUSPENDED, was reached."""
 
     state: JobState

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from barriers.messages import FailureReason
 from coordinator.events import CheckpointRequest
 
@@ -24,8 +26,7 @@ class QueuedRequest:
         return (self.request.periodic, not self.request.is_forced, self.sequence)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """What the decision depends on besides the queue."""
 
     preparing: bool

@@ -4,7 +4,7 @@ A leader's memory is never asked: recovery derives the same facts from the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -26,7 +26,7 @@ from coordinator.sharedfiles import shared_handles
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, SnapshotClaimedError
 from statebackends.handles import FileHandle
-from statebackends.metadata import decode_metadata
+from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.sharedpaths import shared_name, writer_of
 
 
@@ -76,11 +76,15 @@ class _Tag(msgspec.Struct):
 _SNAPSHOT_START = b'{"format":'
 
 
-def decode_decision(content: bytes, path: str = "_metadata") -> Decision:
-    """Which way an id was decided; never raises. What is no record of ours is taken for a damaged snapshot."""
+def decode_decision(
+    content: bytes, path: str = "_metadata", decode: Callable[[bytes, str], SnapshotMetadata] = decode_metadata
+) -> Decision:
+    """Which way an id was decided; never raises. What is no record of ours is taken for a damaged snapshot.
+
+    `decode`: in the place of `decode_metadata`, for whoever keeps what that returned."""
     if content.startswith(_SNAPSHOT_START):
         try:
-            metadata = decode_metadata(content, path)
+            metadata = decode(content, path)
         except CorruptStateError as error:
             return Unreadable(error.message)
         shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
@@ -97,8 +101,7 @@ def decode_decision(content: bytes, path: str = "_metadata") -> Decision:
         return Unreadable(f"{path}: {error}")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCheckpoint:
+class RecordedCheckpoint(msgspec.Struct, frozen=True):
     """One id, as its folder shows it."""
 
     checkpoint_id: int

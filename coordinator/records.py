@@ -201,7 +201,13 @@ def encode_record(record: msgspec.Struct) -> bytes:
 def decode_record(kind: type[R], content: bytes, path: str) -> R:
     """Raises UnsupportedVersionError for a record of a newer version and CorruptStateError for anything undecodable."""
     try:
-        version = msgspec.json.decode(content, type=_Version).version
+        try:
+            record = msgspec.json.decode(content, type=kind)
+            version = record.version  # type: ignore[attr-defined]  # each of the kinds has one
+        except UNDECODABLE:
+            version = msgspec.json.decode(content, type=_Version).version
+            if version <= RECORD_VERSION:
+                raise
         if version > RECORD_VERSION:
             raise UnsupportedVersionError(
                 f"{path} has version {version}; this Holdfast reads up to {RECORD_VERSION}",
@@ -209,7 +215,7 @@ def decode_record(kind: type[R], content: bytes, path: str) -> R:
                 version=version,
                 supported=RECORD_VERSION,
             )
-        return msgspec.json.decode(content, type=kind)
+        return record
     except UNDECODABLE as error:
         raise CorruptStateError(f"{path} can't be decoded: {error}", path=path, reason=str(error)) from error
 

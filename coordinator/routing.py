@@ -5,8 +5,9 @@ Lets one flow decide an id in the job's directory and write into a savepoint's f
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from statebackends.errors import InvalidConfigError
 from statebackends.storage import is_absolute_folder, resolve_folder

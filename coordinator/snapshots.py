@@ -81,10 +81,10 @@ def _move(operation: Operation | InParallel, parent: str) -> Operation | InParal
     if isinstance(operation, InParallel):
         return InParallel([rebase(flow, parent) for flow in operation.flows], operation.sizes)
     if isinstance(operation, ListFiles | DescribeFiles | ListFolder | DeleteFolder):
-        return replace(operation, prefix=f"{parent}/{operation.prefix}")
+        return msgspec.structs.replace(operation, prefix=f"{parent}/{operation.prefix}")
     if isinstance(operation, LinkFile):
-        return replace(operation, source=f"{parent}/{operation.source}", target=f"{parent}/{operation.target}")
-    return replace(operation, path=f"{parent}/{operation.path}")
+        return msgspec.structs.replace(operation, source=f"{parent}/{operation.source}", target=f"{parent}/{operation.target}")
+    return msgspec.structs.replace(operation, path=f"{parent}/{operation.path}")
 
 
 def in_folder(folder: str, make: Callable[[str], Flow[T]]) -> Flow[T]:

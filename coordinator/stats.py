@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
 from coordinator.events import CheckpointRequest

@@ -109,13 +109,13 @@ def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
     return decode_record(ClaimRecord, standing, path)
 
 
-def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[tuple[bool, Decision]]:
-    """Decide an id by one put-if-absent; returns (these bytes stand, the decision that stands)."""
+def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[Decision | None]:
+    """Decide an id by one put-if-absent; returns the decision that stands instead, None if these bytes stand."""
     standing = yield from put_once(paths.decision(checkpoint_id), content, read_metadata_file)
-    return standing == content, decode_decision(standing)
+    return None if standing == content else decode_decision(standing)
 
 
-def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[tuple[bool, Decision]]:
+def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[Decision | None]:
     """Write the savepoint's own `_metadata` into its folder, then decide the id: the pointer is the commit point."""
     path = f"{record.folder}/{METADATA}"
     standing = yield from put_once(path, snapshot, read_metadata_file)
@@ -124,8 +124,8 @@ def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes
     return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
 
 
-def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[tuple[bool, Decision]]:
-    """Decide an id as ABORTED, unless it is decided."""
+def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[Decision | None]:
+    """Decide an id as ABORTED, unless it is decided: returns what else stands."""
     return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
 
 
@@ -258,7 +258,9 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
     results = dict(zip(ended, read, strict=False))
     checkpoints: dict[int, RecordedCheckpoint] = {}
     for number, found in zip(ids, read, strict=True):
-        checkpoints[number] = replace(found, owner=given[number].job_id) if number in given and given[number].job_id else found
+        checkpoints[number] = found
+        if number in given and given[number].job_id:
+            checkpoints[number] = msgspec.structs.replace(found, owner=given[number].job_id)
     return RecordedJob(
         job_id=paths.job_id,
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),

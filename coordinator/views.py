@@ -6,14 +6,14 @@ knows of field spellings, JSON or HTTP. A view is a copy: it never changes after
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from barriers.jobgraph import JobConfig, JobGraph
 from barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class JobOverviewView:
+class JobOverviewView(msgspec.Struct, frozen=True):
     """One line of a list of jobs."""
 
     job_id: str
@@ -32,8 +32,7 @@ class JobOverviewView:
         return self.state in ("FINISHED", "CANCELED", "FAILED")
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskView:
+class SubtaskView(msgspec.Struct, frozen=True):
     """One subtask of the current attempt."""
 
     vertex: str
@@ -50,8 +49,7 @@ class SubtaskView:
     """Since the attempt began, as of the last heartbeat."""
 
 
-@dataclass(frozen=True, slots=True)
-class VertexView:
+class VertexView(msgspec.Struct, frozen=True):
     vertex_id: str
     name: str
     parallelism: int
@@ -64,8 +62,7 @@ class VertexView:
     subtasks: tuple[SubtaskView, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True):
     """One slot and the process in it."""
 
     slot: int
@@ -83,8 +80,7 @@ class WorkerView:
     """Wall clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExceptionView:
+class ExceptionView(msgspec.Struct, frozen=True):
     """One failure that made the job fail over or fail."""
 
     error: str
@@ -99,16 +95,14 @@ class ExceptionView:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredView:
+class RestoredView(msgspec.Struct, frozen=True):
     checkpoint_id: int
     restore_ms: int
     is_savepoint: bool
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True):
     """Everything about one job except its checkpoints."""
 
     overview: JobOverviewView
@@ -128,8 +122,7 @@ class JobView:
     """Cause of FAILED, or of the failover that is under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskCheckpointView:
+class SubtaskCheckpointView(msgspec.Struct, frozen=True):
     """One subtask's part of one checkpoint; `ack_ms` is -1 while it is missing."""
 
     subtask: int
@@ -148,8 +141,7 @@ class SubtaskCheckpointView:
         return self.ack_ms >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class Quantiles:
+class Quantiles(msgspec.Struct, frozen=True):
     """Summary of one number; all -1 when nothing was counted."""
 
     min: float = -1
@@ -174,8 +166,7 @@ def summarise(values: Iterable[float]) -> Quantiles:
     return Quantiles(min=ordered[0], max=ordered[-1], avg=sum(ordered) / len(ordered), **ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class VertexCheckpointView:
+class VertexCheckpointView(msgspec.Struct, frozen=True):
     """One vertex's part of one checkpoint."""
 
     vertex: str
@@ -206,8 +197,7 @@ class VertexCheckpointView:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointView:
+class CheckpointView(msgspec.Struct, frozen=True):
     """One checkpoint or savepoint, in any state."""
 
     checkpoint_id: int
@@ -237,8 +227,7 @@ class CheckpointView:
         return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCounts:
+class CheckpointCounts(msgspec.Struct, frozen=True):
     restored: int
     total: int
     in_progress: int
@@ -246,8 +235,7 @@ class CheckpointCounts:
     failed: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointStatsView:
+class CheckpointStatsView(msgspec.Struct, frozen=True):
     """Counts since this coordinator leads the job, summaries over the completed ones in the bounded history."""
 
     counts: CheckpointCounts
@@ -261,15 +249,13 @@ class CheckpointStatsView:
     latest_restored: RestoredView | None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointConfigView:
+class CheckpointConfigView(msgspec.Struct, frozen=True):
     config: JobConfig
     storage: str
     """Printable root of the checkpoint storage."""
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerView:
+class TriggerView(msgspec.Struct, frozen=True):
     """An asynchronous request: a checkpoint, savepoint or stop."""
 
     trigger_id: str
@@ -282,8 +268,7 @@ class TriggerView:
     """A FailureReason value."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterView(msgspec.Struct, frozen=True):
     """Numbers over all jobs."""
 
     slots_total: int

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from barriers.elements import Batch
 from statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from statebackends.errors import InvariantError
@@ -183,8 +185,7 @@ class Operator:
         """Always called, also after a failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Poll:
+class Poll(msgspec.Struct, frozen=True):
     """What a source reader gave: at most one of batch and wait."""
 
     batch: Batch | None = None

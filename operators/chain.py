@@ -201,8 +201,12 @@ class OperatorChain:
         """Wall-clock time of the earliest processing-time timer of any operator."""
         if not self._alarms:
             return None
-        times = [node.operator.next_processing_time_ms() for node in self._alarms]
-        return min((time for time in times if time is not None), default=None)
+        earliest: int | None = None
+        for node in self._alarms:  # asked around every unit of work
+            time_ms = node.operator.next_processing_time_ms()
+            if time_ms is not None and (earliest is None or time_ms < earliest):
+                earliest = time_ms
+        return earliest
 
     def fire_alarms(self, wall_ms: int) -> Iterator[None]:
         for node in self._alarms:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, assert_never
 
+import msgspec
+
 from barriers.alignment import AbortCheckpoint, TriggerSnapshot
 from barriers.elements import (
     MAX_WATERMARK,
@@ -63,8 +65,7 @@ class SourcePhase(Enum):
     """The reader is finished, or the job was told to stop: it is not polled again."""
 
 
-@dataclass(slots=True)
-class _Remainder:
+class _Remainder(msgspec.Struct):
     """Rows of a batch that are still to be processed; they count as in flight."""
 
     batch: Batch

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+import msgspec
 
 from barriers.messages import (
     FinishTasks,
@@ -17,8 +18,7 @@ from barriers.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOutcome:
+class PoolOutcome(msgspec.Struct, frozen=True):
     """Blocking work ended on the pool; `done(result, error)` runs on the loop thread."""
 
     done: Callable[[Any, BaseException | None], None]
@@ -26,26 +26,18 @@ class PoolOutcome:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelSubtask:
+class CancelSubtask(msgspec.Struct, frozen=True):
     """Stop at the next step; nothing more is emitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailSubtask:
+class FailSubtask(msgspec.Struct, frozen=True):
     """Something outside the operators broke the attempt (a lost peer, a gap in a channel)."""
 
     error: BaseException
 
 
 Mail: TypeAlias = (
-    TriggerCheckpoint
-    | NotifyCheckpointComplete
-    | NotifyCheckpointAborted
-    | FinishTasks
-    | CancelSubtask
-    | FailSubtask
-    | PoolOutcome
+    TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks | CancelSubtask | FailSubtask | PoolOutcome
 )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
+
+import msgspec
 
 from barriers.messages import (
     AckAnswers,
@@ -28,8 +29,7 @@ from barriers.messages import (
 from statebackends.handles import InlineHandle
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
+class WorkerIdentity(msgspec.Struct, frozen=True):
     """What does not change while the process lives."""
 
     job_id: str
@@ -47,25 +47,21 @@ class WorkerIdentity:
 # ------------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineReached:
+class DeadlineReached(msgspec.Struct, frozen=True):
     """Time passed; nothing else happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationAnswered:
+class RegistrationAnswered(msgspec.Struct, frozen=True):
     registered: Registered
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(msgspec.Struct, frozen=True):
     """A request got no answer, or one that may be better later. `request`: register | stream | acks | states | heartbeat."""
 
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
+class RequestRefused(msgspec.Struct, frozen=True):
     """The coordinator answered 404 or 409: it does not know this epoch or session, or this process is superseded."""
 
     request: str
@@ -75,35 +71,29 @@ class RequestRefused:
     """A registration that no repetition will make right: a wrong token, or another state directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandReceived:
+class CommandReceived(msgspec.Struct, frozen=True):
     line: NumberedCommand
 
 
-@dataclass(frozen=True, slots=True)
-class AcksAnswered:
+class AcksAnswered(msgspec.Struct, frozen=True):
     answers: AckAnswers
 
 
-@dataclass(frozen=True, slots=True)
-class StatesAnswered:
+class StatesAnswered(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswered:
+class HeartbeatAnswered(msgspec.Struct, frozen=True):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerReady:
+class AnswerReady(msgspec.Struct, frozen=True):
     """The worker acknowledged or declined a checkpoint."""
 
     item: Answerable
 
 
-@dataclass(frozen=True, slots=True)
-class StatusChanged:
+class StatusChanged(msgspec.Struct, frozen=True):
     status: SubtaskStatus
 
 
@@ -124,36 +114,30 @@ Event: TypeAlias = (
 # ------------------------------------------------------------------------------------------------------------ actions
 
 
-@dataclass(frozen=True, slots=True)
-class SendRegister:
+class SendRegister(msgspec.Struct, frozen=True):
     body: RegisterWorker
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStream:
+class OpenStream(msgspec.Struct, frozen=True):
     epoch: int
     session: str
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class PostAcks:
+class PostAcks(msgspec.Struct, frozen=True):
     body: AckBatch
 
 
-@dataclass(frozen=True, slots=True)
-class PostStates:
+class PostStates(msgspec.Struct, frozen=True):
     body: StatusBatch
 
 
-@dataclass(frozen=True, slots=True)
-class PostHeartbeat:
+class PostHeartbeat(msgspec.Struct, frozen=True):
     session: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Hand a command to the worker's loop, once."""
 
     command: WorkerCommand

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from barriers.alignment import AbortedIds, AlignmentMetrics
 from barriers.elements import CancelMarker, CheckpointBarrier
@@ -38,8 +39,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 SAVEPOINT_KINDS = frozenset({CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT})
 
 
-@dataclass(frozen=True, slots=True)
-class _OperatorPart:
+class _OperatorPart(msgspec.Struct, frozen=True):
     """What one operator froze at the barrier."""
 
     node: ChainNode
@@ -49,8 +49,7 @@ class _OperatorPart:
     external: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _RunningSnapshot:
+class _RunningSnapshot(msgspec.Struct):
     """A checkpoint in its asynchronous part."""
 
     checkpoint_id: int
@@ -60,7 +59,7 @@ class _RunningSnapshot:
     began_s: float
     kept_folder: str | None = None
     """The checkpoint's folder, if its files are also kept on this host."""
-    token: CancelToken = field(default_factory=CancelToken)
+    token: CancelToken = msgspec.field(default_factory=CancelToken)
 
 
 class SubtaskSnapshots:
@@ -204,7 +203,7 @@ class SubtaskSnapshots:
                 base=barrier.base,
             )
             # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.
-            tables = replace(target, inline_threshold=0) if is_savepoint else target
+            tables = msgspec.structs.replace(target, inline_threshold=0) if is_savepoint else target
             keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
             lists = () if part.lists is None else (yield from part.lists.flow(target))
             states[uid] = OperatorSubtaskState(keyed=tuple(keyed), operator=tuple(lists), external=part.external)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import msgspec
+
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
 
 if TYPE_CHECKING:
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from statebackends.storage.operations import Flow, Storage
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTarget:
+class SnapshotTarget(msgspec.Struct, frozen=True):
     """Where an asynchronous snapshot part puts its bytes, and in which form."""
 
     checkpoint_id: int

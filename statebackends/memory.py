@@ -6,7 +6,8 @@ readable on their own."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import SnapshotTooLargeError

@@ -37,10 +37,13 @@ from statebackends.storage.operations import PutIfAbsent
 R = TypeVar("R", bound=msgspec.Struct)
 
 
+_decode_metadata = functools.lru_cache(maxsize=4)(decode_metadata)
+
+
 @functools.lru_cache(maxsize=4)
 def decision_in(content: bytes) -> Decision:
     """What the bytes of a decision say; decoded once for all who look at it when it is written."""
-    return decode_decision(content)
+    return decode_decision(content, METADATA, _decode_metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ Change: TypeAlias = EpochTaken | AttemptRecorded | ResultRecorded | Claimed | De
 
 def join(*parts: str) -> str:
     """One location from its parts."""
-    return "/".join(part.rstrip("/") for part in parts if part)
+    return "/".join([part.rstrip("/") for part in parts if part])
 
 
 class JobLedger:
@@ -326,7 +329,7 @@ class JobLedger:
         view, relative = self.view_of(claim.folder if folder is None else folder)
         path = f"{relative}/{METADATA}"
         found = content if folder is None else view.peek(path) or b""
-        return Snapshot(number, claim, decode_metadata(found, path), view, relative, found)
+        return Snapshot(number, claim, _decode_metadata(found, METADATA if folder is None else path), view, relative, found)
 
     # ------------------------------------------------------------------------------------------------------- power loss
 

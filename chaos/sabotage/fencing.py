@@ -50,9 +50,8 @@ def _looks_away(original: Any) -> Any:
 
 
 def _decides_nothing(original: Any) -> Any:
-    def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[tuple[bool, AbortRecord]]:
+    def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[None]:
         yield from ()
-        return True, record
 
     return abort_checkpoint
 

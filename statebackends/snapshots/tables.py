@@ -29,6 +29,8 @@ class TableFile(ABC):
     schema: pa.Schema
     held: KeyGroupRange = EVERY_KEY_GROUP
     """The key groups of the file's handle: rows of others are no rows of the snapshot, and refused."""
+    _counted: tuple[KeyGroupRange, npt.NDArray[np.int64], bool] | None = None
+    """What `_count` found last."""
 
     @staticmethod
     def open(source: pa.NativeFile, table_format: str, held: KeyGroupRange = EVERY_KEY_GROUP) -> TableFile:
@@ -59,6 +61,11 @@ class TableFile(ABC):
 
     def _count(self, groups: KeyGroupRange) -> tuple[npt.NDArray[np.int64], bool]:
         """Rows of each key group of the range, and whether all rows are in order."""
+        if self._counted is None or self._counted[0] != groups:
+            self._counted = (groups, *self._count_rows(groups))
+        return self._counted[1:]
+
+    def _count_rows(self, groups: KeyGroupRange) -> tuple[npt.NDArray[np.int64], bool]:
         if self.schema.get_field_index(KEY_GROUP) < 0:
             raise ValueError(f"no column {KEY_GROUP!r}")
         counts = np.zeros(len(groups), np.int64)

@@ -9,8 +9,9 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from statebackends.storage.operations import Buffer
 
@@ -18,8 +19,7 @@ _NO_COPY = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPE
 """Of a kernel, or of file systems, that copy nothing from one file to another by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileStat:
+class FileStat(msgspec.Struct, frozen=True):
     """What is known of one directory entry."""
 
     size: int

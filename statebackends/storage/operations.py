@@ -8,9 +8,10 @@ relative to the storage root, with `/`, never starting with `/` and never contai
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import msgspec
 
 from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
@@ -20,8 +21,7 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 
-@dataclass(frozen=True, slots=True)
-class PutIfAbsent:
+class PutIfAbsent(msgspec.Struct, frozen=True):
     """Create `path` with `data`, durable and whole, unless it exists. Result: bool, True if this call created it.
 
     Raises AmbiguousWriteError when storage can't tell; the caller reads back and compares."""
@@ -30,32 +30,28 @@ class PutIfAbsent:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFile:
+class WriteFile(msgspec.Struct, frozen=True):
     """Write a file whose name nobody else uses, durable when the operation returns. Result: int, bytes written."""
 
     path: str
     chunks: Sequence[Buffer]
 
 
-@dataclass(frozen=True, slots=True)
-class UploadFile:
+class UploadFile(msgspec.Struct, frozen=True):
     """Copy a local file to `path`, durable when the operation returns. Result: (length, checksum)."""
 
     local_path: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadFile:
+class DownloadFile(msgspec.Struct, frozen=True):
     """Copy `path` to a local file. Result: (length, checksum) of the bytes copied. Raises ObjectMissingError."""
 
     path: str
     local_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFile:
+class ReadFile(msgspec.Struct, frozen=True):
     """Result: bytes of the file, or of [offset, offset+length). Raises ObjectMissingError."""
 
     path: str
@@ -63,22 +59,19 @@ class ReadFile:
     length: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StatFile:
+class StatFile(msgspec.Struct, frozen=True):
     """Result: int, size in bytes, or None if the path does not exist."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListFiles:
+class ListFiles(msgspec.Struct, frozen=True):
     """Result: sorted list[str] of full paths of all files below the folder `prefix` (recursive). Not for hot paths."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeFiles:
+class DescribeFiles(msgspec.Struct, frozen=True):
     """Result: list[FileFacts] of all files below the folder `prefix` (recursive), sorted by path. Not for hot paths."""
 
     prefix: str
@@ -95,15 +88,13 @@ class FileFacts(NamedTuple):
     """Wall clock of the storage: never later than the moment at which the file could first be seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListFolder:
+class ListFolder(msgspec.Struct, frozen=True):
     """Result: sorted list[str] of names directly in `prefix`, folders with a trailing '/'. Empty when it is missing."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFile:
+class LinkFile(msgspec.Struct, frozen=True):
     """Make `target` a second name of `source` without overwriting; fine if target already is it. Result: bool created.
 
     Durable when the operation returns. Raises ObjectMissingError if source is missing and target does not exist."""
@@ -112,15 +103,13 @@ class LinkFile:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteFile:
+class DeleteFile(msgspec.Struct, frozen=True):
     """Result: bool, False if it was not there."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteFolder:
+class DeleteFolder(msgspec.Struct, frozen=True):
     """Delete a folder and all below it; fine if missing. Result: int, files deleted."""
 
     prefix: str
@@ -142,8 +131,7 @@ Operation: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InParallel:
+class InParallel(msgspec.Struct, frozen=True):
     """Flows that need nothing of each other. Result: list of their results, in their order.
 
     If one fails, those that have not begun never do, the others end or are closed between two operations, and the first failure

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -210,7 +210,7 @@ class Maker:
             backend, queues = self._backend(contents, subtask)
             fill(backend, contents, queues, before)
             pending = backend.snapshot(number)
-            tables = replace(target, inline_threshold=0) if target.canonical else target
+            tables = msgspec.structs.replace(target, inline_threshold=0) if target.canonical else target
             keyed = run_flow(pending.flow(tables), self._storage)
             pending.release()
             backend.notify_checkpoint_complete(number)
