@@ -5,7 +5,6 @@ It tells rows that are missing, extra or out of order. What they should be is th
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -55,7 +55,7 @@ class CommittedOutput:
         known = len(self.files)
         while (content := self._view.peek(self._log(len(self._entries)))) is not None:
             self._entries.append(content)
-            entry = json.loads(content)
+            entry = msgspec.json.decode(content)
             if entry["type"] == "commit":
                 self.files += [self._read(entry["checkpoint_id"], file["name"], file["rows"]) for file in entry["files"]]
         return self.files[known:]
@@ -196,11 +196,13 @@ class Sequences:
             key, sequence = row[key_column], row[column]
             last = self._last.get(key)
             self._last[key] = sequence
-            where = f"key {key!r} has {sequence!r} after {last!r} in {file.name} of checkpoint {file.checkpoint_id}"
             if last is not None and not last < sequence:
-                return "I3", where
-            if self._steps and sequence != (0 if last is None else last) + 1:
-                return "I5", where
+                broken = "I3"
+            elif self._steps and sequence != (0 if last is None else last) + 1:
+                broken = "I5"
+            else:
+                continue
+            return broken, f"key {key!r} has {sequence!r} after {last!r} in {file.name} of checkpoint {file.checkpoint_id}"
         return None
 
 

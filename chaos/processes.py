@@ -5,10 +5,9 @@ or to nobody (the store, the network): what belongs to a dead process never happ
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from chaos.streams import Streams
 from chaos.trace import Trace
@@ -48,7 +47,7 @@ class Kernel:
         self.power_cuts = 0
         """How often everything lost power: what was on its way then never arrives."""
         self.current: Process | None = None
-        self._order: random.Random = streams.of("order")
+        self._order: Callable[[], float] = streams.of("order").random
         self._events: list[tuple[int, float, int, Process | None, Act]] = []
         self._numbers = 0
 
@@ -60,7 +59,7 @@ class Kernel:
         """Let `act` happen once that much time has passed; >= 0 us."""
         self._numbers += 1
         due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
-        heapq.heappush(self._events, (due_us, self._order.random(), self._numbers, process, act))
+        heappush(self._events, (due_us, self._order(), self._numbers, process, act))
 
     def at_ms(self, at_ms: int, act: Act, process: Process | None = None) -> None:
         """Let `act` happen at a time, or now if that is over."""
@@ -70,9 +69,10 @@ class Kernel:
         """Let the next event happen; False when there is none."""
         if not self._events:
             return False
-        self.now_us, _, _, process, act = heapq.heappop(self._events)
+        self.now_us, _, _, process, act = heappop(self._events)
         self.steps += 1
-        self.run_as(process, act)
+        if process is None or process.alive:
+            self.run_as(process, act)
         return True
 
     def run_as(self, process: Process | None, act: Act) -> None:

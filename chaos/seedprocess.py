@@ -41,6 +41,9 @@ GC_THRESHOLD = 1_000_000
 _FRAMES = 4
 """Innermost frames in the line that says where a run raised or hung."""
 
+_frozen = False
+"""Whether `tidy_up` has set aside what this process keeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -115,9 +118,11 @@ def tidy_up() -> None:
     """Between two runs: free what the last one left in cycles.
 
     What the first one left is mostly the imported product, which stays and is never looked at again."""
+    global _frozen
     gc.collect()
-    if gc.get_freeze_count() == 0:
+    if not _frozen:  # gc.get_freeze_count() would count all that stays, one by one
         gc.freeze()
+        _frozen = True
 
 
 def quieten_logs() -> None:

@@ -27,7 +27,8 @@ class Trace:
         """The whole trace, or its last events, one aligned line each."""
         entries = self._entries if last is None else self._entries[-last:]
         return [
-            f"{time_us / 1000:>12.3f}  {actor:<16} {event:<22} {details}".rstrip() for time_us, actor, event, details in entries
+            ("%12.3f  %-16s %-22s %s" % (time_us / 1000, actor, event, details)).rstrip()  # noqa: UP031 - twice as fast
+            for time_us, actor, event, details in entries
         ]
 
     def digest(self) -> str:

@@ -11,10 +11,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from barriers.messages import SubtaskStatus, TaskState
 from chaos.checkers import make_checkers
-from chaos.checkers.base import Checker
 from chaos.checkers.ledger import decision_in
 from chaos.cluster import Cluster
 from chaos.faults import Fault, expand_kinds
@@ -149,7 +149,7 @@ class _Simulation:
         self._plan = plan
         self._violations: list[ViolationRecord] = []
         self._sometimes = Sometimes()
-        self._hearers: dict[type, list[Checker]] = {}
+        self._hearers: dict[type, list[Callable[[Any], None]]] = {Stored: [self._note_stored], Reported: [self._note_reported]}
         self._completed = 0
         self._attempts: set[int] = set()
         self._failed_attempts: set[int] = set()
@@ -159,7 +159,7 @@ class _Simulation:
         self._checkers = make_checkers(self._cluster, self._scenario, self._report)
         for checker in self._checkers:
             for kind in checker.hears:
-                self._hearers.setdefault(kind, []).append(checker)
+                self._hearers.setdefault(kind, []).append(checker.observe)
         self._next_look_us = 0
 
     # ----------------------------------------------------------------------------------------------------- observations
@@ -170,12 +170,8 @@ class _Simulation:
 
     def _observe(self, observation: Observation) -> None:
         self._sometimes.observe(observation)
-        if isinstance(observation, Stored):
-            self._note_stored(observation)
-        elif isinstance(observation, Reported):
-            self._note_reported(observation)
-        for checker in self._hearers.get(type(observation), ()):
-            checker.observe(observation)
+        for hear in self._hearers.get(type(observation), ()):
+            hear(observation)
 
     def _note_stored(self, fact: Stored) -> None:
         operation = fact.operation
@@ -255,9 +251,11 @@ class _Simulation:
     def _steps(self, end_ms: int, steps_max: int, phase: str) -> None:
         """Events up to a time, the end of the job (in phases before it has ended) or the first violation."""
         kernel, cluster, violations = self._kernel, self._cluster, self._violations
-        end_us, step = end_ms * 1000, kernel.step
+        end_us, step, quiet = end_ms * 1000, kernel.step, phase == "quiet"
         for _ in range(steps_max):  # thousands of rounds a run, hence the local names and so little in each
-            if violations or kernel.now_us >= end_us or (cluster.is_quiet if phase == "quiet" else cluster.has_ended):
+            if violations or kernel.now_us >= end_us:
+                return
+            if cluster.is_quiet if quiet else cluster.outcome and cluster.has_ended:
                 return
             if not step():
                 self._report("I30", f"nothing can happen any more: {cluster.standing()}")

@@ -5,11 +5,12 @@ with its id or a higher one is durable, in the order of ids, once; and nothing t
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import quote
+
+import msgspec
 
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import AttemptRecorded, JobLedger, join
@@ -87,7 +88,7 @@ class EffectsChecker(Checker):
         if not number.isdecimal() or int(number) != sink.entries:
             self.report("I19", f"sink {sink.sink_id}: entry {number} of its log follows {sink.entries} others")
         sink.entries += 1
-        entry: dict[str, Any] = json.loads(content or b"{}")
+        entry: dict[str, Any] = msgspec.json.decode(content or b"{}")
         if entry.get("type") == "commit":
             self._commit(sink, entry)
 
@@ -135,8 +136,8 @@ class EffectsChecker(Checker):
             contents: list[dict[str, Any]] = []
             while (content := view.peek(f"{prefix}/log/{len(contents):012d}.json")) is not None:
                 try:
-                    contents.append(json.loads(content))
-                except ValueError as error:
+                    contents.append(msgspec.json.decode(content))
+                except msgspec.DecodeError as error:
                     self.report("I19", f"entry {len(contents)} of the log of sink {sink.sink_id} can't be read: {error}")
                     return
             commits = [entry for entry in contents if entry["type"] == "commit"]

@@ -5,9 +5,10 @@ are judged file by file as they are committed; loss and repetition once the job 
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 from urllib.parse import quote
+
+import msgspec
 
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
@@ -93,7 +94,7 @@ class OutputChecker(Checker):
         at_cut = sink.expected.at_cut
         if at_cut is None or not isinstance(fact.operation, PutIfAbsent):
             return
-        entry = json.loads(fact.operation.data)
+        entry = msgspec.json.decode(fact.operation.data)
         if entry["type"] != "commit":
             return
         restored, sink.attempt = entry["attempt"] != sink.attempt, entry["attempt"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.checkers.ledger import join
 from chaos.observations import WorldView
 from statebackends.errors import ObjectMissingError
 from statebackends.storage import is_absolute_folder
@@ -29,12 +28,14 @@ class OverlayStorage:
 
     def __init__(self, world: WorldView) -> None:
         self._world = world
+        self._state = world.state
+        self._shown = f"{world.state.root.rstrip('/')}/"
         self._written: dict[str, bytes] = {}
         self._deleted: set[str] = set()
 
     @property
     def root(self) -> str:
-        return self._world.state.root
+        return self._state.root
 
     def at(self, location: str) -> OverlayStorage:
         raise NotImplementedError(f"{location} from a tried recovery")
@@ -75,14 +76,17 @@ class OverlayStorage:
         if absolute:
             found = [f"{prefix.rstrip('/')}/{path}" for path in self._world.store(prefix).paths()]
         else:
-            found = self._world.state.paths(prefix)
-        below = f"{self._location(prefix)}/"
-        shown = "" if absolute else f"{self.root.rstrip('/')}/"
-        found += [location.removeprefix(shown) for location in self._written if location.startswith(below)]
-        return sorted(path for path in set(found) if self._location(path) not in self._deleted)
+            found = self._state.paths(prefix)
+        if self._written:
+            below = f"{self._location(prefix)}/"
+            shown = "" if absolute else self._shown
+            found = [*{*found, *(location.removeprefix(shown) for location in self._written if location.startswith(below))}]
+        if self._deleted:
+            found = [path for path in found if self._location(path) not in self._deleted]
+        return sorted(found)
 
     def _location(self, path: str) -> str:
-        return path.rstrip("/") if is_absolute_folder(path) else join(self.root, path)
+        return path.rstrip("/") if is_absolute_folder(path) else f"{self._shown}{path}".rstrip("/")
 
     def _content(self, path: str) -> bytes | None:
         location = self._location(path)
@@ -91,7 +95,7 @@ class OverlayStorage:
         if location in self._deleted:
             return None
         if not is_absolute_folder(path):
-            return self._world.state.peek(path)
+            return self._state.peek(path)
         folder, _, name = path.rpartition("/")
         return self._world.store(folder or "/").peek(name)
 

@@ -10,12 +10,13 @@ A sink's `data/` holds committed files alone, each has its link for plain reader
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import quote
+
+import msgspec
 
 from barriers.messages import (
     AckAnswers,
@@ -265,6 +266,6 @@ def _committed(view: StoreView, folder: str) -> set[str]:
     names: set[str] = set()
     sequence = 0
     while (content := view.peek(f"{folder}/{sequence:012d}.json")) is not None:
-        names.update(file["name"] for file in json.loads(content).get("files", ()))
+        names.update(file["name"] for file in msgspec.json.decode(content).get("files", ()))
         sequence += 1
     return names
