@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from chaos.sabotage.base import Mutant, Sabotage
 from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Buffer
 
 
 def _does_not_sync(original: Any) -> Any:
-    def fill(self: LocalStorage, path: str, chunks: Iterable[Buffer]) -> None:
+    def make(self: LocalStorage, path: str, fill: Callable[[int], None]) -> None:
         descriptor = self._fs.create(path)
         try:
-            self._write_all(descriptor, chunks)
+            fill(descriptor)
         finally:
             self._fs.close(descriptor)
 
-    return fill
+    return make
 
 
 def _overwrites(original: Any) -> Any:
@@ -35,7 +34,7 @@ SABOTAGES = (
         "unsynced_write",
         "a file is given its name before its bytes are durable",
         ("I11", "I16", "I19"),
-        (Mutant(LocalStorage, "_fill", _does_not_sync),),
+        (Mutant(LocalStorage, "_make", _does_not_sync),),
         kinds=("power_loss",),
     ),
     Sabotage(
