@@ -58,10 +58,10 @@ class Decisions:
         return tuple(self.pending[number] for number in sorted(self.pending))
 
     def next_deadline_ms(self) -> int | None:
-        times = [pending.deadline_ms for pending in self.pending.values()]
-        times += [pending.retry_ms for pending in self.pending.values()]
-        times.append(self.retained.next_retry_ms())
-        return min((time for time in times if time is not None), default=None)
+        times = [self.retained.next_retry_ms()]
+        for pending in self.pending.values():
+            times += (pending.deadline_ms, pending.retry_ms)
+        return min([time for time in times if time is not None], default=None)
 
     def check_invariants(self, next_id: int) -> None:
         """I11-I13, I16: raise InvariantError if this state must not exist. Cost O(pending)."""

@@ -73,7 +73,7 @@ class JobMaster:
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times.append(self.workforce.next_deadline_ms())
-        self._deadline = (min((time for time in times if time is not None), default=None),)
+        self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
     def handle(self, event: Event, *, now_ms: int, wall_ms: int) -> list[Action]:

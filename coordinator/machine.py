@@ -114,7 +114,7 @@ class CheckpointCoordinator:
     def next_deadline_ms(self) -> int | None:
         """When DeadlineReached is due."""
         times = (self._triggering.schedule.next_ms, self._decisions.next_deadline_ms())
-        return min((time for time in times if time is not None), default=None)
+        return min([time for time in times if time is not None], default=None)
 
     # ---------------------------------------------------------------------------------------------------- the machine
 

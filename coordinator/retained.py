@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import ge
 
 from barriers.messages import CheckpointKind
 from coordinator.events import CompletedCheckpoint, DropCheckpoint
@@ -176,12 +177,14 @@ class RetainedCheckpoints:
         return [entry.action for entry in due]
 
     def next_retry_ms(self) -> int | None:
+        if not self._dropping:
+            return None
         return min((entry.retry_ms for entry in self._dropping.values() if entry.retry_ms is not None), default=None)
 
     def check(self) -> None:
         """Raise InvariantError if the retained ids are out of order or too many (I16)."""
         ids = [entry.checkpoint_id for entry in self._retained]
-        if any(ids[index] >= ids[index + 1] for index in range(len(ids) - 1)):
+        if any(map(ge, ids, ids[1:])):
             raise InvariantError(f"retained ids are out of order: {ids}")
         if len(ids) > self._retained_max + len({self._pinned, *self._bases}.intersection(ids)):
             raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")

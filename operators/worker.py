@@ -121,7 +121,7 @@ class Worker:
             for each in attempt.subtasks:
                 if _is_due(each, now_ms) or (look and not each.subtask.is_disposed):
                     progress = each.subtask.step(now_ms).progress or progress
-                elif all(output.is_drained for output in each.outputs):
+                elif _is_drained(each):
                     continue
                 self._send(each, now_ms)
             self._housekeep(attempt, now_ms)
@@ -250,9 +250,7 @@ class Worker:
     def _report_all(self, deployment: Deployment, state: TaskState, error: str = "") -> None:
         now_ms = self._clock.wall_ms()
         for each in deployment.subtasks:
-            self._report(
-                SubtaskStatus(deployment.attempt, each.vertex, each.subtask, state, error=error, changed_ms=now_ms)
-            )
+            self._report(SubtaskStatus(deployment.attempt, each.vertex, each.subtask, state, error=error, changed_ms=now_ms))
 
     # ---------------------------------------------------------------------------------------------------------- frames
 
@@ -299,6 +297,8 @@ class Worker:
         if state in (TaskState.FAILED, TaskState.CANCELING, TaskState.CANCELED):
             return
         for output in each.outputs:
+            if output.is_drained:
+                continue
             output.flush(now_ms)
             for frame in output.take_frames():
                 self._transport.send(frame)
@@ -334,6 +334,14 @@ class Worker:
     def _send_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
             self._transport.send(frame)
+
+
+def _is_drained(each: DeployedSubtask) -> bool:
+    """Nothing that it emitted waits."""
+    for output in each.outputs:  # noqa: SIM110 - asked in every round of every subtask, and a generator takes thrice as long
+        if not output.is_drained:
+            return False
+    return True
 
 
 def _is_due(each: DeployedSubtask, now_ms: int) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chaos.checkers.repair import ENDS, RepairChecker
 from chaos.observations import Lifecycle, PhaseBegan
 from coordinator import fsck, owners
 from coordinator.owners import Claims
@@ -59,3 +60,12 @@ def test_a_repair_that_leaves_orphans(story: Story, monkeypatch: pytest.MonkeyPa
 def test_a_repair_that_fails(story: Story) -> None:
     story.files[f"{STATE}/{JOB}/submissions/1.json"] = b"{"
     assert die(story) == ["I29"]
+
+
+@pytest.mark.parametrize("left", range(ENDS))
+def test_one_run_of_three_tries_a_repair_at_its_end(story: Story, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsck, "refusal", lambda evidence, doubt: "not today")
+    story.now_ms += left - story.now_ms % ENDS
+    (checker,) = (each for each in story.checkers if isinstance(each, RepairChecker))
+    checker.at_end()
+    assert story.broken == (["I24"] if left == 0 else [])
