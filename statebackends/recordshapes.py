@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackends.errors import CorruptStateError
+from statebackends.mapkeys import Form, form_of_members
 from statebackends.valueshapes import OptionalShape, Shape, refused, scatter
 
 MISSING: Any = object()
@@ -71,6 +72,17 @@ class RecordShape(Shape):
             member = self._read(value, field)
             if member is not MISSING:
                 field.shape.check(member)
+
+    def key_form(self) -> Form | None:
+        members = form_of_members([field.shape.key_form() for field in self.fields])
+        if members is None:
+            return None
+
+        def form(value: Any) -> Any:
+            found = members([self._read(value, field) for field in self.fields])
+            return found if self.kind == "namedtuple" else dict(zip([field.name for field in self.fields], found, strict=True))
+
+        return form
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from statebackends.mapkeys import Form
 from statebackends.valueshapes import OpaqueShape, Shape, refused
 from statebackends.valuetext import parse_type
 from statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
@@ -87,6 +88,14 @@ class TypeSpec:
         self.shape.check(value)
         try:
             return self._encode(value)
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def encode_as(self, value: Any, form: Form) -> bytes:
+        """Msgpack of what `form` makes of a value that has been checked. Raises StateValueError."""
+        self.shape.check(value)
+        try:
+            return self._encode(form(value))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise refused(value, self.text, str(error)) from error
 

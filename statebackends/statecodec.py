@@ -18,6 +18,7 @@ from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, wor
 from statebackends.handles import StateMeta
 from statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
+from statebackends.mapkeys import Form
 from statebackends.serializers import TypeSpec, map_text, migrate, split_map_text, type_changes
 from statebackends.state import (
     ColumnarStateDescriptor,
@@ -49,6 +50,8 @@ class StateCodec:
     map_key: TypeSpec | None
     copy: Copier | None
     """Copies one value, element or map value; None if they can't change."""
+    key_form: Form | None = None
+    """Of a map's keys: see Shape.key_form."""
 
     @staticmethod
     def of(descriptor: StateDescriptor, key_type: KeyType) -> StateCodec:
@@ -64,9 +67,10 @@ class StateCodec:
             text = map_text(map_key.text, text)
         meta = StateMeta(descriptor.name, descriptor.kind, text, key_type.text)
         copy = copier_of(value)
+        form = None if map_key is None else _key_form(map_key, descriptor.name)
         if descriptor.ttl is None:
-            return StateCodec(meta, value, map_key, copy)
-        return StampedCodec(meta, value, map_key, None if copy is None else lambda stamped: (stamped[0], copy(stamped[1])))
+            return StateCodec(meta, value, map_key, copy, form)
+        return StampedCodec(meta, value, map_key, None if copy is None else lambda stamped: (stamped[0], copy(stamped[1])), form)
 
     @property
     def name(self) -> str:
@@ -113,7 +117,7 @@ class StateCodec:
         """Bytes of a map's key."""
         if self.map_key is None:
             raise InvariantError(f"state {self.name!r} is no map state")
-        return self.map_key.encode(map_key)
+        return self.map_key.encode(map_key) if self.key_form is None else self.map_key.encode_as(map_key, self.key_form)
 
     def decode_entry(self, encoded: bytes) -> Any:
         """The inverse. Raises CorruptStateError."""
@@ -170,6 +174,13 @@ class StampedCodec(StateCodec):
             raise CorruptStateError(f"state {self.name!r}: {encoded!r} has no stamp", reason="value encoding")
         stamp_ms: int = _STAMP.unpack_from(encoded)[0]
         return stamp_ms
+
+
+def _key_form(map_key: TypeSpec, name: str) -> Form | None:
+    try:
+        return map_key.shape.key_form()
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"state {name!r}: {error.message}", state=name) from error
 
 
 def _elements(codec: StateCodec, encoded: bytes) -> list[bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from statebackends.errors import CorruptStateError, StateValueError
+from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from statebackends.keyfields import BoolField, DateField, FieldType, Int64Field, TimestampField
 from statebackends.keyfields_wide import BinaryField, Utf8Field
 from statebackends.keytypes import unwrap
+from statebackends.mapkeys import Form, form_of_members, one_decimal
 
 _REPR_LENGTH_MAX = 200
 
@@ -57,6 +58,12 @@ class Shape(ABC):
     @abstractmethod
     def from_arrow(self, array: pa.Array) -> list[Any]:
         """The inverse; also reads the older forms that evolution.py allows. Raises CorruptStateError."""
+
+    def key_form(self) -> Form | None:
+        """What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding; None: the key.
+
+        Raises InvalidConfigError for a shape whose equal values can't have one."""
+        return None
 
     def _no_nulls(self, array: pa.Array) -> None:
         if array.null_count:
@@ -135,6 +142,9 @@ class FloatShape(Shape):
         if type(value) is not float:
             self.canonical(value)
 
+    def key_form(self) -> Form:
+        return lambda value: self.canonical(value) + 0.0  # one zero, and no int
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         if set(map(type, values)) != {float}:
             values = [self.canonical(value) for value in values]
@@ -159,6 +169,9 @@ class DecimalShape(Shape):
         if not isinstance(value, Decimal):
             raise refused(value, self.text)
 
+    def key_form(self) -> Form:
+        return one_decimal
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:
             self.check(value)
@@ -174,8 +187,16 @@ class OpaqueShape(Shape):
 
     arrow_type = pa.binary()
 
-    def __init__(self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
-        self.text, self.encode, self.decode = text, encode, decode
+    def __init__(
+        self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[Shape, ...] = ()
+    ) -> None:
+        """`members`: of a union."""
+        self.text, self.encode, self.decode, self._members = text, encode, decode, members
+
+    def key_form(self) -> None:
+        numbers = [shape.text for shape in self._members if shape.text in ("bool", "int")]
+        if self.text == "pickled" or len(numbers) > 1 or any(shape.key_form() is not None for shape in self._members):
+            raise InvalidConfigError(f"{self.text} is not the key type of a map: keys that are equal would be stored differently")
 
     def check(self, value: Any) -> None:
         try:
@@ -206,6 +227,10 @@ class OptionalShape(Shape):
     def check(self, value: Any) -> None:
         if value is not None:
             self.inner.check(value)
+
+    def key_form(self) -> Form | None:
+        form = self.inner.key_form()
+        return None if form is None else lambda value: None if value is None else form(value)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         present = [value for value in values if value is not None]
@@ -240,6 +265,12 @@ class ListShape(Shape):
             raise refused(value, self.text)
         for member in value:
             self.inner.check(member)
+
+    def key_form(self) -> Form | None:
+        if issubclass(self._class, Set):
+            raise InvalidConfigError(f"{self.text} is not the key type of a map: its members have no order")
+        form = self.inner.key_form()
+        return None if form is None else lambda value: list(map(form, value))
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:
@@ -304,6 +335,9 @@ class TupleShape(Shape):
             raise refused(value, self.text)
         for member, shape in zip(value, self.children, strict=True):
             shape.check(member)
+
+    def key_form(self) -> Form | None:
+        return form_of_members([shape.key_form() for shape in self.children])
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:

@@ -113,8 +113,9 @@ class _Builder:
         members = [argument for argument in arguments if argument is not type(None)]
         if len(members) == 1:
             return OptionalShape(self.build(members[0]))
-        text = f"union<{','.join(sorted(self.build(member).text for member in members))}>"
-        shape = _opaque(text, typing.Union[tuple(members)])  # noqa: UP007 - made from a list
+        shapes = [self.build(member) for member in members]
+        text = f"union<{','.join(sorted(shape.text for shape in shapes))}>"
+        shape = _opaque(text, typing.Union[tuple(members)], tuple(shapes))  # noqa: UP007 - made from a list
         return OptionalShape(shape) if len(members) < len(arguments) else shape
 
     def _record(self, declared: type) -> Shape:
@@ -199,8 +200,8 @@ def _constant(defaults: dict[str, Any], name: str) -> Any:
     return (lambda: defaults[name]) if name in defaults else None
 
 
-def _opaque(text: str, declared: Any) -> Shape:
-    return OpaqueShape(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
+def _opaque(text: str, declared: Any, members: tuple[Shape, ...] = ()) -> Shape:
+    return OpaqueShape(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members)
 
 
 def _hashable(shape: Shape) -> bool:
