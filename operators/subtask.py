@@ -280,8 +280,12 @@ class Subtask:
         return self.last_step
 
     def write_behind(self) -> bool:
-        """The worker has nothing else to do. Whether it should soon be called again."""
-        return self.state is TaskState.RUNNING and self.chain.write_behind()
+        """The worker has nothing else to do. Whether it should soon be called again. Never raises, as `step`."""
+        try:
+            return self.state is TaskState.RUNNING and self.chain.write_behind()
+        except Exception as error:
+            self._fail(error)
+            return True
 
     @property
     def is_unblocked(self) -> bool:

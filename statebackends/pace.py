@@ -15,7 +15,7 @@ T = TypeVar("T")
 SHARE = 1 / 12
 """Of the time that passes, for one thread, while others want the interpreter."""
 PAUSES_S_MAX = 30.0
-"""Of one table: however large it is, its checkpoint ends."""
+"""Of one table. A checkpoint of many large ones may wait as long for each."""
 _TURN_S = 0.002
 """Of processor time: shorter turns count together. Most tables are small, and never pause."""
 _CONTENDED = 1.5

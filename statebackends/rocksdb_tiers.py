@@ -191,14 +191,21 @@ class FrontTier:
         """The loop has nothing else to do: write a piece of what changed, once that is a few thousand rows. Whether there is more.
         `selected`: how often a key was selected until now.
 
-        A value that can't be written is live again, and the next barrier tells of it, if it is still there."""
+        Raises nothing. A value that can't be written is live again, and the next barrier tells of it, if it is still there. Of a
+        generation that was sealed for another reason, the next tick or its barrier does."""
         self.retire()
+        if self._idle_failed:
+            return False
         if not self._sealed:
-            if self._idle_failed or not self._is_worth_writing(selected):
+            if not self._is_worth_writing(selected):
                 return False
             self.seal(behind=True)
         oldest = self._sealed[0]
-        wrote = self._write_a_piece(due=False)
+        try:
+            wrote = self._write_a_piece(due=False)
+        except Exception:
+            self._idle_failed = True
+            return False
         if wrote and oldest.done:
             try:
                 self.store.flush_ahead()

@@ -5,7 +5,9 @@ Paths are absolute. Every method raises OSError as the system does; nothing is r
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -15,8 +17,8 @@ import msgspec
 
 from statebackends.storage.operations import Buffer
 
-_NO_COPY = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY)
-"""Of a kernel, or of file systems, that copy nothing from one file to another by themselves."""
+_COPYING_SINCE = (5, 3)
+"""Version of Linux; what older ones copy from file to file is not always what was there."""
 
 
 class FileStat(msgspec.Struct, frozen=True):
@@ -76,6 +78,14 @@ class FileSystem(Protocol):
         """(name, is a folder) of each entry, in no particular order."""
 
 
+@functools.cache
+def _copies() -> bool:
+    if sys.platform != "linux":
+        return False
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return release is not None and (int(release[1]), int(release[2])) >= _COPYING_SINCE
+
+
 class OsFileSystem:
     """The real one."""
 
@@ -106,14 +116,12 @@ class OsFileSystem:
         return os.preadv(descriptor, [buffer], offset)
 
     def copy(self, source: int, target: int, size: int, offset: int) -> int:
-        if sys.platform != "linux":
+        if not _copies():
             return 0
         try:
             return os.copy_file_range(source, target, size, offset)
-        except OSError as error:
-            if error.errno in _NO_COPY:
-                return 0
-            raise
+        except OSError:  # some say so in errors of their own; a full or a broken disk is told by the write that follows
+            return 0
 
     def fsync(self, descriptor: int) -> None:
         os.fsync(descriptor)

@@ -203,7 +203,7 @@ def test_other_records_without_end_are_named_and_not_read(tmp_path: Path) -> Non
 @pytest.mark.timeout(20)
 def test_long_files_are_looked_at_one_after_another(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pool counts of each is what a transfer in pieces holds: six of 1 GiB would be in memory at one time."""
-    monkeypatch.setattr(metadata, "METADATA_BYTES_MAX", RECORD_BYTES_MAX)
+    monkeypatch.setattr(metadata, "METADATA_BYTES_MAX", 8 * FIRST_BYTES)
     promise = b'{"format":"holdfast-snapshot","version":1,"length":%d,"checksum":"xxh3_128:%s","snapshot":' % (1 << 30, b"0" * 32)
     folders = [f"savepoints/sp-{number}" for number in range(6)]
     manifests = [f"{JOB}/sources/a/{number}/manifest.json" for number in range(6)]

@@ -23,6 +23,7 @@ from operators.sinks.parquet import ParquetSink, read_committed
 from operators.sources.generator import GeneratorSource
 from operators.time import Tumbling
 from operators.worker import IDLE_WAIT_MS_MAX
+from statebackends.errors import StorageUnavailableError
 from statebackends.rocksdb import RocksKeyedBackend
 from statebackends.rocksdb_tiers import FrontTier
 from statebackends.state import ValueStateDescriptor
@@ -367,3 +368,18 @@ def test_a_worker_with_nothing_to_do_writes_behind(tmp_path: Path) -> None:
     assert all(not table.live and not table.older for tier in tiers() for table in tier.tables)
     cluster.run_to_end()
     assert committed(path) == expected(400)
+
+
+def test_what_fails_behind_fails_its_task_and_not_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(backend: RocksKeyedBackend) -> bool:
+        raise StorageUnavailableError("the disk is full")
+
+    plan = count_job(400, "mem://full", state_backend="rocksdb")
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    cluster.run_until(lambda: cluster.coordinator.all_running)
+    monkeypatch.setattr(RocksKeyedBackend, "write_behind", fail)
+    for worker in cluster.workers:
+        worker.prepare_wait()
+    with pytest.raises(AssertionError, match="a subtask failed: StorageUnavailableError: the disk is full"):
+        cluster.run_until(lambda: cluster.coordinator.all_drained)

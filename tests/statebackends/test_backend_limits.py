@@ -331,6 +331,32 @@ def test_a_disk_that_was_full_while_rows_were_written_behind_costs_no_barrier(
     assert len(list(restored.keys("blob"))) == 3010
 
 
+def test_an_eviction_that_fails_while_there_is_nothing_to_do_is_told_when_there_is(
+    rocks: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the wait for work, which belongs to all subtasks of the worker."""
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(3000), size=10)
+    tier = backend.front_tier  # type: ignore[attr-defined]
+    tier.seal()
+
+    def fail(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
+        raise StorageUnavailableError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RocksStore, "write_piece", fail)
+        assert [backend.write_behind() for _ in range(3)] == [False] * 3
+        with pytest.raises(StorageUnavailableError, match="the disk is full"):
+            tier.tick()
+        pending = backend.snapshot(1)
+        with pytest.raises(StorageUnavailableError, match="the disk is full"):
+            rocks.finish(pending)
+        pending.release()
+        assert not backend.write_behind()
+    restored = rocks.restored(rocks.take(backend), [BLOB])
+    assert len(list(restored.keys("blob"))) == 3000
+
+
 def test_a_map_that_was_cleared_is_written_behind_a_few_entries_at_a_time(rocks: Cluster) -> None:
     backend = rocks.backend([TAGS])
     tags = backend.get_state(TAGS)

@@ -18,6 +18,7 @@ from statebackends.errors import (
     InvariantError,
     StorageUnavailableError,
 )
+from statebackends.storage import filesystem
 from statebackends.storage import operations as ops
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.filesystem import OsFileSystem
@@ -339,6 +340,15 @@ class Copying(OsFileSystem):
 MIB = 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("release", "copies"), [("4.18.0-553.el8", False), ("5.2.9", False), ("5.3.0", True), ("6.1", True), ("?", False)]
+)
+def test_old_systems_are_not_asked_to_copy(release: str, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "x86_64")))
+    assert filesystem._copies.__wrapped__() is copies
+
+
 @pytest.mark.parametrize("size", [0, 1, MIB - 1, MIB, MIB + 1, 9 * MIB - 1, 9 * MIB, 9 * MIB + 1, 20 * MIB + 7])
 @pytest.mark.parametrize(("at_once", "calls_max"), [(1 << 30, 1 << 30), (3_000_001, 1 << 30), (1 << 30, 0), (3_000_001, 2)])
 def test_an_upload_is_copied_as_far_as_the_system_does_it(tmp_path: Path, size: int, at_once: int, calls_max: int) -> None:
@@ -370,9 +380,10 @@ def test_an_upload_that_can_not_be_copied_leaves_nothing(tmp_path: Path, code: i
     assert list((tmp_path / "root" / ".tmp").iterdir()) == []
 
 
-def test_a_system_that_copies_nothing_by_itself_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EIO, errno.EINTR, errno.EOPNOTSUPP, errno.EACCES, errno.EOVERFLOW])
+def test_what_the_system_does_not_copy_is_written(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
     content = os.urandom(3 * MIB)
