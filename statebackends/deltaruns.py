@@ -85,7 +85,7 @@ def merged_runs(
     # Only rows that share a bucket with a changed key need a closer look: all rows of runs, and few of the base.
     looked_at = [np.flatnonzero(touched[of_table % _BUCKETS]) for of_table in hashes]
     picked = [table.select(names).take(pa.array(rows)) for table, rows in zip(tables, looked_at, strict=True)]
-    codes, count = _codes(picked, key_type, max_parallelism, own_keys)
+    codes, count = row_codes(picked, key_type, max_parallelism, own_keys)
     sources = np.repeat(np.arange(len(tables)), [len(rows) for rows in looked_at])
     newest = np.zeros(count, np.int64)
     newest[codes] = sources  # sources ascend, and the last assignment stays
@@ -136,7 +136,7 @@ def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelis
     looked_at = np.flatnonzero(touched[_hashes(base, key_type, max_parallelism) % _STRETCH_BUCKETS])
     names = [*key_columns(key_type), NAMESPACE]
     picked = [base.select(names).take(pa.array(looked_at)), changed.select(names)]
-    codes, count = _codes(picked, key_type, max_parallelism, ())
+    codes, count = row_codes(picked, key_type, max_parallelism, ())
     last = np.empty(count, np.int64)
     last[codes] = np.arange(len(codes))  # positions ascend, and the last assignment stays
     is_last = last[codes] == np.arange(len(codes))
@@ -173,7 +173,7 @@ def _forget(tables: Sequence[pa.Table], alive: Sequence[npt.NDArray[np.bool_]], 
             of_table &= ~found.to_numpy()
 
 
-def _codes(tables: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, own_keys: Sequence[str]) -> tuple[_Rows, int]:
+def row_codes(tables: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, own_keys: Sequence[str]) -> tuple[_Rows, int]:
     """A number for each row: equal for equal keys, namespaces and own keys."""
     names = key_columns(key_type)
     if len(names) == 1 and key_type.arrow_types[0] in _OWN_IDENTITY:

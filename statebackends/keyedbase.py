@@ -32,6 +32,7 @@ from statebackends.keyedrows import KeyedRows
 from statebackends.keyedstates import KeyContext, create_state
 from statebackends.keyedtables import decode_keyed_table
 from statebackends.keys import KeyType
+from statebackends.listorder import in_list_order
 from statebackends.partreading import read_parts
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
@@ -372,7 +373,7 @@ class KeyedBackendBase(ABC):
             self._load_table(meta, table)
         except StateValueError as error:
             raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
-        except (CorruptStateError, KeyError, ValueError, pa.ArrowException) as error:
+        except (CorruptStateError, KeyError, ValueError, TypeError, OverflowError, pa.ArrowException) as error:
             raise CorruptStateError(
                 f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",
                 path=path,
@@ -410,6 +411,8 @@ class KeyedBackendBase(ABC):
             state = self._columnar[meta.name]
             state.load(*columnar_rows(self._rows, state, table))
         else:
+            if meta.kind == "list":  # before expired elements are left out, and leave gaps
+                table = in_list_order(table, self.key_type, self.max_parallelism)
             self._load_rows(self._codecs[meta.name], self._timed(meta, table))
 
     def _timed(self, meta: StateMeta, table: pa.Table) -> pa.Table:

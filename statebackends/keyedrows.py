@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statebackends.errors import StateValueError
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns, keyed_table_schema
+from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, key_columns, keyed_table_schema
 from statebackends.keys import KeyType
 from statebackends.pace import Pace
 from statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream, bytes_of
@@ -110,11 +110,9 @@ class KeyedRows:
                 yield pa.RecordBatch.from_arrays([*some, *piece], schema=schema)
 
     def chunks(self, codec: StateCodec, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
-        """(namespace, encoded keys, key groups, what each has) of a table read by decode_keyed_table.
+        """(namespace, encoded keys, key groups, what each has) of a table read by decode_keyed_table; lists by `in_list_order`.
 
         `codec` may declare a newer, compatible type. A list or a map may come in several chunks. Raises CorruptStateError."""
-        if codec.kind == "list":
-            table = _in_order(table)
         for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
             arrays = [batch.column(name) for name in key_columns(self.key_type)]
             column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
@@ -196,15 +194,6 @@ def _grouped(
 
 def _picked(values: list[Any], rows: npt.NDArray[np.int64]) -> list[Any]:
     return [values[row] for row in rows.tolist()]
-
-
-def _in_order(table: pa.Table) -> pa.Table:
-    """List elements by position: as written, unless another tool has moved rows."""
-    positions = table.column(POSITION).to_numpy()
-    steps = np.diff(positions)
-    if ((steps == 1) | (positions[1:] == 0)).all():
-        return table
-    return table.take(pa.array(np.argsort(positions, kind="stable")))
 
 
 def _by_namespace(column: pa.Array) -> Iterator[tuple[bytes, npt.NDArray[np.int64] | None]]:
