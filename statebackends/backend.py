@@ -129,7 +129,9 @@ class KeyedStateBackend(Protocol):
         Raises InvalidConfigError if `name` is that of a declared state or is taken."""
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
-        """Encoded keys that have the state, in no particular order; a view for tests, timers and tools."""
+        """Encoded keys that have the state, in no particular order; a view for tests, timers and tools.
+
+        State may change while it is iterated: those are given that had the state at the first one."""
 
     def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
         """Synchronous part: swap generations, O(1) or O(changed)."""

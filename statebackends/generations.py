@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from operator import not_
 from typing import Any, Final
 
@@ -396,6 +396,15 @@ def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterato
                 keys = [key for key, value in zip(keys, values, strict=True) if value is not TOMBSTONE]
                 values = [value for value in values if value is not TOMBSTONE]
             yield keys, values
+
+
+def visible_keys(layers: Sequence[Layer], *, maps: bool) -> list[Any]:
+    """Keys that some layers, newest first, have as one state. For the loop thread, at any time, without the lock.
+
+    A pool thread may fold newer layers into the lowest one meanwhile. What is hidden by them does not show, and a list of a
+    layer's keys, or a value, is had in one step, in between which no other thread comes."""
+    keys = list(dict.fromkeys(chain.from_iterable([list(layer) for layer in layers])))
+    return [key for key, found in zip(keys, lookup(keys, layers, maps=maps), strict=True) if found is not MISSING]
 
 
 def lookup(keys: Sequence[Any], layers: Sequence[Layer], *, maps: bool) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackends.deltaruns import newest_rows
-from statebackends.generations import Generations, MapGenerations, MapLayer, visible_chunks
+from statebackends.generations import Generations, MapGenerations, MapLayer, visible_keys
 from statebackends.handles import KeyedStateHandle, StateMeta
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.statecodec import StateCodec
@@ -39,9 +39,7 @@ class HeapKeyedBackend(KeyedBackendBase):
         self._codec(state_name)
         generations = self._generations.get((state_name, namespace))
         if generations is not None:
-            layers = (generations.live, *generations.older)
-            for keys, _ in visible_chunks(layers, max(map(len, layers), default=0) + 1, maps=generations.maps):
-                yield from keys
+            yield from visible_keys((generations.live, *generations.older), maps=generations.maps)
 
     def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
         for (name, _), generations in self._forget_namespaces().items():

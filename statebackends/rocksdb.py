@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -85,15 +86,13 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         generations = self._generations_of(self._codec(state_name), namespace)
-        layers = (generations.live, *generations.older)
-        shown = dict.fromkeys(key for layer in layers for key in layer)
+        # All at once: while the caller has a key, layers may reach the database and be dropped.
+        shown = dict.fromkeys(key for layer in (generations.live, *generations.older) for key in layer)
         rows = self._tier.store.state_rows(self._tier.store.state_id(state_name), self._key_groups)
         stored = dict.fromkeys(row.key for row, _ in rows if row.namespace == namespace and row.key not in shown)
         groups = self._rows.groups_of(list(shown)).tolist() if shown else []
-        for key, group in zip(shown, groups, strict=True):
-            if self._has(generations, key, group):
-                yield key
-        yield from stored
+        present = [key for key, group in zip(shown, groups, strict=True) if self._has(generations, key, group)]
+        yield from chain(present, stored)
 
     def _has(self, generations: Generations, key: bytes, key_group: int) -> bool:
         if not isinstance(generations, RocksMapGenerations):
