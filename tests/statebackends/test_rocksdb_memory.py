@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ def test_memtables_of_all_databases_together_are_bounded(tmp_path: Path) -> None
     for _ in range(10):
         for store in stores:
             write(store, 1_500)
-    assert memory.write_buffers.get_usage() < 2 * (16 << 20)
+    deadline = time.monotonic() + 30
+    while memory.write_buffers.get_usage() >= 2 * (16 << 20):  # of 60 MB; a slow disk has some left to write
+        assert time.monotonic() < deadline, memory.write_buffers.get_usage()
+        time.sleep(0.01)
     assert sum(map(tables, stores)) > 0
     for store in stores:
         assert store.get(b"%08d" % 1_499) == bytes(1_000)
