@@ -317,5 +317,5 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert all(count == 1 for count in self.answered.values())
 
 
-CoordinatorModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
+CoordinatorModel.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=50, deadline=None)
 TestCoordinatorModel = CoordinatorModel.TestCase

@@ -294,7 +294,7 @@ def expected(before: Contents, after: Contents) -> dict[str, tuple[int, int, int
     return counted
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(before=CONTENTS, after=CONTENTS, forms=st.tuples(FORM, FORM), max_parallelism=st.sampled_from([8, 8, 12]))
 def test_any_two_snapshots(before: Contents, after: Contents, forms: Any, max_parallelism: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

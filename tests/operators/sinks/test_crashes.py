@@ -66,7 +66,7 @@ def test_a_second_death_while_recovering_changes_nothing() -> None:
             recover(MiniJob(storage, DictStorage()), storage, [(first, True), (second, second % 2 == 0)])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(kills=st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=6), roll=st.booleans())
 def test_any_sequence_of_deaths_is_recovered_exactly(kills: list[tuple[int, bool]], roll: bool) -> None:
     storage = MortalStorage({})
@@ -97,7 +97,7 @@ def test_a_snapshot_between_two_repeated_commits_knows_both(flows: int) -> None:
 STEPS = ("emit", "checkpoint", "abort", "lost notice", "savepoint", "late notice", "fail", "fail soon", "die")
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_notices_lost_late_and_aborted_lose_and_repeat_nothing(data: st.DataObject) -> None:
     storage = MortalStorage({})
