@@ -43,8 +43,8 @@ have no more memory than it needs."""
 _DELETE_PASSES_MAX = 3
 _UPLOAD_BYTES = 4 << 20
 """Read at once of a large file that is uploaded. Between two steps a busy task loop keeps the interpreter for 5 ms, and loses time
-of its own when it gives it away: so the steps are few, and two large files at one time, since copying takes a processor each."""
-_TRANSFERS = TransferPool(transfers_max=4, bytes_max=2 * _UPLOAD_BYTES, transfer_bytes_max=_UPLOAD_BYTES)
+of its own when it gives it away: so the steps are few."""
+_TRANSFERS = TransferPool(transfers_max=4, bytes_max=4 * _UPLOAD_BYTES, transfer_bytes_max=_UPLOAD_BYTES)
 """Of all directories of a process: a file system makes several files durable in hardly more time than one."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
