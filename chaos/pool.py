@@ -25,7 +25,7 @@ CALL_US = (20, 600)
 """Least and most time of a call on the pool."""
 
 
-class _Task(msgspec.Struct):
+class _Task(msgspec.Struct, eq=False):
     """One flow or call under way."""
 
     ended: Done

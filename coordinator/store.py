@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from coordinator.records import (
     ClaimRecord,
     JobPaths,
     OwnerRecord,
+    R,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
@@ -56,8 +57,6 @@ from statebackends.storage.operations import (
     PutIfAbsent,
 )
 from statebackends.storage.whole import read_in_group, read_whole
-
-R = TypeVar("R", bound=msgspec.Struct)
 
 SUBMISSION_BYTES_MAX = 256 << 20
 """Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from statebackends.errors import CorruptStateError, HoldfastError
+from statebackends.errors import CorruptStateError
 from statebackends.storage.operations import Flow, InParallel, ReadFile
 
 T = TypeVar("T")
@@ -56,5 +56,5 @@ def _unless_long(flow: Flow[T]) -> Flow[list[T]]:
             return []
         try:
             step = partial(flow.send, (yield operation))
-        except HoldfastError as error:
+        except Exception as error:
             step = partial(flow.throw, error)

@@ -21,6 +21,7 @@ from statebackends.keys import KeyType
 from statebackends.serializers import Pickled, TypeSpec
 from statebackends.state import MapStateDescriptor
 from statebackends.statecodec import StateCodec
+from statebackends.valueshapes import FloatShape
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, use
 
@@ -92,6 +93,31 @@ def test_equal_keys_are_one_entry_wherever_it_lies(cluster: Cluster, key_type: A
     last: Any = cluster.restored(cluster.take(native), [seen])
     use(last, "k")
     assert last.get_state(seen).is_empty()
+
+
+def test_rows_with_an_older_form_of_a_key_are_mended_by_a_canonical_savepoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path, "rocksdb")
+    seen = MapStateDescriptor("seen", float, int)
+    with monkeypatch.context() as older:
+        older.setattr(FloatShape, "key_form", lambda shape: None)
+        backend: Any = cluster.backend([seen])
+        use(backend, "k")
+        backend.get_state(seen).put(1, 7)
+        taken = cluster.take(backend)
+    restored: Any = cluster.restored(taken, [seen])
+    use(restored, "k")
+    assert list(restored.get_state(seen).items()) == [(1.0, 7)]
+    assert restored.get_state(seen).get(1.0) is None
+    mended: Any = cluster.restored(cluster.take(restored, canonical=True), [seen])
+    use(mended, "k")
+    assert mended.get_state(seen).get(1.0) == 7
+    mended.get_state(seen).remove(1)
+    last: Any = cluster.restored(cluster.take(mended), [seen])
+    use(last, "k")
+    assert last.get_state(seen).is_empty()
+    cluster.close()
 
 
 NUMBERS = st.one_of(
