@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from statebackends.errors import PackageShadowedError as PackageShadowedError
     from statebackends.errors import RestoreError as RestoreError
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
+    from statebackends.errors import StateBackendError as StateBackendError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
     from statebackends.errors import StateValueError as StateValueError
     from statebackends.errors import StorageUnavailableError as StorageUnavailableError
@@ -130,6 +131,7 @@ _EXPORTS = {
         "RestoreError",
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
+        "StateBackendError",
         "StateValueError",
         "StorageUnavailableError",
         "UnclaimedStateError",

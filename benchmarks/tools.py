@@ -28,7 +28,8 @@ from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.keyedtables import TableFormat, encode_keyed_table
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, row_keys
+from statebackends.rocksdb_rowkeys import row_keys
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
 from statebackends.snapshot import METADATA_NAME, write_part
 from statebackends.state import ValueStateDescriptor
 from statebackends.statecodec import StateCodec

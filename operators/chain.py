@@ -13,6 +13,7 @@ from operators.base import Operator
 from operators.context import RuntimeContext
 from statebackends.backend import KeyedStateBackend
 from statebackends.errors import InvariantError
+from statebackends.panics import failure_of
 
 
 class ResultPort(Protocol):
@@ -135,8 +136,8 @@ class OperatorChain:
         for node in reversed(self._opened):
             try:
                 node.operator.close()
-            except Exception as error:
-                errors.append(error)
+            except BaseException as error:
+                errors.append(failure_of(error))
         self._opened.clear()
         return errors
 
@@ -248,8 +249,8 @@ class OperatorChain:
             try:
                 if backend is not None:
                     backend.dispose()
-            except Exception as error:
-                errors.append(error)
+            except BaseException as error:
+                errors.append(failure_of(error))
         return errors
 
 

@@ -32,6 +32,7 @@ from operators.mailbox import CancelSubtask, FailSubtask, Mail, Mailbox, PoolOut
 from operators.slices import RowBudget
 from operators.snapshotting import SubtaskSnapshots
 from statebackends.localrecovery import RestoredBytes
+from statebackends.panics import failure_of
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""
@@ -184,8 +185,8 @@ class Subtask:
             return
         try:
             self._open()
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self._fail(failure_of(error))
 
     def _restored(self, attach: Attach | None, error: BaseException | None) -> None:
         if attach is not None:
@@ -269,8 +270,8 @@ class Subtask:
                 finished = self._finish_if_due()
                 has_more = has_more or finished
                 progress = finished or moved or progress
-            except Exception as error:
-                self._fail(error)
+            except BaseException as error:
+                self._fail(failure_of(error))
                 progress = has_more = True
         times.last_end_s = self._clock.seconds()
         times.was_backpressured = backpressured
@@ -283,8 +284,8 @@ class Subtask:
         """The worker has nothing else to do. Whether it should soon be called again. Never raises, as `step`."""
         try:
             return self.state is TaskState.RUNNING and self.chain.write_behind()
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self._fail(failure_of(error))
             return True
 
     @property
@@ -322,8 +323,8 @@ class Subtask:
             try:
                 self.chain.tell_time()
                 self._handle(mail)
-            except Exception as error:
-                self._fail(error)
+            except BaseException as error:
+                self._fail(failure_of(error))
         if self.state in (TaskState.CANCELING, TaskState.FAILED):
             self._settle()
         return served

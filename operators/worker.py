@@ -30,6 +30,7 @@ from operators.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from operators.mailbox import CancelSubtask, FailSubtask
 from operators.subtask import TERMINAL, Report
 from statebackends.errors import PeerLostError, ProtocolError
+from statebackends.panics import failure_of
 
 IDLE_WAIT_MS_MAX = 1_000
 """The loop looks up, and steps every subtask, at least so often, even when nothing calls."""
@@ -232,7 +233,8 @@ class Worker:
         self._attempt = None
         try:
             self._begin(deployment)
-        except Exception as error:
+        except BaseException as error:
+            failure_of(error)
             self._report_all(deployment, TaskState.FAILED, f"{type(error).__name__}: {error}")
         return True
 

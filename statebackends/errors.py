@@ -132,6 +132,11 @@ class StateValueError(HoldfastError):
     """A value does not fit its state's declared type. Fields: type (canonical text), value (repr, truncated)."""
 
 
+class StateBackendError(HoldfastError):
+    """The library under a state backend gave up (a panic): its working state is lost, the last checkpoint is not. Fields: operator,
+    state (empty if all of them are concerned), path."""
+
+
 class UserFunctionError(HoldfastError):
     """User code raised. Fields: operator, subtask, record (repr, truncated to 500 characters), function."""
 

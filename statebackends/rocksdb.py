@@ -25,8 +25,10 @@ from statebackends.partwriter import PartsWriter, WrittenPart
 from statebackends.rocksdb_expiry import ExpirySweep
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
 from statebackends.rocksdb_memory import shared_memory
+from statebackends.rocksdb_options import Compaction
 from statebackends.rocksdb_restore import NativeRestore
-from statebackends.rocksdb_store import TABLE_SUFFIX, Compaction, RocksStore, Row, row_key
+from statebackends.rocksdb_rowkeys import Row, row_key
+from statebackends.rocksdb_store import TABLE_SUFFIX, RocksStore
 from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
 from statebackends.settings import StateBackendSettings
 from statebackends.sortedrows import RowStream
@@ -168,6 +170,7 @@ class RocksKeyedBackend(KeyedBackendBase):
             ),
             read_only=read_only,
             is_new=is_new,
+            operator=self._operator,
         )
 
     def _front_tier(self, store: RocksStore) -> FrontTier:
@@ -287,7 +290,9 @@ class RocksSnapshot:
         return native, *tables
 
     def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
-        copy = RocksStore(self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True)
+        copy = RocksStore(
+            self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True, operator=self._rows.operator
+        )
         try:
             stored: list[TableSource] = [
                 _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms) for codec, horizon_ms in self._states

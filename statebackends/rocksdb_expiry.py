@@ -11,7 +11,8 @@ from itertools import islice
 
 from statebackends.expiry import Expiry
 from statebackends.handles import KeyGroupRange
-from statebackends.rocksdb_store import RocksStore, Row
+from statebackends.rocksdb_rowkeys import Row
+from statebackends.rocksdb_store import RocksStore
 from statebackends.statecodec import StampedCodec
 
 SWEEP_ROWS_MIN = 20_000

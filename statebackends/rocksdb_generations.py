@@ -15,7 +15,8 @@ import numpy.typing as npt
 from statebackends.expiry import Expiry, unexpired
 from statebackends.generations import MISSING, TOMBSTONE, Generations, Layer, MapGenerations, MapLayer
 from statebackends.keyedstates import KeyContext
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, Row, row_key, row_keys, write_order
+from statebackends.rocksdb_rowkeys import Row, row_key, row_keys, write_order
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
 from statebackends.statecodec import StateCodec
 
 GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]

@@ -22,7 +22,8 @@ from statebackends.handles import (
     StateMeta,
 )
 from statebackends.keyedrows import KeyedRows
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore, RowKey, row_key
+from statebackends.rocksdb_rowkeys import RowKey, row_key
+from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
 from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import part_path, read_part, unresolved
 from statebackends.statecodec import StateCodec, migrate_rows, not_widened

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statebackends.errors import StateValueError, StorageUnavailableError
+from statebackends.errors import StateBackendError, StateValueError, StorageUnavailableError
 from statebackends.expiry import Expiry
 from statebackends.generations import Layer
 from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
@@ -191,8 +191,8 @@ class FrontTier:
         """The loop has nothing else to do: write a piece of what changed, once that is a few thousand rows. Whether there is more.
         `selected`: how often a key was selected until now.
 
-        Raises nothing. A value that can't be written is live again, and the next barrier tells of it, if it is still there. Of a
-        generation that was sealed for another reason, the next tick or its barrier does."""
+        Raises StateBackendError only. A value that can't be written is live again, and the next barrier tells of it, if it is still
+        there. Of a generation that was sealed for another reason, the next tick or its barrier does."""
         self.retire()
         if self._idle_failed:
             return False
@@ -203,6 +203,8 @@ class FrontTier:
         oldest = self._sealed[0]
         try:
             wrote = self._write_a_piece(due=False)
+        except StateBackendError:
+            raise
         except Exception:
             self._idle_failed = True
             return False
@@ -231,6 +233,8 @@ class FrontTier:
         try:
             if not oldest.done:
                 oldest.advance(self.store, wholly=False)
+        except StateBackendError:
+            raise
         except Exception:  # also what a type's own encoding raises
             if not oldest.behind:
                 raise

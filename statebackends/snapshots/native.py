@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from statebackends.errors import CorruptStateError, StateValueError
 from statebackends.handles import KeyGroupRange
-from statebackends.rocksdb_store import RocksStore, RowKey
+from statebackends.rocksdb_rowkeys import RowKey
+from statebackends.rocksdb_store import RocksStore
 from statebackends.snapshots.contents import StoredState
 from statebackends.snapshots.tables import BATCH_ROWS
 from statebackends.snapshots.values import named

@@ -31,7 +31,8 @@ from statebackends.keyedrows import KeyedRows
 from statebackends.keyedtables import encode_keyed_table
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.rocksdb_store import RocksStore, row_key
+from statebackends.rocksdb_rowkeys import row_key
+from statebackends.rocksdb_store import RocksStore
 from statebackends.snapshot import write_part
 from statebackends.state import (
     ColumnAggregate,

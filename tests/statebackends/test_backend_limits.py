@@ -273,6 +273,10 @@ def test_what_fails_behind_is_tried_again_after_the_next_barrier(
     assert len(_blob(rocks.restored(rocks.take(backend), [BLOB]), 2999)) == 26
 
 
+def _the_disk_is_full(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
+    raise StorageUnavailableError("the disk is full")
+
+
 def _half_written(rocks: Cluster) -> Any:
     """A value of the wrong type lies behind the first piece of what is being written."""
     backend = rocks.backend([BLOB])
@@ -320,11 +324,8 @@ def test_a_disk_that_was_full_while_rows_were_written_behind_costs_no_barrier(
     _write_blobs(backend, range(3000, 3010), size=10)
     pending = backend.snapshot(1)
 
-    def fail(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
-        raise StorageUnavailableError("the disk is full")
-
     with monkeypatch.context() as broken:
-        broken.setattr(RocksStore, "write_piece", fail)
+        broken.setattr(RocksStore, "write_piece", _the_disk_is_full)
         for _ in range(3):
             assert not backend.write_behind()
     restored = rocks.restored(rocks.finish(pending), [BLOB])
@@ -340,11 +341,8 @@ def test_an_eviction_that_fails_while_there_is_nothing_to_do_is_told_when_there_
     tier = backend.front_tier  # type: ignore[attr-defined]
     tier.seal()
 
-    def fail(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
-        raise StorageUnavailableError("the disk is full")
-
     with monkeypatch.context() as broken:
-        broken.setattr(RocksStore, "write_piece", fail)
+        broken.setattr(RocksStore, "write_piece", _the_disk_is_full)
         assert [backend.write_behind() for _ in range(3)] == [False] * 3
         with pytest.raises(StorageUnavailableError, match="the disk is full"):
             tier.tick()
@@ -444,12 +442,12 @@ def test_disposal_doesn_t_wait_for_a_long_write(rocks: Cluster) -> None:
     pending = backend.snapshot(1)
     commit, pieces = tier.store._commit, []
 
-    def commit_and_dispose(batch: Any) -> None:
+    def commit_and_dispose(batch: Any, first: bytes) -> None:
         """The loop thread disposes of the backend while the pool thread is in its second piece."""
         pieces.append(batch)
         if len(pieces) == 2:
             tier.store.refuse_writes()
-        commit(batch)
+        commit(batch, first)
 
     tier.store._commit = commit_and_dispose
     with pytest.raises(StorageUnavailableError, match="being closed"):

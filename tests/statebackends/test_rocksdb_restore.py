@@ -18,7 +18,8 @@ from statebackends.errors import CorruptStateError, StorageUnavailableError
 from statebackends.handles import KeyedStateHandle, KeyGroupRange
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.rocksdb import RocksKeyedBackend
-from statebackends.rocksdb_store import RocksStore, parse_row_key, row_key
+from statebackends.rocksdb_rowkeys import parse_row_key, row_key
+from statebackends.rocksdb_store import RocksStore
 from statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, KEY, MAX_PARALLELISM, SEEN, TAGS, Cluster, owner, use

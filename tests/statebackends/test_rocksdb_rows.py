@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from statebackends.errors import StateValueError
 from statebackends.keys import KeyType
-from statebackends.rocksdb_store import Compaction, RocksStore, row_key, row_keys, write_order
+from statebackends.rocksdb_options import Compaction
+from statebackends.rocksdb_rowkeys import row_key, row_keys, write_order
+from statebackends.rocksdb_store import RocksStore
 from statebackends.state import ListStateDescriptor, ValueStateDescriptor
 from statebackends.statecodec import StateCodec
 from statebackends.ttl import Ttl

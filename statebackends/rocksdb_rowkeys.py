@@ -1,0 +1,71 @@
+"""The layout of RocksDB's rows: a row key is key group, state id, lengths, then key, namespace and map key.
+
+So key groups are ranges, and the entries of one map are neighbours."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from operator import add
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_HEADER = struct.Struct(">HHIH")
+_HEADERS = np.dtype([("group", ">u2"), ("state", ">u2"), ("key", ">u4"), ("namespace", ">u2")])
+_LENGTH = struct.Struct(">H")
+GROUP_AND_STATE = struct.Struct(">HH")
+"""What the rows of one state in one key group begin with."""
+
+Row = tuple[bytes, bytes | None]
+"""(row key, encoded value), or None to delete."""
+
+
+class RowKey(NamedTuple):
+    """The parts of a row key."""
+
+    key_group: int
+    state_id: int
+    key: bytes
+    namespace: bytes
+    map_key: bytes
+
+
+def row_key(key_group: int, state_id: int, key: bytes, namespace: bytes, map_key: bytes = b"") -> bytes:
+    """Raises struct.error if the namespace is longer than 65,535 bytes."""
+    return _HEADER.pack(key_group, state_id, len(key), len(namespace)) + key + namespace + map_key
+
+
+def row_keys(groups: npt.NDArray[np.int32], state_id: int, keys: Sequence[bytes], namespace: bytes) -> list[bytes]:
+    """`row_key` of each key, without a map key."""
+    headers = np.empty(len(keys), _HEADERS)
+    headers["group"], headers["state"], headers["namespace"] = groups, state_id, _LENGTH.unpack(_LENGTH.pack(len(namespace)))
+    headers["key"] = np.fromiter(map(len, keys), np.int64, len(keys))
+    found: list[bytes] = list(map(add, headers.view(f"V{_HEADER.size}").tolist(), keys))
+    return [key + namespace for key in found] if namespace else found
+
+
+def write_order(groups: npt.NDArray[np.int32], keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Indices of keys about in the order of their row keys: rows that go next to each other into a memtable cost a fifth of others.
+
+    By key group, length and some bytes of the key; the rest is left as it is, and any order would be right."""
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    stops = np.cumsum(lengths)
+    bytes_ = np.frombuffer(b"".join(keys), np.uint8)
+    first = (stops - lengths + 1)[:, None] + np.arange(8)  # the first byte is the tag of the type
+    leading = bytes_[np.minimum(first, stops[:, None] - 1)].view(">u8").ravel()
+    return np.lexsort((leading, lengths, groups))
+
+
+def parse_row_key(encoded: bytes) -> RowKey:
+    key_group, state_id, key_length, namespace_length = _HEADER.unpack_from(encoded)
+    namespace_start = _HEADER.size + key_length
+    map_key_start = namespace_start + namespace_length
+    return RowKey(
+        key_group,
+        state_id,
+        encoded[_HEADER.size : namespace_start],
+        encoded[namespace_start:map_key_start],
+        encoded[map_key_start:],
+    )
