@@ -33,6 +33,12 @@ from statebackends.storage.operations import run_flow
 VALUE_BYTES = 100
 INCREMENTS = 20
 MAX_PARALLELISM = 128
+W2_SHARE = 100
+"""One of so many keys is updated each second."""
+W5_PER_SECOND = 50_000
+PACE_S = 0.001
+PACED_TOGETHER = 256
+"""Updates between two looks at the clock: a small batch."""
 STATE = ValueStateDescriptor("value", bytes)
 KEY = KeyType.of(int)
 KINDS: tuple[BackendKind, ...] = ("filesystem", "memory", "rocksdb")
@@ -145,6 +151,62 @@ class Rig:
             before = after
         return {"per_second": mean(during), "of_without": spread(shares), "async_ms": mean(lasted) * 1000}
 
+    def paced_rates(self, per_second: int, rounds: int = 3) -> Row:
+        """Random updates at a fixed rate, as the sources of W2 (1 % of the keys a second) and W5 (50,000) give them: how many of
+        those that are due are made while a full checkpoint is written, and by how much the latest of them comes late."""
+        values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
+        some = self.rng.choices(self.keys, k=200_000)
+        self._paced(some, values, per_second, 1.0)
+        during: list[float] = []
+        latest: dict[bool, list[float]] = {True: [], False: []}
+        lasted: list[float] = []
+        for _ in range(rounds):
+            latest[False].append(self._paced(some, values, per_second, 1.0)[1])
+            self.number += 1
+            pending = self.backend.snapshot(self.number)
+            thread = threading.Thread(target=self._store, args=(pending,), kwargs={"full": True})
+            started = time.perf_counter()
+            thread.start()
+            made, late_ms = self._paced(some, values, per_second, 0.0, thread)
+            lasted.append(time.perf_counter() - started)
+            pending.release()
+            during.append(made)
+            latest[True].append(late_ms)
+        return {
+            "of_due": spread(during),
+            "latest_ms": spread(latest[True]),
+            "latest_ms_without": spread(latest[False]),
+            "async_ms": mean(lasted) * 1000,
+        }
+
+    def _paced(
+        self,
+        keys: Sequence[tuple[bytes, int]],
+        values: list[bytes],
+        per_second: int,
+        seconds: float,
+        thread: threading.Thread | None = None,
+    ) -> tuple[float, float]:
+        """For some seconds, or until a thread has ended: (updates made of those due by then, ms by which the latest was late)."""
+        backend, state = self.backend, self.state
+        started = time.perf_counter()
+        made, late_s = 0, 0.0
+        while True:
+            passed = time.perf_counter() - started
+            if passed >= seconds and (thread is None or not thread.is_alive()):
+                return made / max(1.0, passed * per_second), late_s * 1000
+            due = int(passed * per_second)
+            if made < due:
+                late_s = max(late_s, passed - made / per_second)
+            else:
+                time.sleep(PACE_S)
+            for number in range(made, min(due, made + PACED_TOGETHER)):
+                key, group = keys[number % len(keys)]
+                backend.set_current_key(key, group)
+                if state.value() is not None:
+                    state.update(values[number % len(values)])
+            made = min(due, made + PACED_TOGETHER)
+
     def _loop(
         self, keys: Sequence[tuple[bytes, int]], values: list[bytes], seconds: float, *, with_checkpoint: bool, full: bool = False
     ) -> float:
@@ -203,7 +265,10 @@ def measure(kind: BackendKind, key_count: int) -> list[Row]:
             means = {field: mean(each[field] for each in increments) for field in increments[0]}
             rows.append({"what": f"mean of {INCREMENTS} increments", **means})
         rows.append({"what": "restore", "async_ms": rig.restore_s() * 1000})
-        rows.append({"what": "keyed loop while a full checkpoint is written", **rig.full_rates()})
+        for workload, per_second in (("W2", key_count // W2_SHARE), ("W5", W5_PER_SECOND)):
+            what = f"updates of {workload}, {per_second:,} a second, while a full checkpoint is written"
+            rows.append({"what": what, **rig.paced_rates(per_second)})
+        rows.append({"what": "saturated keyed loop while a full checkpoint is written", **rig.full_rates()})
         if kind == "filesystem":
             with_it, without = rig.loop_rates(2.0)
             rows.append({"what": "keyed loop, a checkpoint every 2 s", "per_second": with_it, "of_without": with_it / without})
