@@ -24,7 +24,7 @@ def in_list_order(table: pa.Table, key_type: KeyType, max_parallelism: int) -> p
     """The table of decode_keyed_table with the elements of each list in order. Raises ValueError or pyarrow's errors."""
     if not table.num_rows:
         return table
-    positions = _positions(table)
+    positions = positions_of(table)
     names = [*key_columns(key_type), NAMESPACE]
     keys = table.select(names)
     if _is_in_order(positions, keys):
@@ -37,7 +37,8 @@ def in_list_order(table: pa.Table, key_type: KeyType, max_parallelism: int) -> p
     return table.take(pa.array(_sorted_rows(positions, keys, key_type, max_parallelism)))
 
 
-def _positions(table: pa.Table) -> npt.NDArray[Any]:
+def positions_of(table: pa.Table) -> npt.NDArray[Any]:
+    """Of a table with rows. Raises ValueError for what can't be positions."""
     index = table.schema.get_field_index(POSITION)
     if index < 0:
         raise ValueError(f"no column {POSITION!r}, or twice")

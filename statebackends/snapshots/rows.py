@@ -19,6 +19,7 @@ from statebackends.keyedrows import KeyedRows
 from statebackends.keyedtables import KEY_GROUP, NAMESPACE, POSITION, STATE_METADATA, VALUE, key_columns, keyed_table_schema
 from statebackends.operator_state import decode_entries
 from statebackends.snapshots.contents import KeyedPiece, StoredState
+from statebackends.snapshots.listrows import identity_columns, judged_lists
 from statebackends.snapshots.native import native_batches
 from statebackends.snapshots.parts import PartReader
 from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
@@ -105,7 +106,7 @@ def _batches(
             clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
             yield from native_batches(clone, state, codec, schema, wanted)
         else:
-            yield from _table_batches(reader, state, piece, wanted_schema, wanted)
+            yield from _table_batches(reader, state, piece, schema, wanted_schema, wanted)
 
 
 @contextmanager
@@ -121,21 +122,33 @@ def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int 
 
 
 def _table_batches(
-    reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, groups: KeyGroupRange
+    reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
+    """`schema`: all columns of the state; `wanted`: those to be read."""
+    is_list = state.meta.kind == "list"
     with ExitStack() as files:
         base = files.enter_context(_opened(reader, state, piece))
         runs = [files.enter_context(_opened(reader, state, piece, run)) for run in range(len(piece.runs))]
-        if not runs:
-            for batch in base.sorted_batches(groups):
-                yield conform(batch, schema)
-            return
-        own_keys = (TIME,) if state.meta.kind == TIMERS_KIND else ()
-        for part in base.slices(groups):
-            tables = [pa.Table.from_batches(list(file.sorted_batches(part)), file.schema) for file in (base, *runs)]
-            merged = merged_runs(tables[0], tables[1:], state.key_type(), state.operator.max_parallelism, own_keys=own_keys)
-            for batch in merged.to_batches(max_chunksize=BATCH_ROWS):
-                yield conform(batch, schema)
+        if runs:
+            batches = _merged_batches(state, base, runs, groups)
+        else:
+            read = [*wanted.names, *(identity_columns(state.key_type()) if is_list else ())]
+            batches = base.sorted_batches(groups, read)
+        if is_list:
+            batches = judged_lists(batches, schema, state.key_type(), state.operator.max_parallelism)
+        for batch in batches:
+            yield conform(batch, wanted)
+
+
+def _merged_batches(
+    state: StoredState, base: TableFile, runs: Sequence[TableFile], groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a base and its runs, a slice of key groups at a time."""
+    own_keys = (TIME,) if state.meta.kind == TIMERS_KIND else ()
+    for part in base.slices(groups):
+        tables = [pa.Table.from_batches(list(file.sorted_batches(part)), file.schema) for file in (base, *runs)]
+        merged = merged_runs(tables[0], tables[1:], state.key_type(), state.operator.max_parallelism, own_keys=own_keys)
+        yield from merged.to_batches(max_chunksize=BATCH_ROWS)
 
 
 def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -20,9 +20,12 @@ from statebackends.handles import InlineHandle, KeyedStateHandle
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keys import KeyType
 from statebackends.listorder import in_list_order
+from statebackends.snapshots import listrows
+from statebackends.snapshots import tables as tables_module
+from statebackends.snapshots.rows import state_batches, state_schema
 from statebackends.state import ListStateDescriptor
 from statebackends.ttl import Ttl
-from tests.statebackends.backend_harness import MAX_PARALLELISM, SEEN, Cluster, use
+from tests.statebackends.backend_harness import MAX_PARALLELISM, SEEN, Cluster, stored, use
 
 KINDS: tuple[BackendKind, ...] = ("memory", "filesystem", "rocksdb")
 LISTS = {"a": ["a0", "a1"], "b": ["b0", "b1", "b2"], "c": ["c0"], "d": ["d0", "d1"]}
@@ -30,8 +33,8 @@ LISTS = {"a": ["a0", "a1"], "b": ["b0", "b1", "b2"], "c": ["c0"], "d": ["d0", "d
 Change = Callable[[pa.Table], pa.Table]
 
 
-def _restored(cluster: Cluster, change: Change, state: ListStateDescriptor = SEEN) -> KeyedBackendBase:
-    """A backend from a savepoint of LISTS whose table another tool has changed."""
+def _changed(cluster: Cluster, change: Change, state: ListStateDescriptor = SEEN) -> tuple[tuple[KeyedStateHandle, ...], str]:
+    """A savepoint of LISTS whose table another tool has changed."""
     backend = cluster.backend([state])
     for key, elements in LISTS.items():
         for namespace in (b"", b"w"):
@@ -45,7 +48,21 @@ def _restored(cluster: Cluster, change: Change, state: ListStateDescriptor = SEE
     sink = io.BytesIO()
     pq.write_table(change(pq.read_table(io.BytesIO(part.data))), sink)
     changed = KeyedStateHandle(handle.key_groups, handle.format, handle.states, (InlineHandle(sink.getvalue()),), handle.names)
-    return cluster.restored(((changed,), folder), [state])
+    return (changed,), folder
+
+
+def _restored(cluster: Cluster, change: Change, state: ListStateDescriptor = SEEN) -> KeyedBackendBase:
+    return cluster.restored(_changed(cluster, change, state), [state])
+
+
+def _rows(cluster: Cluster, change: Change, **options: Any) -> pa.Table:
+    """What tools read of the same savepoint."""
+    snapshot = stored(cluster, _changed(cluster, change))
+    state = snapshot.state("op", "seen")
+    with snapshot.reader() as reader:
+        schema = state_schema(reader, state)
+        batches = list(state_batches(reader, state, schema, **options))
+        return pa.Table.from_batches(batches, batches[0].schema)
 
 
 def _lists(backend: KeyedBackendBase, state: ListStateDescriptor = SEEN) -> dict[tuple[str, bytes], list[str]]:
@@ -148,6 +165,41 @@ def test_positions_that_mean_nothing_are_refused(tmp_path: Path, kind: BackendKi
     assert caught.value.fields["operator"] == "op"
     assert "seen" in caught.value.fields["path"]
     cluster.close()
+
+
+@pytest.fixture(params=[1, 7, 1 << 17])
+def stretch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rows that tools judge together; batches are of 3."""
+    monkeypatch.setattr(listrows, "STRETCH_ROWS", request.param)
+    monkeypatch.setattr(tables_module, "BATCH_ROWS", 3)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("change", MOVED.values(), ids=MOVED)
+def test_tools_show_what_a_restore_takes(tmp_path: Path, stretch: int, change: Change) -> None:
+    found: dict[Any, list[Any]] = {}
+    for row in _rows(Cluster(tmp_path, "filesystem"), change).to_pylist():
+        found.setdefault((row["key"], row["namespace"]), []).append((row["position"], row["value"]))
+    assert {owner: [value for _, value in sorted(rows)] for owner, rows in found.items()} == WHOLE
+
+
+@pytest.mark.parametrize("columns", [None, ["value"], ["position", "key"]])
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_tools_refuse_what_a_restore_refuses(
+    tmp_path: Path, stretch: int, wrong: tuple[Change, str], columns: list[str] | None
+) -> None:
+    with pytest.raises(CorruptStateError, match=r"operator 'op'.*state 'seen'.*" + wrong[1]):
+        _rows(Cluster(tmp_path, "filesystem"), wrong[0], columns=columns)
+
+
+def test_tools_hold_a_stretch_of_key_groups_and_no_values(tmp_path: Path, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[pa.Table] = []
+    monkeypatch.setattr(listrows, "in_list_order", lambda table, *_: judged.append(table))
+    table = _rows(Cluster(tmp_path, "filesystem"), MOVED["by value"])
+    largest = max(pc.value_counts(table["key_group"]).field("counts").to_pylist())
+    assert sum(map(len, judged)) == len(table)
+    assert max(map(len, judged)) < stretch + 3 + largest
+    assert {name for each in judged for name in each.schema.names} == {"key_group", "key", "namespace", "position"}
 
 
 KEY_TYPES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
