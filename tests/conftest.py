@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from itertools import zip_longest
+import gc
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,14 +13,39 @@ from tests.examples import FACTOR
 settings.register_profile("holdfast", deadline=None, derandomize=FACTOR == 1)
 settings.load_profile("holdfast")
 
-_LONG = ("tests/spark/", "tests/integration/")
-"""Files of few tests and much waiting. Begun last, one kept a process busy for three minutes that the other had nothing to do."""
+_SPARK = "tests/spark"
+_LONG = (_SPARK, "tests/integration", "tests/simulation", "tests/statebackends", "tests/coordinator")
+"""Folders with long files, the longest first. Begun last, one kept a process busy for minutes that the other had nothing to do."""
+
+
+def _folder(nodeid: str) -> str:
+    return "/".join(nodeid.split("/", 2)[:2])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, one of each folder in turn, so that two processes seldom run two Spark sessions."""
-    files = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
-    queues = [[file for file in files if file.startswith(folder)] for folder in _LONG]
-    first = [file for turn in zip_longest(*queues) for file in turn if file is not None]
-    rank = {file: number for number, file in enumerate([*first, *(file for file in files if not file.startswith(_LONG))])}
-    items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
+    rank = {folder: number for number, folder in enumerate(_LONG)}
+    items.sort(key=lambda item: rank.get(_folder(item.nodeid), len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at thousands of tests again each time that it looks at everything."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else what the interpreter can't free at its end is told as leaks
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files go to processes whole; those on Spark all to one: a second Spark session takes half a minute to start."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSparkSession(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _SPARK if _folder(nodeid) == _SPARK else super()._split_scope(nodeid)
+
+    return OneSparkSession(config, log)

@@ -136,7 +136,6 @@ class Cluster:
         environment = {
             "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
-            "PYTHONPYCACHEPREFIX": str(self.logs.parents[1] / "pycache"),
         }
         self.slots = LocalProcessSlots(
             spec, accepted.slots, environment=environment, log_directory=str(self.logs), python=sys.executable
