@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from operators.state_source import register_state_source as register_state_source
     from operators.stream import Stream as Stream
     from operators.time import Tumbling as Tumbling
+    from statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
     from statebackends.errors import AuthenticationError as AuthenticationError
     from statebackends.errors import BackendMismatchError as BackendMismatchError
     from statebackends.errors import CheckpointFailedError as CheckpointFailedError
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from statebackends.errors import StateBackendError as StateBackendError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
     from statebackends.errors import StateValueError as StateValueError
+    from statebackends.errors import StorageAccessError as StorageAccessError
+    from statebackends.errors import StorageThrottledError as StorageThrottledError
     from statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from statebackends.errors import UndeclaredStateError as UndeclaredStateError
@@ -75,8 +78,12 @@ if TYPE_CHECKING:
     from statebackends.serializers import Pickled as Pickled
     from statebackends.state import AggregateFunction as AggregateFunction
     from statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
+    from statebackends.state import ColumnAggregate as ColumnAggregate
+    from statebackends.state import ColumnarStateDescriptor as ColumnarStateDescriptor
     from statebackends.state import ListStateDescriptor as ListStateDescriptor
     from statebackends.state import MapStateDescriptor as MapStateDescriptor
+    from statebackends.state import OperatorListStateDescriptor as OperatorListStateDescriptor
+    from statebackends.state import Redistribution as Redistribution
     from statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
     from statebackends.state import ValueStateDescriptor as ValueStateDescriptor
     from statebackends.ttl import Ttl as Ttl
@@ -109,6 +116,7 @@ _EXPORTS = {
     "operators.stream": ("Stream",),
     "operators.time": ("Tumbling",),
     "statebackends.errors": (
+        "AmbiguousWriteError",
         "AuthenticationError",
         "BackendMismatchError",
         "CheckpointFailedError",
@@ -133,6 +141,8 @@ _EXPORTS = {
         "StateDirectoryNotSharedError",
         "StateBackendError",
         "StateValueError",
+        "StorageAccessError",
+        "StorageThrottledError",
         "StorageUnavailableError",
         "UnclaimedStateError",
         "UndeclaredStateError",
@@ -144,8 +154,12 @@ _EXPORTS = {
     "statebackends.state": (
         "AggregateFunction",
         "AggregatingStateDescriptor",
+        "ColumnAggregate",
+        "ColumnarStateDescriptor",
         "ListStateDescriptor",
         "MapStateDescriptor",
+        "OperatorListStateDescriptor",
+        "Redistribution",
         "ReducingStateDescriptor",
         "ValueStateDescriptor",
     ),

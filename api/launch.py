@@ -11,7 +11,6 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from api.client import RestClient
 from api.preflight import named_snapshot, preflight_offline, preflight_online
@@ -24,6 +23,7 @@ from operators.environment import claim_mode_of
 from operators.launcher import JobHandle, LaunchOptions
 from statebackends.errors import InvalidConfigError
 from statebackends.snapshots.places import Location
+from statebackends.storage.paths import folder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,16 +151,12 @@ class Connector:
         return Connection(client, close)
 
 
-def _local(directory: str | None) -> Path | str | None:
-    """A path for a path or a file:/// URL; an s3:// URL in one form."""
-    if directory is None or "://" not in directory:
-        return None if directory is None else Path(os.path.expanduser(directory)).absolute()
-    if (url := state_url(directory)) is not None:
-        return url
-    parts = urlsplit(directory)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise InvalidConfigError(f"{directory!r} is no directory: use a path, file:/// or s3://bucket/prefix", setting="state_dir")
-    return Path(unquote(parts.path))
+def _local(directory: str | os.PathLike[str] | None) -> Path | str | None:
+    """A path for a path or a file:/// URL; an s3:// URL in one form. Raises InvalidConfigError for what is none of these."""
+    if directory is None:
+        return None
+    text = os.fspath(directory)
+    return state_url(text) or Path(os.path.expanduser(folder_of(text))).absolute()
 
 
 @dataclass(slots=True)

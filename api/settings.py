@@ -14,6 +14,7 @@ from typing import Any
 from api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
 from api.runfile import RunRecord, read_run_record
 from statebackends.errors import InvalidConfigError
+from statebackends.storage.paths import folder_of
 from statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 DEFAULT_HOST = "127.0.0.1"
@@ -118,7 +119,7 @@ def local_folder(state_dir: str | Path, environment: Mapping[str, str]) -> Path:
     The latter is below HOLDFAST_LOCAL_DIR, else the user's state folder (XDG). Raises InvalidConfigError."""
     url = state_url(state_dir)
     if url is None:
-        return Path(os.path.expanduser(state_dir)).absolute()
+        return Path(os.path.expanduser(folder_of(str(state_dir)))).absolute()
     base = _text(environment, "LOCAL_DIR")
     if base is None:
         base = os.path.join(environment.get("XDG_STATE_HOME") or "~/.local/state", "holdfast")

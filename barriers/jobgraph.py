@@ -12,6 +12,7 @@ import msgspec
 
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import StateMeta
+from statebackends.keygroups import check_parallelism
 from statebackends.settings import StateBackendSettings
 
 
@@ -170,6 +171,8 @@ class JobConfig(msgspec.Struct, frozen=True):
         for name in ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms"):
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
+        if self.max_parallelism is not None:
+            check_parallelism(self.max_parallelism, 1)
         interval = self.checkpoint_interval_ms
         if interval is not None and interval < 10:
             raise InvalidConfigError(
@@ -183,6 +186,14 @@ class JobConfig(msgspec.Struct, frozen=True):
             )
         if not 0 <= self.pack_threshold <= 8 * 1024 * 1024:
             raise InvalidConfigError(f"pack_threshold must be 0..8388608, got {self.pack_threshold}", setting="pack_threshold")
+        for name, number in (("attempts_max", self.restart.attempts_max), ("delay_ms", self.restart.delay_ms)):
+            if number < 0:
+                raise InvalidConfigError(f"restart: {name} must not be negative, got {number}", setting="restart")
+        directory = self.savepoint_directory
+        if directory is not None and "://" not in directory and not directory.startswith("/"):
+            raise InvalidConfigError(
+                f"savepoint_directory must be an absolute path or a URL, got {directory!r}", setting="savepoint_directory"
+            )
         directory = self.local_recovery_directory
         if directory is not None and (not directory.startswith("/") or "\0" in directory):
             raise InvalidConfigError(

@@ -36,6 +36,7 @@ from statebackends.errors import (
     InvalidConfigError,
     SnapshotClaimedError,
 )
+from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.storage.operations import Flow
 
 
@@ -61,9 +62,10 @@ def check_graph(graph: JobGraph) -> None:
         raise GraphError(f"job {graph.name!r} has no source")
     seen: set[str] = set()
     for vertex in graph.vertices:
-        if not 1 <= vertex.parallelism <= vertex.max_parallelism:
+        if not 1 <= vertex.parallelism <= vertex.max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise GraphError(
-                f"vertex {vertex.name!r} has parallelism {vertex.parallelism} and max parallelism {vertex.max_parallelism}",
+                f"vertex {vertex.name!r} has parallelism {vertex.parallelism} and max parallelism {vertex.max_parallelism}: "
+                f"1 <= parallelism <= max parallelism <= {MAX_PARALLELISM_LIMIT}",
                 operator=vertex.operators[0].uid,
             )
         for operator in vertex.operators:

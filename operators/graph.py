@@ -153,9 +153,10 @@ def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[Plac
     for position, node in enumerate(nodes):
         uid = _checked_uid(node) if node.uid else _generated_uid(node, position, given)
         own = parallelism if node.parallelism is None else node.parallelism
-        explicit = node.max_parallelism or config.max_parallelism
+        explicit = config.max_parallelism if node.max_parallelism is None else node.max_parallelism
         try:
-            check_parallelism(explicit or default_max_parallelism(own), own)
+            max_parallelism = default_max_parallelism(own) if explicit is None else explicit
+            check_parallelism(max_parallelism, own)
         except InvalidConfigError as error:
             raise GraphError(f"operator {node.label!r}: {error}", operator=node.label, **error.fields) from error
         sized = PlacedNode(
@@ -163,7 +164,7 @@ def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[Plac
             name=node.name,
             kind=node.kind,
             parallelism=own,
-            max_parallelism=explicit or default_max_parallelism(own),
+            max_parallelism=max_parallelism,
             uid_generated=not node.uid,
             index=node.index,
             inputs=node.inputs,
@@ -322,6 +323,15 @@ def _states(node: PlacedNode) -> tuple[StateMeta, ...]:
         metas = state_metas(descriptors, key_type)
     except InvalidConfigError as error:
         raise GraphError(f"operator {node.uid!r}: {error}", operator=node.uid, **error.fields) from error
-    if node.operator is not None and node.operator.uses_timers and key_type is not None:
-        metas += timer_metas(key_type.text)
-    return metas
+    if node.operator is None or not node.operator.uses_timers or key_type is None:
+        return metas
+    timers = timer_metas(key_type.text)
+    reserved = {meta.name for meta in metas} & {meta.name for meta in timers}
+    if reserved:
+        name = min(reserved)
+        raise GraphError(
+            f"operator {node.uid!r}: {name!r} is the name under which its timers are stored: give the state another one",
+            operator=node.uid,
+            state=name,
+        )
+    return metas + timers

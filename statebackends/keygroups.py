@@ -72,7 +72,10 @@ def key_groups_of_hashes(hashes: npt.NDArray[np.uint32], max_parallelism: int) -
 
 
 def check_parallelism(max_parallelism: int, parallelism: int) -> None:
-    """Refuse a pair out of bounds: 1 <= parallelism <= max_parallelism <= 32768. Raises InvalidConfigError."""
+    """Refuse a pair out of bounds: 1 <= parallelism <= max_parallelism <= 32768, whole numbers. Raises InvalidConfigError."""
+    for name, number in (("max parallelism", max_parallelism), ("parallelism", parallelism)):
+        if not isinstance(number, int | np.integer):
+            raise InvalidConfigError(f"{name} must be a whole number, not {number!r}", setting=name.replace(" ", "_"))
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidConfigError(
             f"max parallelism must be 1..{MAX_PARALLELISM_LIMIT}, not {max_parallelism}", max_parallelism=max_parallelism
@@ -132,7 +135,11 @@ def subtasks_of_key_groups(
 def operator_id(uid: str) -> str:
     """Operator id of a uid, 32 hex digits: murmur3 128-bit (x64, seed 0) over the UTF-8 bytes, low half first.
 
-    Raises InvalidConfigError if the uid is empty: absent and empty must not be confused."""
+    Raises InvalidConfigError if the uid is empty (absent and empty must not be confused), or no text (a lone surrogate)."""
     if not uid:
         raise InvalidConfigError("an operator's uid must not be empty")
-    return mmh3.mmh3_x64_128_digest(uid.encode("utf-8"), 0).hex()
+    try:
+        encoded = uid.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidConfigError(f"an operator's uid must be text, not {uid!r}", operator=uid) from error
+    return mmh3.mmh3_x64_128_digest(encoded, 0).hex()

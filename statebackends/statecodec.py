@@ -228,7 +228,13 @@ def has_stamps(meta: StateMeta) -> bool:
 
 
 def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMeta:
-    """What is stored about a declared state. Raises InvalidConfigError if its type can't be stored."""
+    """What is stored about a declared state. Raises InvalidConfigError if its type can't be stored, or its name: no checkpoint
+    could ever complete."""
+    if not isinstance(descriptor, StateDescriptor):
+        raise InvalidConfigError(f"{descriptor!r} declares no state: use a descriptor, such as ValueStateDescriptor")
+    name = descriptor.name
+    if not isinstance(name, str) or not name or any("\ud800" <= character <= "\udfff" for character in name):
+        raise InvalidConfigError(f"the name of a state is {name!r}: it must be text, and not empty", state=str(name))
     if isinstance(descriptor, OperatorListStateDescriptor):
         return StateMeta(descriptor.name, descriptor.kind, "bytes")
     if key_type is None:
@@ -240,12 +246,13 @@ def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMe
 
 
 def state_metas(descriptors: Sequence[StateDescriptor], key_type: KeyType | None) -> tuple[StateMeta, ...]:
-    """Of all states that an operator declares. Raises InvalidConfigError for a repeated name or an invalid type."""
-    names = [descriptor.name for descriptor in descriptors]
+    """Of all states that an operator declares. Raises InvalidConfigError for a wrong or repeated name, or an invalid type."""
+    metas = tuple(state_meta(descriptor, key_type) for descriptor in descriptors)
+    names = [meta.name for meta in metas]
     for name in names:
         if names.count(name) > 1:
             raise InvalidConfigError(f"state {name!r} is declared more than once", state=name)
-    return tuple(state_meta(descriptor, key_type) for descriptor in descriptors)
+    return metas
 
 
 def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -> Compatibility:

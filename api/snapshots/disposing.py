@@ -20,7 +20,9 @@ def dispose_of(location: Location) -> str:
     Raises SnapshotClaimedError where a job owns it, NotFoundError where there is none, StorageUnavailableError."""
     folder = absolute_location(location).rstrip("/").removesuffix("/_metadata")
     if "://" not in folder:
-        folder = os.path.realpath(folder)  # by another name a job's checkpoint would not be known for one, and no link is a folder
+        # By another name a job's checkpoint would not be known for one, and no link is a folder. The real path of "" is where we
+        # happen to be.
+        folder = os.path.realpath(folder or "/").rstrip("/")
     parent = folder.rpartition("/")[0]
     if not parent:
         raise NotFoundError(f"{folder or '/'} holds no snapshot", path=folder)

@@ -10,7 +10,7 @@ from coordinator.claiming import check_target
 from coordinator.publication import decode_decision
 from coordinator.records import AbortRecord, SavepointRecord
 from coordinator.routing import RoutedStorage
-from statebackends.errors import NotFoundError, ObjectMissingError
+from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from statebackends.metadata import decode_metadata
 from statebackends.snapshot import METADATA_NAME, read_metadata_file
 from statebackends.snapshots.contents import StoredSnapshot, check_contents
@@ -44,6 +44,8 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
 def target_of(location: Location) -> Place:
     """Where something new is to be written. Raises InvalidConfigError for what is no folder, or a job's."""
     place = place_of(location)
+    if place.folder == METADATA_NAME:  # by its own path it would be taken for the file of that name in the folder above
+        raise InvalidConfigError(f"{place.location} is the name of a snapshot's own file: name another folder", path=place.location)
     real = place.location if "://" in place.location else os.path.realpath(place.location)
     run_flow(check_target(real), RoutedStorage(place.storage))
     return place

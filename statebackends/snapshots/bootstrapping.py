@@ -152,6 +152,7 @@ def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, 
 
 
 def _check_states(uid: str, states: Sequence[AnyState]) -> None:
+    operator_id(uid)  # raises for what is none
     names = [state.meta.name for state in states]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

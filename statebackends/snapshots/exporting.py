@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 import pyarrow as pa
@@ -60,10 +61,9 @@ def export_snapshot(source: StoredSnapshot, states: Sequence[StoredState], stora
     Raises CorruptStateError, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
     exported: list[ExportedState] = []
     with claimed_folder(storage, folder, "export") as target, source.reader() as reader:
-        for state, following in zip(states, [*states[1:], None], strict=True):
-            exported.append(_export(reader, state, target))
-            if following is None or following.operator is not state.operator:
-                reader.forget()
+        for _, own in groupby(states, key=lambda state: state.operator.uid):  # what one operator's states share is read once
+            exported += [_export(reader, state, target) for state in own]
+            reader.forget()
         target.finish(MANIFEST_NAME, msgspec.json.format(msgspec.json.encode(_manifest(source, exported)), indent=2))
     return ExportReport(target.location, tuple(exported))
 

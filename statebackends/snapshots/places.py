@@ -10,6 +10,7 @@ from statebackends.errors import InvalidConfigError
 from statebackends.snapshot import METADATA_NAME
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import Storage
+from statebackends.storage.paths import folder_of
 
 Location = str | os.PathLike[str]
 """A path, or a URL that `open_storage` knows."""
@@ -46,12 +47,9 @@ def place_of(location: Location, *, levels: int = 1) -> Place:
 def absolute_location(location: Location) -> str:
     """A path from the root, or a URL other than file://, which is a path."""
     text = os.fspath(location)
-    if not text or "\0" in text:
-        raise InvalidConfigError("the location of the snapshot is empty", path=text)
-    if text.startswith("file:"):
-        text = str(open_storage(text).root)
-    if "://" in text:
+    if "://" in text and not text.startswith("file://"):
         return text
+    text = folder_of(text)
     return os.path.normpath(Path(os.path.expanduser(text)).absolute())  # Path.expanduser raises for a user that is not known
 
 
@@ -59,7 +57,8 @@ def place_of_snapshot(location: Location) -> Place:
     """The folder of a snapshot, or the one that its `_metadata` file is in. Raises InvalidConfigError.
 
     The storage's root is high enough for what a checkpoint shares with others."""
-    text = absolute_location(location).rstrip("/") or "/"
+    text = absolute_location(location)
+    text = text if text.endswith("://") else text.rstrip("/") or "/"
     if text.rpartition("/")[2] == METADATA_NAME:
         text = text.rpartition("/")[0] or "/"
     return place_of(text, levels=2 if text.rpartition("/")[2].startswith("chk-") else 1)

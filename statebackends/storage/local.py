@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from mmap import mmap
 from typing import Any, assert_never
-from urllib.parse import unquote, urlsplit
 
 from statebackends.errors import (
     AmbiguousWriteError,
@@ -29,6 +28,7 @@ from statebackends.storage import operations as ops
 from statebackends.storage.checksums import Digest
 from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
+from statebackends.storage.paths import folder_of
 from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 TEMPORARY_FOLDER = ".tmp"
@@ -406,17 +406,3 @@ def _about(local_path: str) -> Iterator[None]:
 def storage_from_url(url: str) -> LocalStorage:
     """Storage named by a plain path or a `file:///` URL. Raises InvalidConfigError naming any other scheme."""
     return LocalStorage(folder_of(url))
-
-
-def folder_of(url: str) -> str:
-    """The folder that a path or a `file:///` URL names. Raises InvalidConfigError."""
-    parts = urlsplit(url)
-    if not url or "\0" in url:
-        raise InvalidConfigError("the storage location is empty", url=url)
-    if "://" not in url:
-        return url
-    if parts.scheme != "file":
-        raise InvalidConfigError(f"storage scheme {parts.scheme!r} is not supported: use a path or file:///", url=url)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InvalidConfigError(f"{url!r} names a host: use file:/// and an absolute path", url=url)
-    return unquote(parts.path)

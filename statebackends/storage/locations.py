@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from statebackends.errors import InvalidConfigError
-from statebackends.storage.local import LocalStorage, folder_of
+from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Storage
+from statebackends.storage.paths import folder_of
 from statebackends.storage.s3 import open_s3
 from statebackends.storage.s3_location import is_s3
 
@@ -15,9 +15,4 @@ def open_storage(location: str) -> Storage:
     Raises InvalidConfigError naming any other scheme, or saying what to install. Nothing is sent or created yet."""
     if is_s3(location):
         return open_s3(location, elsewhere=open_storage)
-    if "://" in location and not location.startswith("file://"):
-        scheme = location.partition("://")[0]
-        raise InvalidConfigError(
-            f"storage scheme {scheme!r} is not supported: use a path, file:/// or s3://bucket/prefix", url=location
-        )
     return LocalStorage(folder_of(location), elsewhere=open_storage)

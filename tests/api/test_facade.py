@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import types
@@ -30,6 +31,15 @@ def test_type_checkers_see_the_same_names() -> None:
     seen = {(node.module, alias.name) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     exported = {(module, name) for module, names in hf._EXPORTS.items() for name in names if name != "VERSION"}
     assert seen == exported
+
+
+def test_what_the_documentation_names_is_there() -> None:
+    """Errors to be caught, and descriptors to be given: by `hf.` alone."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    of_the_protocol_alone = {"NotLeaderError", "ObjectMissingError"}
+    named = set(re.findall(r"\b\w+(?:Error|StateDescriptor)\b", pages)) - of_the_protocol_alone
+    assert named <= set(hf.__all__)
+    assert {"OperatorListStateDescriptor", "Redistribution", "ColumnarStateDescriptor", "ColumnAggregate"} <= set(hf.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

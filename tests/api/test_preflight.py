@@ -258,6 +258,13 @@ def test_r21_a_savepoint_is_disposed_of_and_a_claimed_one_is_not(tmp_path: Path,
     assert "holds no snapshot" in dispose("/", code=2)
 
 
+@pytest.mark.parametrize("nowhere", ["/", "//", "/_metadata", "/."])
+def test_r21_the_root_is_not_where_one_happens_to_be(savepoint: Path, monkeypatch: pytest.MonkeyPatch, nowhere: str) -> None:
+    monkeypatch.chdir(savepoint)
+    assert "/ holds no snapshot" in dispose(nowhere, code=2)
+    assert (savepoint / "_metadata").exists()
+
+
 def test_r21_a_link_is_followed_before_it_is_said_what_lies_there(tmp_path: Path, savepoint: Path) -> None:
     link = tmp_path / "newest"
     link.symlink_to(savepoint)

@@ -174,6 +174,19 @@ CASES = {
         InvalidConfigError,
         "operator_list is not keyed state: give its entries by with_operator_state",
     ),
+    "a uid that is no text": Case(
+        lambda s: s.with_state("\ud800", COUNT, FRAME, key="user", value="total"), InvalidConfigError, "uid must be text"
+    ),
+    "a state whose name is no text": Case(
+        lambda s: s.with_state("t", hf.ValueStateDescriptor("\ud800", int), FRAME, key="user", value="total"),
+        InvalidConfigError,
+        "must be text, and not empty",
+    ),
+    "a state without a name": Case(
+        lambda s: s.with_operator_state("t", hf.OperatorListStateDescriptor(""), [b"x"]),
+        InvalidConfigError,
+        "must be text, and not empty",
+    ),
     "no frame": Case(lambda s: s.with_state("t", COUNT, [1]), InvalidConfigError, "list is no table or DataFrame"),
 }
 
@@ -185,8 +198,8 @@ def test_what_no_state_can_have_is_refused_and_nothing_is_left(tmp_path: Path, c
     assert files_below(tmp_path) == {}
 
 
-@pytest.mark.parametrize(("max_parallelism", "parallelism"), [(0, 1), (1 << 16, 1), (4, 5), (4, 0)])
-def test_wrong_parallelism(max_parallelism: int, parallelism: int) -> None:
+@pytest.mark.parametrize(("max_parallelism", "parallelism"), [(0, 1), (1 << 16, 1), (4, 5), (4, 0), (8.0, 1), ("8", 1), (8, None)])
+def test_wrong_parallelism(max_parallelism: Any, parallelism: Any) -> None:
     with pytest.raises(InvalidConfigError):
         hf.Savepoint.create(max_parallelism=max_parallelism, parallelism=parallelism)
 

@@ -83,6 +83,19 @@ def test_a_wrong_location_on_s3_is_an_error_before_anything_is_made(tmp_path: Pa
     assert not (tmp_path / "local").exists()
 
 
+def test_a_state_directory_by_its_url_is_that_folder_and_another_kind_of_url_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert server_settings({}, state_dir=f"file://{tmp_path}/a%20b").state_dir == tmp_path / "a b"
+    assert server_settings({"HOLDFAST_STATE_DIR": f"file://{tmp_path}/c"}).state_dir == tmp_path / "c"
+    with pytest.raises(InvalidConfigError, match="scheme 'gs' is not supported"):
+        server_settings({}, state_dir="gs://bucket/state")
+    with pytest.raises(InvalidConfigError, match="scheme 'gs' is not supported"):
+        client_settings({}, state_dir="gs://bucket/state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "c"]
+
+
 def test_no_state_directory_is_an_error() -> None:
     with pytest.raises(InvalidConfigError, match="--state-dir"):
         server_settings({})

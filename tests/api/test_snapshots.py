@@ -22,7 +22,7 @@ from barriers.messages import CheckpointKind, FailureReason
 from coordinator.records import AbortRecord, SavepointRecord, encode_record
 from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, UnsupportedVersionError
 from statebackends.factory import create_keyed_backend
-from statebackends.handles import KeyGroupRange
+from statebackends.handles import KeyGroupRange, OperatorSubtaskState
 from statebackends.metadata import encode_metadata
 from statebackends.serializers import Pickled
 from statebackends.state import ValueStateDescriptor
@@ -175,6 +175,32 @@ def test_nothing_is_written_into_the_directory_of_a_job(savepoint: Path, tmp_pat
 def test_targets_that_are_none(savepoint: Path, target: str) -> None:
     with pytest.raises(InvalidConfigError):
         hf.Snapshot(savepoint).copy(target)
+
+
+def test_a_target_called_like_the_file_that_makes_a_snapshot_is_none(savepoint: Path, tmp_path: Path) -> None:
+    """Its path would be taken for that of the file, and what is written there never be found again."""
+    for target in (tmp_path / "x" / "_metadata", f"{tmp_path}/x/_metadata/"):
+        assert "x/_metadata is the name of a snapshot's own file" in fails("copy", savepoint, target)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("location", ["s3://", "file://[x/y", "/a\0b"])
+def test_locations_that_are_none_are_called_so(location: str) -> None:
+    assert "InvalidConfigError" in fails("inspect", location)
+
+
+def test_nothing_to_export_is_an_export_of_nothing(tmp_path: Path) -> None:
+    """A bootstrapped savepoint without states, and an operator that has none."""
+    hf.Savepoint.create(max_parallelism=4).write(tmp_path / "empty")
+    run("export", tmp_path / "empty", tmp_path / "exported")
+    assert json.loads((tmp_path / "exported" / "_export.json").read_text())["states"] == []
+    stateless = write(tmp_path, "savepoint-7", Contents(), canonical=True)
+    operator = msgspec.structs.replace(stateless.metadata.operators[0], subtasks=(OperatorSubtaskState(),))
+    metadata = msgspec.structs.replace(stateless.metadata, operators=(operator,))
+    Path(stateless.location, "_metadata").write_bytes(encode_metadata(metadata))
+    report = hf.Snapshot(stateless.location).export(tmp_path / "of-one", uid=UID)
+    assert report.states == ()
+    assert sorted(files_below(tmp_path / "of-one")) == ["_export.json"]
 
 
 def test_a_copied_checkpoint_restores_on_its_backend(checkpoint: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph, Partitioning
+from barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
 from operators.environment import Environment
 from operators.functions.aggregates import count, max, mean, sum
 from operators.functions.process import ProcessFunction
@@ -335,6 +335,15 @@ UNDECLARED_STREAM: Callable[[], Stream] = lambda: source().map(lambda row: row) 
         (lambda: Tumbling(5, days=1), InvalidConfigError, "once"),
         (lambda: Environment(""), InvalidConfigError, "name"),
         (lambda: environment(0), InvalidConfigError, "parallelism"),
+        (lambda: environment(1.5), InvalidConfigError, "parallelism must be a whole number"),
+        (lambda: environment("2"), InvalidConfigError, "parallelism must be a whole number"),
+        (lambda: environment(max_parallelism=0), InvalidConfigError, r"max parallelism must be 1\.\.32768, not 0"),
+        (lambda: environment(max_parallelism=-1), InvalidConfigError, r"max parallelism must be 1\.\.32768, not -1"),
+        (lambda: environment(max_parallelism=32_769), InvalidConfigError, r"max parallelism must be 1\.\.32768, not 32769"),
+        (lambda: environment(restart=RestartStrategy(delay_ms=-1)), InvalidConfigError, "delay_ms must not be negative"),
+        (lambda: environment(restart=RestartStrategy(attempts_max=-1)), InvalidConfigError, "attempts_max must not be negative"),
+        (lambda: environment(savepoint_directory="savepoints"), InvalidConfigError, "savepoint_directory must be an absolute path"),
+        (lambda: environment(savepoint_directory=""), InvalidConfigError, "savepoint_directory must be an absolute path"),
         (lambda: environment(checkpoint_interval=5), InvalidConfigError, "no setting 'checkpoint_interval'"),
         (lambda: environment(state_backend="oracle"), InvalidConfigError, "state_backend"),
         (lambda: environment(checkpoint_interval_ms="1s"), InvalidConfigError, "checkpoint_interval_ms"),
@@ -351,6 +360,34 @@ def test_a_state_that_is_declared_twice_names_the_operator() -> None:
     stream = source().key_by("carrier").process(lambda value, ctx, out: None, states=twice).uid("p")
     with pytest.raises(GraphError, match=r"'p'.*more than once"):
         built(stream)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (ValueStateDescriptor("", int), "the name of a state is ''"),
+        (ValueStateDescriptor("\ud800", int), "must be text"),
+        (ValueStateDescriptor(5, int), "must be text"),  # type: ignore[arg-type]
+        ("count", "'count' declares no state"),
+        (ValueStateDescriptor("_event_time_timers", int), "under which its timers are stored"),
+        (MapStateDescriptor("_processing_time_timers", int, int), "under which its timers are stored"),
+    ],
+)
+def test_a_state_whose_name_no_snapshot_can_have_is_refused_before_anything_runs(state: Any, problem: str) -> None:
+    """No checkpoint of such a job would ever complete."""
+
+    class Timed(Records):
+        states = (state,)
+
+    stream = source().key_by("carrier").process(Timed()).uid("p")
+    with pytest.raises(GraphError, match=f"'p'.*{problem}"):
+        built(stream)
+
+
+@pytest.mark.parametrize("name", [" ", "a/b", "..", "键", "x" * 2_000, "_timers"])
+def test_any_other_name_of_a_state_is_one(name: str) -> None:
+    state = ValueStateDescriptor(name, int)
+    built(source().key_by("carrier").process(lambda value, ctx, out: None, states=(state,)).uid("p"))
 
 
 # ----------------------------------------------------------------------------------------------------- types that result

@@ -1,5 +1,7 @@
 """Key groups against the vectors of scenarios O, and the vectorised forms against the scalar ones."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -63,8 +65,11 @@ def test_range_vectors(max_parallelism: int, parallelism: int, stops: list[int])
     assert ranges == [KeyGroupRange(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
-@pytest.mark.parametrize(("max_parallelism", "parallelism"), [(4, 5), (4, 0), (4, -1), (0, 1), (32769, 1)])
-def test_parallelism_out_of_bounds_is_refused(max_parallelism: int, parallelism: int) -> None:
+@pytest.mark.parametrize(
+    ("max_parallelism", "parallelism"),
+    [(4, 5), (4, 0), (4, -1), (0, 1), (32769, 1), (8.0, 2), ("8", 2), (8, 1.5), (8, None), (10**30, 1)],
+)
+def test_parallelism_out_of_bounds_is_refused(max_parallelism: Any, parallelism: Any) -> None:
     with pytest.raises(InvalidConfigError):
         keygroups.check_parallelism(max_parallelism, parallelism)
     with pytest.raises(InvalidConfigError):

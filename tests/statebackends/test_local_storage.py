@@ -410,6 +410,17 @@ def test_storage_urls(tmp_path: Path) -> None:
     assert storage_from_url("relative/dir").root == os.path.abspath("relative/dir")
     with pytest.raises(InvalidConfigError, match="'gs'"):
         storage_from_url("gs://bucket/state")
-    for bad in ("", "file://host/state", "file://"):
+    assert storage_from_url("/with?and#in[it").root == "/with?and#in[it"
+    for bad in (
+        "",
+        "file://host/state",
+        "file://",
+        "file://[x/y",
+        "file:///a%00b",
+        "/a\0b",
+        "/\ud800",
+        "file:///a?b",
+        "file:///a#b",
+    ):
         with pytest.raises(InvalidConfigError):
             storage_from_url(bad)
