@@ -1,10 +1,12 @@
 """A snapshot copied to another place as a savepoint of its own: every file checked on the way, `_metadata` last.
 
-A copy that fails deletes what it wrote; one that dies leaves a folder without `_metadata`, which is no snapshot for anybody."""
+Files are copied several at one time, and no more than these lie in the scratch folder. A copy that fails deletes what it
+wrote; one that dies leaves a folder without `_metadata`, which is no snapshot for anybody."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -15,7 +17,7 @@ from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.snapshot import METADATA_NAME, file_handles
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.targets import CLAIM_NAME, claimed_folder
-from statebackends.storage.operations import Storage
+from statebackends.storage.operations import Storage, transfers_between
 
 RESERVED_NAMES = ("_owner", "_claim")
 """What a coordinator writes beside a snapshot's files: a file of these names would be taken for its word."""
@@ -40,10 +42,14 @@ def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonc
     names = _new_names(source, files)
     metadata = _renamed(source, names)
     with claimed_folder(storage, folder, "copy", nonce) as target, source.reader() as reader:
-        for place, file in files.items():
-            local = reader.copy(file.handle, operator=file.operator, subtask=file.subtask)
-            target.upload(local, names[place], expected=(file.handle.length, file.handle.checksum))
+
+        def carry(file: _File, name: str, local: str) -> None:
+            reader.copy(file.handle, operator=file.operator, subtask=file.subtask, target=local)
+            target.upload(local, name, expected=(file.handle.length, file.handle.checksum))
             reader.discard(local)
+
+        calls = [partial(carry, file, names[place], reader.new_path("part")) for place, file in files.items()]
+        transfers_between(source.storage, storage).run(calls, [file.handle.length for file in files.values()])
         target.finish(METADATA_NAME, encode_metadata(metadata))
     return StoredSnapshot(metadata, storage, folder)
 

@@ -16,10 +16,10 @@ import msgspec
 
 from statebackends.errors import NotFoundError
 from statebackends.handles import StateMeta
-from statebackends.operator_state import decode_entries
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 from statebackends.snapshots.diffrows import UNIT_ROWS_MAX, DiffRows, Identity, Unit
 from statebackends.snapshots.parts import PartReader
+from statebackends.snapshots.rows import fetched_lists
 from statebackends.snapshots.values import plain_entry
 from statebackends.state import Redistribution
 
@@ -223,10 +223,8 @@ def _entries(reader: PartReader, state: StoredState | None) -> Counter[bytes]:
     if state is None:
         return found
     is_copied = state.meta.kind == Redistribution.BROADCAST.kind
-    for piece in state.lists:
-        uid = state.operator.uid
-        data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
-        entries = Counter(decode_entries(piece.handle, data, operator=uid))
+    for _, listed in fetched_lists(reader, state):
+        entries = Counter(listed)
         found = found | entries if is_copied else found + entries
     return found
 

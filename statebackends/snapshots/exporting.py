@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,6 +26,9 @@ FILE_ROWS_MAX = 1 << 20
 """Rows of one file."""
 _GROUP_ROWS = 1 << 17
 """Rows of one row group: what is held in memory."""
+WAITING_FILES_MAX = 16
+_WAITING_BYTES = 64 << 20
+"""Written to the scratch folder before they are uploaded together; one file more than that at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,12 @@ def export_snapshot(source: StoredSnapshot, states: Sequence[StoredState], stora
 
     Raises CorruptStateError, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
     exported: list[ExportedState] = []
-    with claimed_folder(storage, folder, "export") as target, source.reader() as reader:
+    with claimed_folder(storage, folder, "export") as target, source.reader() as reader, source.reader() as scratch:
+        uploads = _Uploads(scratch, target)
         for _, own in groupby(states, key=lambda state: state.operator.uid):  # what one operator's states share is read once
-            exported += [_export(reader, state, target) for state in own]
+            exported += [_export(reader, state, uploads) for state in own]
             reader.forget()
+        uploads.flush()
         target.finish(MANIFEST_NAME, msgspec.json.format(msgspec.json.encode(_manifest(source, exported)), indent=2))
     return ExportReport(target.location, tuple(exported))
 
@@ -85,20 +91,46 @@ def _manifest(source: StoredSnapshot, exported: Sequence[ExportedState]) -> dict
     }
 
 
-def _export(reader: PartReader, state: StoredState, target: ClaimedFolder) -> ExportedState:
+class _Uploads:
+    """Files on their way, several at one time."""
+
+    def __init__(self, scratch: PartReader, target: ClaimedFolder) -> None:
+        self._scratch = scratch
+        self._target = target
+        self._waiting: list[tuple[str, str, int]] = []
+
+    def new_path(self) -> str:
+        return self._scratch.new_path("export")
+
+    def add(self, local: str, name: str) -> int:
+        """A file that is complete; its bytes. Waits for those before it if they are many, or large."""
+        with scratch_errors(local):
+            size = os.path.getsize(local)
+        self._waiting.append((local, name, size))
+        if len(self._waiting) == WAITING_FILES_MAX or sum(each[2] for each in self._waiting) >= _WAITING_BYTES:
+            self.flush()
+        return size
+
+    def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._target.upload_all(waiting)
+        for local, _, _ in waiting:
+            self._scratch.discard(local)
+
+
+def _export(reader: PartReader, state: StoredState, uploads: _Uploads) -> ExportedState:
     schema = state_schema(reader, state)
     dataset = f"{file_name(state.operator.uid)}/{file_name(state.meta.name)}"
     files: list[str] = []
     rows = size = 0
     for tables in _files(state_batches(reader, state, schema), schema):
-        local = reader.new_path("export")
+        local = uploads.new_path()
         with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
             for table in tables:
                 rows += table.num_rows
                 writer.write_table(table, row_group_size=_GROUP_ROWS)
         files.append(f"part-{len(files):05d}.parquet")
-        size += target.upload(local, f"{dataset}/{files[-1]}")
-        reader.discard(local)
+        size += uploads.add(local, f"{dataset}/{files[-1]}")
     meta = state.meta
     columns = {field.name: str(field.type) for field in schema}
     return ExportedState(

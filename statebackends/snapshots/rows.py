@@ -21,7 +21,7 @@ from statebackends.operator_state import decode_entries
 from statebackends.snapshots.contents import KeyedPiece, StoredState
 from statebackends.snapshots.listrows import identity_columns, judged_lists
 from statebackends.snapshots.native import native_batches
-from statebackends.snapshots.parts import PartReader
+from statebackends.snapshots.parts import PartReader, fetch_windows
 from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
 from statebackends.snapshots.values import entry_json, stored_codec
 from statebackends.statecodec import TIMERS_KIND
@@ -94,11 +94,7 @@ def _batches(
             raise InvalidConfigError(f"operator state {state.meta.name!r} has no key groups", state=state.meta.name)
         yield from _list_batches(reader, state, schema)
         return
-    for piece in state.keyed:
-        own = piece.handle.key_groups
-        wanted = own if key_groups is None else own.intersection(key_groups)
-        if not len(wanted):
-            continue
+    for piece, wanted in _fetched_pieces(reader, state, key_groups):
         if piece.is_native:
             codec = stored_codec(state)
             if codec is None:
@@ -107,6 +103,33 @@ def _batches(
             yield from native_batches(clone, state, codec, schema, wanted)
         else:
             yield from _table_batches(reader, state, piece, schema, wanted_schema, wanted)
+
+
+def _fetched_pieces(
+    reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None
+) -> Iterator[tuple[KeyedPiece, KeyGroupRange]]:
+    """The pieces that have some of these key groups, with those; their small files are read several at one time."""
+    pieces = []
+    for piece in state.keyed:
+        own = piece.handle.key_groups
+        wanted = own if key_groups is None else own.intersection(key_groups)
+        if len(wanted):
+            pieces.append((piece, wanted))
+    for some in fetch_windows(pieces, lambda each: max(each[0].size, 0)):
+        tables = [piece for piece, _ in some if not piece.is_native]
+        parts = [(part, piece.subtask) for piece in tables for part in (piece.handle.parts[piece.index], *piece.runs)]
+        reader.fetch(parts, operator=state.operator.uid)
+        yield from some
+
+
+def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int, list[bytes]]]:
+    """Subtask and entries of each piece of operator state."""
+    uid = state.operator.uid
+    for some in fetch_windows(state.lists, lambda piece: piece.handle.part.length):
+        reader.fetch([(piece.handle.part, piece.subtask) for piece in some], operator=uid)
+        for piece in some:
+            data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
+            yield piece.subtask, decode_entries(piece.handle, data, operator=uid)
 
 
 @contextmanager
@@ -152,14 +175,11 @@ def _merged_batches(
 
 
 def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for piece in state.lists:
-        uid = state.operator.uid
-        data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
-        entries = decode_entries(piece.handle, data, operator=uid)
+    for subtask, entries in fetched_lists(reader, state):
         for start in range(0, len(entries), BATCH_ROWS):
             some = entries[start : start + BATCH_ROWS]
             columns = [
-                pa.array(np.full(len(some), piece.subtask, np.int32)),
+                pa.array(np.full(len(some), subtask, np.int32)),
                 pa.array(np.arange(start, start + len(some), dtype=np.int32)),
                 pa.array(some, pa.binary()),
                 pa.array([entry_json(entry) for entry in some], pa.utf8()),

@@ -6,7 +6,7 @@ nothing to anybody; a folder that holds anything is never written into."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -20,9 +20,12 @@ from statebackends.errors import (
     StorageUnavailableError,
 )
 from statebackends.handles import FileHandle
+from statebackends.storage.deleting import delete_files
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
+    Flow,
+    InParallel,
     ListFiles,
     ListFolder,
     PutIfAbsent,
@@ -30,6 +33,8 @@ from statebackends.storage.operations import (
     StatFile,
     Storage,
     UploadFile,
+    perform,
+    run_flow,
 )
 
 CLAIM_NAME = "_unfinished"
@@ -48,12 +53,24 @@ class ClaimedFolder:
         self._finished = self._unknown = False
 
     def upload(self, local: str, name: str, *, expected: tuple[int, str] | None = None) -> int:
-        """Copy a local file in; returns its bytes. Raises StorageUnavailableError, also if other bytes arrived than expected."""
+        """Copy a local file in; returns its bytes. Any thread. Raises StorageUnavailableError, also if other bytes arrived than
+        expected."""
         self._names.append(name)
         found: tuple[int, str] = self._storage.execute(UploadFile(local, self._path(name)))
         if expected is not None and found != expected:
             raise StorageUnavailableError(f"{self.location}/{name}: other bytes were written than read", path=self._path(name))
         return found[0]
+
+    def upload_all(self, files: Sequence[tuple[str, str, int]]) -> None:
+        """Several local files, each with its name here and its bytes, at one time. Raises StorageUnavailableError."""
+        self._names += [name for _, name, _ in files]
+        flows = [self._upload(local, name, size) for local, name, size in files]
+        perform(InParallel(flows, [size for *_, size in files]), self._storage)
+
+    def _upload(self, local: str, name: str, size: int) -> Flow[None]:
+        length, _ = yield UploadFile(local, self._path(name))
+        if length != size:
+            raise StorageUnavailableError(f"{self.location}/{name}: {length} bytes were written of {size}", path=self._path(name))
 
     def store(self, local: str, name: str) -> FileHandle:
         """As `upload`, for a file of a snapshot."""
@@ -83,10 +100,11 @@ class ClaimedFolder:
         """Delete what other processes left."""
         if not self._marks:
             return
-        for path in self._storage.execute(ListFiles(self._folder)):
-            name = path.removeprefix(f"{self._folder}/")
-            if name not in kept and any(mark in name for mark in self._marks):
-                self._storage.execute(DeleteFile(path))
+        names = [path.removeprefix(f"{self._folder}/") for path in self._storage.execute(ListFiles(self._folder))]
+        self._delete([name for name in names if name not in kept and any(mark in name for mark in self._marks)])
+
+    def _delete(self, names: Iterable[str]) -> None:
+        run_flow(delete_files(self._path(name) for name in names), self._storage)
 
     def finish(self, name: str, content: bytes) -> None:
         """Withdraw the claim and create the last file.
@@ -130,13 +148,15 @@ class ClaimedFolder:
             raise InvalidConfigError(f"{self.location} {what}: nothing is overwritten, name a new folder", path=self._folder)
 
     def _exit(self, error: BaseException) -> None:
-        """Delete what was written, newest first and the claim last; say so in the error if that fails."""
+        """Delete what was written: the newest first, which may be what makes the rest a snapshot, and the claim last; say so in the
+        error if that fails."""
         if self._unknown:
             return
         try:
             self._sweep(())
-            for name in [*reversed(self._names), CLAIM_NAME]:
-                self._storage.execute(DeleteFile(self._path(name)))
+            self._delete(self._names[-1:])
+            self._delete(reversed(self._names[:-1]))
+            self._delete([CLAIM_NAME])
             if not self._storage.execute(ListFiles(self._folder)):
                 self._storage.execute(DeleteFolder(self._folder))
         except HoldfastError as failure:

@@ -188,6 +188,16 @@ def transfers_of(storage: Storage) -> TransferPool:
     return storage.transfers if isinstance(storage, ConcurrentStorage) else ONE_BY_ONE
 
 
+def transfers_between(source: Storage, target: Storage) -> TransferPool:
+    """How many copies from the one to the other run at one time: one, if either says no more."""
+    pools = transfers_of(source), transfers_of(target)
+    return min(pools, key=_at_once) if min(map(_at_once, pools)) == 1 else max(pools, key=_at_once)
+
+
+def _at_once(pool: TransferPool) -> int:
+    return pool.transfers_max
+
+
 def _go_on() -> None:
     pass
 
