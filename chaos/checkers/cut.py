@@ -20,7 +20,7 @@ from chaos.scenario import CutExpectation, Scenario
 from chaos.statereading import SnapshotView, StateDoubledError
 from statebackends.errors import HoldfastError
 
-CHECK_EVERY = 5
+CHECK_EVERY = 10
 """Of periodic checkpoints within an attempt, by id."""
 
 
