@@ -17,7 +17,7 @@ from operators.chain import ChainNode, OperatorChain
 from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from statebackends.backend import KeyedStateBackend, RestoredOperatorState
 from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.generations import GenerationRows
+from statebackends.generationrows import GenerationRows
 from statebackends.handles import OperatorSubtaskState
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType

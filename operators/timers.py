@@ -15,8 +15,9 @@ from typing import Protocol, TypeAlias
 from barriers.elements import MIN_WATERMARK
 from statebackends.backend import TimerRow
 from statebackends.errors import InvalidConfigError
-from statebackends.generations import MISSING, Generations
+from statebackends.generations import Generations
 from statebackends.handles import StateMeta
+from statebackends.layers import MISSING
 from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE
 
 Timer: TypeAlias = TimerRow

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackends.errors import CorruptStateError
-from statebackends.generations import MISSING, Generations, MapGenerations
+from statebackends.generations import Generations
 from statebackends.keyedrows import Chunk
 from statebackends.keyedtables import TTL_STAMP
+from statebackends.layers import MISSING
+from statebackends.mapgenerations import MapGenerations
 from statebackends.statecodec import StateCodec
 from statebackends.ttl import Ttl
 

@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from statebackends.deltaruns import newest_rows
-from statebackends.generations import Generations, MapGenerations, MapLayer, visible_keys
+from statebackends.generations import Generations
 from statebackends.handles import KeyedStateHandle, StateMeta
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
+from statebackends.layers import MapLayer, visible_keys
+from statebackends.mapgenerations import MapGenerations
 from statebackends.statecodec import StateCodec
 from statebackends.storage.operations import Storage
 from statebackends.tablechains import StoredChains

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.generations import MISSING, TOMBSTONE, Generations, MapGenerations, MapLayer
+from statebackends.generations import Generations
+from statebackends.layers import MISSING, TOMBSTONE, MapLayer
+from statebackends.mapgenerations import MapGenerations
 from statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,

@@ -16,11 +16,12 @@ import pyarrow as pa
 from statebackends.backend import SnapshotTarget
 from statebackends.errors import InvariantError, StateValueError
 from statebackends.expiry import Expiry, TableExpiry, unexpired_chunks
-from statebackends.generations import TOMBSTONE, Generations
+from statebackends.generations import Generations
 from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from statebackends.increments import StoredFiles
 from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
 from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from statebackends.layers import TOMBSTONE
 from statebackends.partwriter import PartsWriter, WrittenPart
 from statebackends.rocksdb_expiry import ExpirySweep
 from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from statebackends.expiry import Expiry, unexpired
-from statebackends.generations import MISSING, TOMBSTONE, Generations, Layer, MapGenerations, MapLayer
+from statebackends.generations import Generations
 from statebackends.keyedstates import KeyContext
+from statebackends.layers import MISSING, TOMBSTONE, Layer, MapLayer
+from statebackends.mapgenerations import MapGenerations
 from statebackends.rocksdb_rowkeys import Row, row_key, row_keys, write_order
 from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
 from statebackends.statecodec import StateCodec

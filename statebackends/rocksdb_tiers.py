@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from statebackends.errors import StateBackendError, StateValueError, StorageUnavailableError
 from statebackends.expiry import Expiry
-from statebackends.generations import Layer
+from statebackends.layers import Layer
 from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
 from statebackends.rocksdb_generations import GroupsOf, Piece, RocksGenerations, weight
 from statebackends.rocksdb_store import RocksStore

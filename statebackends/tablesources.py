@@ -19,7 +19,7 @@ from statebackends.columnar import ColumnarChanges, Columns, NumpyColumnarState
 from statebackends.deltaruns import delta_run
 from statebackends.errors import CorruptStateError
 from statebackends.expiry import unexpired_chunks
-from statebackends.generations import MISSING, Generations, lookup, visible_chunks
+from statebackends.generations import Generations
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from statebackends.keyedrows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows
 from statebackends.keyedtables import (
@@ -32,6 +32,7 @@ from statebackends.keyedtables import (
     sort_by_key_group,
 )
 from statebackends.keys import KeyType
+from statebackends.layers import MISSING, lookup, visible_chunks
 from statebackends.partwriter import PartsWriter
 from statebackends.sortedrows import RowStream, stable_order
 from statebackends.state import KeyColumn

@@ -10,8 +10,10 @@ from typing import Any, Generic, TypeVar
 
 from statebackends.errors import InvalidConfigError
 from statebackends.expiry import TableExpiry
-from statebackends.generations import MISSING, Generations, MapGenerations
+from statebackends.generations import Generations
 from statebackends.keyedstates import GenerationalListState, GenerationalMapState, GenerationalValueState, KeyContext
+from statebackends.layers import MISSING
+from statebackends.mapgenerations import MapGenerations
 from statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,

@@ -13,7 +13,7 @@ from operators.chain import OperatorChain
 from operators.session import Session
 from operators.sinks.writer import ParquetSinkWriter
 from operators.subtask import Subtask
-from statebackends.generations import FrozenGenerationRows
+from statebackends.generationrows import FrozenGenerationRows
 
 _PREPARE = OperatorChain.prepare_snapshot
 

@@ -13,8 +13,6 @@ import os
 import posixpath
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from mmap import mmap
 from typing import Any, assert_never
 
 from statebackends.errors import (
@@ -26,6 +24,7 @@ from statebackends.errors import (
 )
 from statebackends.storage import operations as ops
 from statebackends.storage.checksums import Digest
+from statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local, copy_file, write_all
 from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
 from statebackends.storage.paths import folder_of
@@ -35,16 +34,12 @@ TEMPORARY_FOLDER = ".tmp"
 _NOT_NAMES = frozenset({"", ".", ".."})
 TEMPORARY_AGE_MS = 24 * 3_600_000
 """A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
-_COPY_BYTES = 1 << 20
 _READ_BYTES = 128 << 20
 """Read at once of a file of which so much is wanted: pieces would have to be joined. Not of one whose length nobody has said: room
 for so much costs a small file several times its own reading, keeps pages of its own for ever, and is refused where a process may
 have no more memory than it needs."""
 _DELETE_PASSES_MAX = 3
-_UPLOAD_BYTES = 4 << 20
-"""Read at once of a large file that is uploaded. Between two steps a busy task loop keeps the interpreter for 5 ms, and loses time
-of its own when it gives it away: so the steps are few."""
-_TRANSFERS = TransferPool(transfers_max=4, bytes_max=4 * _UPLOAD_BYTES, transfer_bytes_max=_UPLOAD_BYTES)
+_TRANSFERS = TransferPool(transfers_max=4, bytes_max=4 * UPLOAD_BYTES, transfer_bytes_max=UPLOAD_BYTES)
 """Of all directories of a process: a file system makes several files durable in hardly more time than one."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -111,7 +106,7 @@ class LocalStorage:
             case ops.DownloadFile():
                 return self._download(operation)
             case ops.ReadFile():
-                at_once = _COPY_BYTES if operation.length is None else _READ_BYTES
+                at_once = COPY_BYTES if operation.length is None else _READ_BYTES
                 return _joined(list(self._read(self._resolve(operation.path), operation.offset, operation.length, at_once)))
             case ops.StatFile():
                 found = self._stat(self._resolve(operation.path))
@@ -142,7 +137,7 @@ class LocalStorage:
 
     def _put_if_absent(self, target: str, data: bytes) -> bool:
         if self._stat(target) is None:
-            created = self._publish(target, lambda descriptor: self._write_all(descriptor, [data]))
+            created = self._publish(target, lambda descriptor: write_all(self._fs, descriptor, [data]))
         else:
             created = False
         if not created:
@@ -152,7 +147,7 @@ class LocalStorage:
         return created
 
     def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
-        return self._store(target, lambda descriptor, digest: self._write_all(descriptor, digest.passing(chunks)))
+        return self._store(target, lambda descriptor, digest: write_all(self._fs, descriptor, digest.passing(chunks)))
 
     def _store(self, target: str, fill: Callable[[int, Digest], None]) -> tuple[int, str]:
         """Write under a name that is this writer's own: an existing file must be an earlier try of the same write."""
@@ -191,12 +186,6 @@ class LocalStorage:
         finally:
             self._fs.close(descriptor)
 
-    def _write_all(self, descriptor: int, chunks: Iterable[ops.Buffer]) -> None:
-        for chunk in chunks:
-            rest = memoryview(chunk).cast("B")
-            while rest:  # in pieces: for a large one the kernel looks for large pages, which takes it ten times as long
-                rest = rest[self._fs.write(descriptor, rest[:_COPY_BYTES]) :]
-
     def _link_new(self, temporary: str, target: str) -> bool:
         try:
             self._fs.link(temporary, target)
@@ -228,26 +217,12 @@ class LocalStorage:
 
     def _upload(self, operation: ops.UploadFile) -> tuple[int, str]:
         target = self._resolve(operation.path)
-        return self._store(target, partial(self._copy, operation.local_path))
 
-    def _copy(self, path: str, target: int, digest: Digest) -> None:
-        """Append a file to one that is being written. Nobody changes a file that is uploaded: what is copied is what was read."""
-        with self._opened(path) as source:
-            while piece := self._fs.read(source, _COPY_BYTES, digest.length):
-                digest.add(piece)
-                self._write_all(target, [piece])
-                if len(piece) == _COPY_BYTES:
-                    return self._copy_rest(source, target, digest)
+        def copy(descriptor: int, digest: Digest) -> None:
+            with self._opened(operation.local_path) as source:
+                copy_file(self._fs, source, descriptor, digest)
 
-    def _copy_rest(self, source: int, target: int, digest: Digest) -> None:
-        """What follows the first `digest.length` bytes, in few steps, each of which leaves the interpreter to others."""
-        buffer = memoryview(mmap(-1, _UPLOAD_BYTES))  # a page of it is made when it is filled
-        while size := self._fs.read_into(source, buffer, digest.length):
-            piece, left = buffer[:size], size
-            digest.add(piece)
-            while left and (copied := self._fs.copy(source, target, left, digest.length - left)):
-                left -= copied
-            self._write_all(target, [piece[size - left :]])
+        return self._store(target, copy)
 
     def _download(self, operation: ops.DownloadFile) -> tuple[int, str]:
         digest = Digest()
@@ -257,8 +232,8 @@ class LocalStorage:
         descriptor = self._fs.create(operation.local_path)
         try:
             for chunk in itertools.chain([first], chunks):
-                with _about(operation.local_path):
-                    self._write_all(descriptor, [chunk])
+                with about_local(operation.local_path):
+                    write_all(self._fs, descriptor, [chunk])
         finally:
             self._fs.close(descriptor)
         return digest.length, digest.checksum
@@ -290,7 +265,7 @@ class LocalStorage:
 
     # -- reading
 
-    def _read(self, path: str, offset: int = 0, length: int | None = None, at_once: int = _COPY_BYTES) -> Iterator[bytes]:
+    def _read(self, path: str, offset: int = 0, length: int | None = None, at_once: int = COPY_BYTES) -> Iterator[bytes]:
         with self._opened(path) as descriptor:
             remaining = length
             while remaining is None or remaining > 0:
@@ -391,16 +366,6 @@ class LocalStorage:
 
 def _joined(pieces: list[bytes]) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-@contextlib.contextmanager
-def _about(local_path: str) -> Iterator[None]:
-    """An error of a local file is not the storage's: it is its disk that is full."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageUnavailableError(f"{local_path}: {reason}", path=local_path, errno=error.errno) from error
 
 
 def storage_from_url(url: str) -> LocalStorage:

@@ -22,7 +22,8 @@ from coordinator.sharedfiles import SharedFiles, shared_handles
 from operators.timers import timer_metas
 from statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
 from statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
-from statebackends.generations import GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
 from statebackends.keygroups import assign_key_groups, operator_id
 from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata

@@ -12,7 +12,8 @@ from coordinator.restore import assign_state, find_list_states
 from coordinator.snapshots import load_snapshot, read_lists
 from statebackends.backend import RestoredOperatorState, TimerRow
 from statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
-from statebackends.generations import GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import OperatorSubtaskState
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keygroups import assign_key_groups

@@ -26,7 +26,7 @@ from operators.mailbox import Mailbox
 from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from statebackends.backend import KeyedStateBackend, RestoredOperatorState, SnapshotTarget
 from statebackends.factory import create_keyed_backend
-from statebackends.generations import GenerationRows
+from statebackends.generationrows import GenerationRows
 from statebackends.handles import KeyedStateHandle
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType

@@ -14,7 +14,7 @@ from barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from operators.timers import InternalTimerService, Timer, TimerQueue, timer_metas
 from statebackends.backend import FrozenTimerRows
 from statebackends.errors import InvalidConfigError
-from statebackends.generations import GenerationRows
+from statebackends.generationrows import GenerationRows
 from statebackends.keygroups import assign_key_groups
 from tests.examples import examples
 

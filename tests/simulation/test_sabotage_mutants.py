@@ -27,7 +27,8 @@ from operators.sources.generator import GeneratorSource
 from operators.timers import TimerQueue
 from statebackends.errors import InvalidConfigError
 from statebackends.frozen import FrozenColumns
-from statebackends.generations import GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from statebackends.redistribute import keyed_redistribute
 from statebackends.storage.filesystem import OsFileSystem

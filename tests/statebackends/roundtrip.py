@@ -15,7 +15,8 @@ from coordinator.routing import RoutedStorage
 from coordinator.snapshots import load_snapshot, read_lists
 from statebackends.backend import SnapshotTarget
 from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.generations import GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState
 from statebackends.keygroups import assign_key_groups
 from statebackends.metadata import NATIVE_PROPERTY, encode_metadata

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from statebackends.backend import SnapshotTarget, TimerRow
 from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.generations import GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
 from statebackends.keygroups import assign_key_groups
 from statebackends.keys import KeyType

@@ -20,7 +20,8 @@ from statebackends.errors import (
     UndeclaredStateError,
 )
 from statebackends.factory import BACKEND_KINDS, create_keyed_backend
-from statebackends.generations import GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import FileHandle, KeyGroupRange
 from statebackends.keys import KeyType
 from statebackends.state import (

@@ -16,8 +16,10 @@ from coordinator.sharedfiles import SharedFiles, shared_handles
 from statebackends import changes, columnar, generations, tablechains
 from statebackends.backend import SnapshotTarget, TimerRow
 from statebackends.factory import BackendKind
-from statebackends.generations import MISSING, GenerationRows, Generations
+from statebackends.generationrows import GenerationRows
+from statebackends.generations import Generations
 from statebackends.handles import KeyedStateHandle, OperatorSubtaskState
+from statebackends.layers import MISSING
 from statebackends.settings import StateBackendSettings
 from statebackends.storage.operations import run_flow
 from statebackends.tablepieces import table_pieces

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statebackends.factory import BackendKind
-from statebackends.generations import Generations, MapGenerations, MapLayer, visible_keys
+from statebackends.generations import Generations
 from statebackends.keyedbase import KeyedBackendBase
+from statebackends.layers import MapLayer, visible_keys
+from statebackends.mapgenerations import MapGenerations
 from statebackends.rocksdb import RocksKeyedBackend
 from statebackends.settings import StateBackendSettings
 from tests.statebackends.backend_harness import COUNT, KEY, TAGS, Cluster, use

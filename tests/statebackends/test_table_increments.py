@@ -16,11 +16,13 @@ from statebackends.backend import SnapshotTarget
 from statebackends.changes import ChangeLog
 from statebackends.deltaruns import REPLACED_METADATA, delta_run, merged_runs, replaced_by
 from statebackends.errors import CorruptStateError
-from statebackends.generations import MISSING, Generations, MapGenerations, MapLayer
+from statebackends.generations import Generations
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keyedtables import keyed_table_schema
 from statebackends.keys import KeyType
+from statebackends.layers import MISSING, MapLayer
+from statebackends.mapgenerations import MapGenerations
 from statebackends.settings import StateBackendSettings
 from statebackends.snapshots.contents import StoredSnapshot, check_contents
 from statebackends.snapshots.copying import copy_snapshot
