@@ -20,6 +20,7 @@ from coordinator.views import (
     TriggerView,
     VertexCheckpointView,
 )
+from statebackends.storage import is_absolute_folder
 
 _CHECKPOINT_TYPES = {
     CheckpointKind.CHECKPOINT: "CHECKPOINT",
@@ -32,7 +33,8 @@ MS_MAX = 2**63 - 1
 """Flink says Long.MAX_VALUE for "no periodic checkpoints"."""
 
 
-def checkpoints(view: CheckpointStatsView) -> schemas.Checkpoints:
+def checkpoints(view: CheckpointStatsView, directory: str) -> schemas.Checkpoints:
+    """`directory`: the state directory, below which checkpoints lie."""
     counts = view.counts
     return schemas.Checkpoints(
         counts=schemas.CheckpointCounts(
@@ -46,27 +48,34 @@ def checkpoints(view: CheckpointStatsView) -> schemas.Checkpoints:
             **{name: _statistics(view.summary, name) for name in schemas.CheckpointSummary.model_fields}
         ),
         latest=schemas.LatestCheckpoints(
-            completed=_completed(view.latest_completed) if view.latest_completed else None,
-            savepoint=_completed(view.latest_savepoint) if view.latest_savepoint else None,
+            completed=_completed(view.latest_completed, directory) if view.latest_completed else None,
+            savepoint=_completed(view.latest_savepoint, directory) if view.latest_savepoint else None,
             failed=_failed(view.latest_failed) if view.latest_failed else None,
-            restored=_restored(view.latest_restored) if view.latest_restored else None,
+            restored=_restored(view.latest_restored, directory) if view.latest_restored else None,
         ),
-        history=[checkpoint(each) for each in view.history],
+        history=[checkpoint(each, directory) for each in view.history],
     )
 
 
-def checkpoint(view: CheckpointView) -> schemas.Checkpoint:
+def checkpoint(view: CheckpointView, directory: str) -> schemas.Checkpoint:
     if view.status == "COMPLETED":
-        return _completed(view)
+        return _completed(view, directory)
     if view.status == "FAILED":
         return _failed(view)
     return schemas.PendingCheckpoint.model_validate(_checkpoint_fields(view))
 
 
-def _completed(view: CheckpointView) -> schemas.CompletedCheckpoint:
+def _completed(view: CheckpointView, directory: str) -> schemas.CompletedCheckpoint:
     return schemas.CompletedCheckpoint.model_validate(
-        {**_checkpoint_fields(view), "external_path": view.location, "discarded": view.discarded}
+        {**_checkpoint_fields(view), "external_path": _external(view.location, directory), "discarded": view.discarded}
     )
+
+
+def _external(location: str | None, directory: str) -> str | None:
+    """What `restore=` and every tool take: a checkpoint's own location is relative to the state directory."""
+    if location is None or is_absolute_folder(location):
+        return location
+    return f"{directory.rstrip('/')}/{location}"
 
 
 def _failed(view: CheckpointView) -> schemas.FailedCheckpoint:
@@ -82,7 +91,7 @@ def _checkpoint_fields(view: CheckpointView) -> dict[str, object]:
         "id": view.checkpoint_id,
         "status": view.status,
         "is_savepoint": view.is_savepoint,
-        "savepointFormat": "CANONICAL" if view.is_savepoint else None,
+        "savepointFormat": view.savepoint_format,
         "trigger_timestamp": view.trigger_ms,
         "latest_ack_timestamp": view.latest_ack_ms,
         "checkpointed_size": view.checkpointed_size,
@@ -115,12 +124,12 @@ def _task_fields(checkpoint_id: int, view: VertexCheckpointView) -> dict[str, in
     }
 
 
-def _restored(view: RestoredView) -> schemas.RestoredCheckpoint:
+def _restored(view: RestoredView, directory: str) -> schemas.RestoredCheckpoint:
     return schemas.RestoredCheckpoint(
         id=view.checkpoint_id,
         restore_timestamp=view.restore_ms,
         is_savepoint=view.is_savepoint,
-        external_path=view.location,
+        external_path=_external(view.location, directory),
     )
 
 

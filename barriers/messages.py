@@ -21,6 +21,11 @@ class CheckpointKind(StrEnum):
     FINAL = "final"
     """The checkpoint that the coordinator triggers when every subtask of a bounded job has drained."""
 
+    @property
+    def is_savepoint(self) -> bool:
+        """Its user's: in a folder of its own, and not among those that retention counts."""
+        return self in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+
 
 class TaskState(StrEnum):
     CREATED = "CREATED"

@@ -153,7 +153,7 @@ class StorageEffects:
         try:
             metadata = self._metadata(action)
             content = encode_metadata(metadata)
-            if action.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+            if action.kind.is_savepoint:
                 record = SavepointRecord(
                     checkpoint_id=number,
                     folder=action.folder,

@@ -30,7 +30,7 @@ from coordinator.releasing import Releases
 from coordinator.slots import Slot, Verdict
 from coordinator.triggers import TriggerRegister
 from coordinator.workforce import JobTurn, Workforce
-from statebackends.errors import FencedError, HoldfastError, NotLeaderError
+from statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError
 from statebackends.storage import is_absolute_folder
 
 
@@ -251,7 +251,15 @@ class JobMaster:
             self.lifecycle.end(JobState.CANCELED, "")
 
     def _request(self, event: job.SnapshotRequested) -> str:
-        """Idempotent by trigger id."""
+        """Idempotent by trigger id. Raises InvalidConfigError for the id of a request of another kind, whose answer would be taken
+        for one of this."""
+        known = self.triggers.get(event.trigger_id)
+        if known is not None and known.kind is not event.kind:
+            raise InvalidConfigError(
+                f"trigger id {event.trigger_id} is that of a {known.kind.value.replace('_', '-')}: choose another one",
+                setting="triggerId",
+                trigger=event.trigger_id,
+            )
         if not self.triggers.begin(event.trigger_id, event.kind, cancel=event.cancel):
             return event.trigger_id
         folder = None

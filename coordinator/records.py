@@ -47,7 +47,7 @@ class RestorePoint(msgspec.Struct, frozen=True):
 
     @property
     def is_savepoint(self) -> bool:
-        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        return self.kind.is_savepoint
 
 
 class LeaderRecord(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ class _Tracked:
             num_subtasks=len(self.tasks),
             num_acknowledged_subtasks=len(self.acks),
             vertices=parts,
+            savepoint_format=("NATIVE" if self.request.native else "CANONICAL") if self.request.kind.is_savepoint else None,
         )
 
     def _subtask(self, task: SubtaskKey) -> SubtaskCheckpointView:

@@ -181,7 +181,7 @@ def _sweep(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[list[str]]:
     """What is to be deleted in the job's directory. A savepoint's storage that can't be reached keeps its files: they are garbage,
     and no reason to refuse a recovery."""
     claim = checkpoint.claim
-    if claim is not None and claim.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+    if claim is not None and claim.kind.is_savepoint:
         try:
             yield DeleteFolder(claim.folder)
         except StorageUnavailableError:

@@ -216,6 +216,8 @@ class CheckpointView(msgspec.Struct, frozen=True):
     vertices: Mapping[str, VertexCheckpointView]
     location: str | None = None
     """Where the snapshot is, when COMPLETED."""
+    savepoint_format: str | None = None
+    """CANONICAL or NATIVE; None for a checkpoint, and where it is not known any more."""
     discarded: bool = False
     failure_ms: int = -1
     failure_reason: str | None = None
@@ -224,7 +226,7 @@ class CheckpointView(msgspec.Struct, frozen=True):
 
     @property
     def is_savepoint(self) -> bool:
-        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        return self.kind.is_savepoint
 
 
 class CheckpointCounts(msgspec.Struct, frozen=True):

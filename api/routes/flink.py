@@ -12,7 +12,9 @@ from api import render_checkpoints, render_jobs, schemas
 from api.bodies import body_of, describe_model
 from api.routes.common import ERRORS, CheckpointNumber, Directories, JobId, KnownDisposals, Service, TriggerId, VertexId
 from api.version import DIALECT_VERSION, REVISION
-from statebackends.errors import InvalidConfigError
+from coordinator.interface import Coordinator
+from coordinator.views import TriggerView
+from statebackends.errors import InvalidConfigError, NotFoundError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 
@@ -100,7 +102,7 @@ def job_exceptions(
 @router.get("/jobs/{jobid}/checkpoints")
 def checkpoints(service: Service, job_id: JobId) -> checkpoints_of.Checkpoints:
     """Counts, summary, latest and history."""
-    return render_checkpoints.checkpoints(service.checkpoints(job_id))
+    return render_checkpoints.checkpoints(service.checkpoints(job_id), service.directory)
 
 
 @router.get("/jobs/{jobid}/checkpoints/config")
@@ -112,7 +114,7 @@ def checkpoint_config(service: Service, job_id: JobId) -> checkpoints_of.Checkpo
 @router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}")
 def checkpoint(service: Service, job_id: JobId, checkpoint_id: CheckpointNumber) -> checkpoints_of.Checkpoint:
     """One checkpoint or savepoint of the history."""
-    return render_checkpoints.checkpoint(service.checkpoint(job_id, checkpoint_id))
+    return render_checkpoints.checkpoint(service.checkpoint(job_id, checkpoint_id), service.directory)
 
 
 @router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}")
@@ -137,7 +139,7 @@ def trigger_checkpoint(
 @router.get("/jobs/{jobid}/checkpoints/{triggerid}")
 def checkpoint_trigger(service: Service, job_id: JobId, trigger_id: TriggerId) -> checkpoints_of.CheckpointTriggerStatus:
     """Outcome of a triggered checkpoint."""
-    return render_checkpoints.checkpoint_trigger(service.trigger_status(job_id, trigger_id))
+    return render_checkpoints.checkpoint_trigger(_trigger(service, job_id, trigger_id, savepoint=False))
 
 
 # --------------------------------------------------------------------------------------------------------- savepoints
@@ -163,7 +165,7 @@ def trigger_savepoint(
 @router.get("/jobs/{jobid}/savepoints/{triggerid}")
 def savepoint_trigger(service: Service, job_id: JobId, trigger_id: TriggerId) -> checkpoints_of.SavepointTriggerStatus:
     """Outcome of a savepoint or a stop."""
-    return render_checkpoints.savepoint_trigger(service.trigger_status(job_id, trigger_id))
+    return render_checkpoints.savepoint_trigger(_trigger(service, job_id, trigger_id, savepoint=True))
 
 
 @router.post("/jobs/{jobid}/stop", status_code=202, openapi_extra=describe_model(checkpoints_of.StopRequest))
@@ -200,6 +202,15 @@ def dispose(
 def disposal(disposals: KnownDisposals, trigger_id: TriggerId) -> checkpoints_of.DisposalStatus:
     """Outcome of a disposal: a cause if it failed."""
     return render_checkpoints.disposal(disposals.status(trigger_id))
+
+
+def _trigger(service: Coordinator, job_id: str, trigger_id: str, *, savepoint: bool) -> TriggerView:
+    """Raises NotFoundError for a checkpoint's trigger among savepoints, and the other way round: retention deletes checkpoints."""
+    view = service.trigger_status(job_id, trigger_id)
+    if view.kind.is_savepoint is not savepoint:
+        text = f"trigger {trigger_id!r} of job {job_id} is that of a {view.kind.value.replace('_', '-')}"
+        raise NotFoundError(text, job=job_id, trigger=trigger_id)
+    return view
 
 
 def _target(directory: str | None) -> str | None:

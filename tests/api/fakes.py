@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import urllib3
 
 from api.server import RestServer, advertised_url, bind
@@ -266,7 +267,7 @@ class FakeCoordinator:
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
         self._called("request_checkpoint", job_id, trigger_id)
-        return trigger_id or TRIGGER
+        return self._begun(CheckpointKind.CHECKPOINT, trigger_id)
 
     def request_savepoint(
         self,
@@ -278,7 +279,7 @@ class FakeCoordinator:
         trigger_id: str | None = None,
     ) -> str:
         self._called("request_savepoint", job_id, target, format_type, cancel, trigger_id)
-        return trigger_id or TRIGGER
+        return self._begun(CheckpointKind.SAVEPOINT, trigger_id)
 
     def stop(
         self,
@@ -290,6 +291,10 @@ class FakeCoordinator:
         trigger_id: str | None = None,
     ) -> str:
         self._called("stop", job_id, target, drain, format_type, trigger_id)
+        return self._begun(CheckpointKind.STOP_SAVEPOINT, trigger_id)
+
+    def _begun(self, kind: CheckpointKind, trigger_id: str | None) -> str:
+        self.trigger = msgspec.structs.replace(self.trigger, kind=kind)
         return trigger_id or TRIGGER
 
     def cancel(self, job_id: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from barriers.messages import CheckpointKind
-from coordinator.views import TriggerView
+from coordinator.views import RestoredView, TriggerView
 from tests.api.fakes import JOB, NAME, SOURCE, TRIGGER, FakeCoordinator, Served
 
 SIZES = {
@@ -352,11 +353,49 @@ def test_checkpoint_trigger_in_progress_completed_and_failed(served: Served, coo
 
 def test_savepoint_trigger_in_progress_completed_and_failed(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
     path = f"{prefix}/jobs/{JOB}/savepoints/{TRIGGER}"
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.STOP_SAVEPOINT, True)
     assert served.json("GET", path) == {"status": {"id": "IN_PROGRESS"}, "operation": None}
     coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.SAVEPOINT, False, checkpoint_id=7, location="/sp/savepoint-7")
     assert served.json("GET", path) == {"status": {"id": "COMPLETED"}, "operation": {"location": "/sp/savepoint-7"}}
     coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.SAVEPOINT, False, failure_reason="expired")
     assert served.json("GET", path)["operation"] == {"failure-cause": {"class": "expired", "stack-trace": "expired"}}
+
+
+def test_a_trigger_is_found_among_its_own_kind(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
+    """Where a checkpoint is that retention deletes is no answer to who asked for a savepoint."""
+    for kind, own, other in (
+        (CheckpointKind.CHECKPOINT, "checkpoints", "savepoints"),
+        (CheckpointKind.SAVEPOINT, "savepoints", "checkpoints"),
+        (CheckpointKind.STOP_SAVEPOINT, "savepoints", "checkpoints"),
+    ):
+        coordinator.trigger = TriggerView(TRIGGER, kind, False, checkpoint_id=7, location=f"{JOB}/chk-7")
+        assert served.json("GET", f"{prefix}/jobs/{JOB}/{own}/{TRIGGER}")["status"] == {"id": "COMPLETED"}
+        assert "is that of a" in served.json("GET", f"{prefix}/jobs/{JOB}/{other}/{TRIGGER}", status=404)["errors"][0]
+
+
+@pytest.mark.parametrize("location", [f"{JOB}/chk-1", f"/state/{JOB}/chk-1"])
+def test_the_external_path_is_one_that_a_restore_takes(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    stats = coordinator.checkpoints(JOB)
+    assert stats.latest_completed is not None
+    view = msgspec.structs.replace(stats.latest_completed, location=location)
+    restored = RestoredView(1, 5, False, location)
+    shown = msgspec.structs.replace(stats, latest_completed=view, history=(view,), latest_restored=restored)
+    monkeypatch.setattr(coordinator, "checkpoints", lambda job_id: shown)
+    monkeypatch.setattr(coordinator, "checkpoint", lambda job_id, number: view)
+    body = served.json("GET", f"/jobs/{JOB}/checkpoints")
+    one = served.json("GET", f"/jobs/{JOB}/checkpoints/details/1")
+    for found in (one, body["history"][0], body["latest"]["completed"], body["latest"]["restored"]):
+        assert found["external_path"] == f"/state/{JOB}/chk-1"
+
+
+def test_a_native_savepoint_is_called_so(served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = coordinator.checkpoint(JOB, 2)
+    for savepoint_format in ("NATIVE", "CANONICAL", None):
+        shown = msgspec.structs.replace(view, savepoint_format=savepoint_format)
+        monkeypatch.setattr(coordinator, "checkpoint", lambda job_id, number, shown=shown: shown)
+        assert served.json("GET", f"/jobs/{JOB}/checkpoints/details/2")["savepointFormat"] == savepoint_format
 
 
 def test_savepoint_and_stop_pass_their_own_spelling(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:

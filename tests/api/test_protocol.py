@@ -237,7 +237,7 @@ def test_register_deploy_trigger_ack_complete(worker: Worker, client: RestClient
     assert outcome == {"status": {"id": "COMPLETED"}, "operation": {"checkpointId": 1}}
     shown = client.checkpoints(job_id)
     assert shown["counts"] == {"restored": 0, "total": 1, "in_progress": 0, "completed": 1, "failed": 0}
-    assert shown["latest"]["completed"]["external_path"].endswith("chk-1")
+    assert shown["latest"]["completed"]["external_path"] == f"{worker.accepted.directory}/{job_id}/chk-1"
     assert set(shown["latest"]["completed"]["tasks"]) == {SOURCE, SINK}
     details = client._get(f"/v1/jobs/{job_id}/checkpoints/details/1/subtasks/{SOURCE}")
     assert (details["subtasks"][0]["className"], details["subtasks"][0]["state_size"]) == ("completed", 20)

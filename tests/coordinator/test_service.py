@@ -285,6 +285,26 @@ def test_savepoint_is_kept_outside_and_releases_nothing(open_service: Open, tmp_
     assert Path(view.location).name.startswith(f"savepoint-{crew.job_id[:6]}-")
     assert len(list((tmp_path / "savepoints").glob("savepoint-*"))) == 1
     assert all(worker.completed == [] for worker in crew.workers)
+    shown = service.checkpoints(crew.job_id).latest_savepoint
+    assert shown is not None
+    assert shown.savepoint_format == "CANONICAL"
+
+
+def test_a_trigger_id_is_that_of_one_request(open_service: Open, tmp_path: Path) -> None:
+    """The answer to a checkpoint's would be taken for a savepoint that is kept, and that to a savepoint's for a stop."""
+    crew = running(open_service())
+    service = crew.service
+    finished(crew, service.request_checkpoint(crew.job_id, "c" * 32))
+    finished(crew, service.request_savepoint(crew.job_id, str(tmp_path), trigger_id="5" * 32))
+    with pytest.raises(InvalidConfigError, match=f"trigger id {'c' * 32} is that of a checkpoint"):
+        service.request_savepoint(crew.job_id, str(tmp_path), trigger_id="c" * 32)
+    with pytest.raises(InvalidConfigError, match="is that of a savepoint: choose another one"):
+        service.stop(crew.job_id, str(tmp_path), trigger_id="5" * 32)
+    with pytest.raises(InvalidConfigError, match="is that of a savepoint"):
+        service.request_checkpoint(crew.job_id, "5" * 32)
+    assert service.request_checkpoint(crew.job_id, "c" * 32) == "c" * 32
+    assert service.checkpoints(crew.job_id).counts.total == 2
+    assert service.job(crew.job_id).overview.state == "RUNNING"
 
 
 def test_r17_a_native_savepoint_says_so_to_the_workers_and_in_its_metadata(open_service: Open, tmp_path: Path) -> None:
@@ -297,6 +317,9 @@ def test_r17_a_native_savepoint_says_so_to_the_workers_and_in_its_metadata(open_
     assert location is not None
     metadata = decode_metadata((Path(location) / "_metadata").read_bytes(), location)
     assert metadata.properties == {NATIVE_PROPERTY: "rocksdb"}
+    shown = service.checkpoints(crew.job_id).latest_savepoint
+    assert shown is not None
+    assert shown.savepoint_format == "NATIVE"
     asked = submission(word_count(name="another"), restore=location)
     with pytest.raises(BackendMismatchError, match="operator 'count': its state is stored in the rocksdb backend's own files"):
         service.submit(asked)

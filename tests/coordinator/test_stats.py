@@ -33,6 +33,7 @@ def test_completed_checkpoint_sums_its_subtasks() -> None:
     assert view is not None
     assert (view.status, view.checkpointed_size, view.state_size, view.end_to_end_ms) == ("COMPLETED", 20, 40, 30)
     assert (view.latest_ack_ms, view.location, view.is_savepoint) == (1_020, "job/chk-1", False)
+    assert view.savepoint_format is None
     vertex = view.vertices["V"]
     assert [subtask.end_to_end_ms for subtask in vertex.subtasks] == [10, 20]
     assert vertex.summary["sync"].max == 3
