@@ -5,6 +5,7 @@ It knows how to build a job, not how to run one: the launcher comes from outside
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from operators.schema import RowType
 from operators.stream import Stream
 from statebackends.errors import HoldfastError, InvalidConfigError
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
+from statebackends.snapshots.places import Location, absolute_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,7 +101,7 @@ class Environment:
         self,
         *,
         job_id: str | None = None,
-        restore: str | None = None,
+        restore: Location | None = None,
         fresh: bool = False,
         claim_mode: ClaimMode | str = ClaimMode.NO_CLAIM,
         allow_non_restored_state: bool = False,
@@ -108,14 +110,15 @@ class Environment:
     ) -> JobHandle:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends.
 
-        `restore`: `latest`, a checkpoint id, or the path of a snapshot. `fresh`: forget what a job of this name has stored.
+        `restore`: `latest`, a checkpoint id, or the path of a snapshot, also one relative to the working directory.
+        `fresh`: forget what a job of this name has stored.
         `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             return self._launch(
                 LaunchOptions(
                     job_id=job_id,
-                    restore=restore,
+                    restore=_restored_from(restore),
                     fresh=fresh,
                     claim_mode=claim_mode_of(claim_mode),
                     allow_non_restored_state=allow_non_restored_state,
@@ -138,6 +141,17 @@ class Environment:
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
             )
         return self.launcher.launch(plan, options)
+
+
+def _restored_from(restore: Location | None) -> str | None:
+    """A path as the coordinator needs it: its own working directory is another one. A word or a number is not taken for one.
+
+    Raises InvalidConfigError for what is no location."""
+    if restore is None or (isinstance(restore, str) and "/" not in restore):
+        return restore
+    if not isinstance(restore, str | os.PathLike):
+        raise InvalidConfigError(f"restore={restore!r} is neither a text nor a path", setting="restore")
+    return absolute_location(restore)
 
 
 def claim_mode_of(text: str) -> ClaimMode:

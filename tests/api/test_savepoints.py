@@ -107,6 +107,22 @@ def test_every_backend_restores_it_at_any_parallelism(tmp_path: Path, kind: Any)
     assert found["user-5"][3] == Order(7)
 
 
+def test_windows_as_the_documentation_describes_them_fit_the_job_that_declares_them(tmp_path: Path) -> None:
+    schema = pa.schema([("user", pa.string()), ("delay", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    env = hf.Environment("history")
+    rows = env.from_source(hf.GeneratorSource(lambda numbers: pa.RecordBatch.from_pydict({}), 1, schema)).uid("rows")
+    keyed = rows.assign_timestamps("at", max_out_of_orderness_ms=0).key_by("user")
+    windows = keyed.window(hf.Tumbling(minutes=1)).aggregate(n=hf.count(), late=hf.mean("delay")).uid("windows")
+    windows.sink_to(hf.Blackhole()).uid("out")
+    aggregates = (hf.ColumnAggregate("count", None, "n"), hf.ColumnAggregate("mean", "delay", "late", pa.int64()))
+    history = pa.table({"user": ["a", "a"], "start": [60_000, 120_000], "n": [2, 3], "late.sum": [7, 9], "late.count": [2, 3]})
+    hf.Savepoint.create(max_parallelism=128).with_state(
+        "windows", hf.ColumnarStateDescriptor("windows", aggregates), history, key="user", namespace="start"
+    ).with_operator_state("rows", hf.OperatorListStateDescriptor("positions"), []).write(tmp_path / "savepoint")
+    report = env.preflight(tmp_path / "savepoint")
+    assert (report.fits, report.notes) == (True, ())
+
+
 def test_several_key_columns_are_a_tuple(tmp_path: Path) -> None:
     frame = pa.table({"carrier": ["AA", "AA"], "day": [1, 2], "value": [5, 6]})
     made = hf.Savepoint.create(max_parallelism=8).with_state("t", COUNT, frame, key=["carrier", "day"]).write(tmp_path / "a")

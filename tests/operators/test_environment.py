@@ -12,7 +12,7 @@ import pytest
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.launcher import JobHandle, LaunchOptions
-from statebackends.errors import GraphError, JobExistsError
+from statebackends.errors import GraphError, InvalidConfigError, JobExistsError
 from tests.operators.ends import NamedSink, NamedSource
 
 
@@ -44,6 +44,41 @@ def test_execute_passes_plan_and_options_on() -> None:
         progress=False,
     )
     assert [sink.sink_id for sink in env.sinks] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        (None, None),
+        ("latest", "latest"),
+        ("41", "41"),
+        ("Latest", "Latest"),
+        ("/savepoints/savepoint-7/", "/savepoints/savepoint-7"),
+        ("savepoints/savepoint-7", "{cwd}/savepoints/savepoint-7"),
+        ("./savepoint-7", "{cwd}/savepoint-7"),
+        (Path("savepoint-7"), "{cwd}/savepoint-7"),
+        ("file:///savepoints/a%20b", "/savepoints/a b"),
+        ("s3://bucket/savepoint-7", "s3://bucket/savepoint-7"),
+    ],
+)
+def test_a_snapshot_is_named_as_seen_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, passed_on: str | None
+) -> None:
+    """As for a preflight: the coordinator's working directory is another one."""
+    monkeypatch.chdir(tmp_path)
+    launcher = Recorder()
+    env = Environment("job", launcher=launcher)
+    env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
+    env.execute(restore=given)
+    assert launcher.launched[0][1].restore == (passed_on and passed_on.format(cwd=tmp_path))
+
+
+@pytest.mark.parametrize("restore", [5, b"/x", "/a\0b", Path("/a\0b")])
+def test_what_names_no_snapshot_is_refused_here(restore: Any) -> None:
+    env = Environment("job", launcher=Recorder())
+    env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
+    with pytest.raises(InvalidConfigError, match=r"neither a text nor a path|is no path"):
+        env.execute(restore=restore)
 
 
 def test_a_refused_job_shows_the_users_line_and_not_ours() -> None:

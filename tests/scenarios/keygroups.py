@@ -137,14 +137,24 @@ def check_exhaustive(case: str, expected: str) -> Outcome:
 
 def check_default(case: str, expected: str) -> Outcome:
     """`default maxP for p=1,85 -> 128,128`, and `p=171 -> 256` in a remark."""
-    listed = re.search(r"p\s*=\s*([\d,\s/]+)", case)
+    listed = re.search(r"p\s*=\s*(-?\d[-\d,\s/]*)", case)
     if listed is None:
         raise UnparsedError(f"no list of p in {case!r}")
+    if re.search(r"refused|error", expected):
+        return first_failure([_check_default_refused(p) for p in integers(listed.group(1))])
     remarks = re.findall(r"p\s*=\s*(\d+)\s*(?:→|->|:)\s*(\d+)", expected)
     wanted = integers(re.sub(r"\([^)]*\)", "", expected))
     outcomes = [equal(wanted, [default_max_parallelism(p) for p in integers(listed.group(1))], case)]
     outcomes += [equal(int(value), default_max_parallelism(int(p)), f"p={p}") for p, value in remarks]
     return first_failure(outcomes)
+
+
+def _check_default_refused(parallelism: int) -> Outcome:
+    try:
+        found = default_max_parallelism(parallelism)
+    except InvalidConfigError:
+        return Passed()
+    return Failed(f"p={parallelism} refused", str(found))
 
 
 def check_rescale(case: str, expected: str) -> Outcome:
