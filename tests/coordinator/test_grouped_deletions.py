@@ -13,12 +13,22 @@ from barriers.messages import CheckpointKind, FailureReason
 from coordinator.claiming import delete_owned, dispose_snapshot
 from coordinator.fsck import FsckRequest, check_directory
 from coordinator.leadership import check_leadership
+from coordinator.publication import CheckpointFact, decode_decision
 from coordinator.records import METADATA, OWNER, AbortRecord, ClaimRecord, JobPaths, OwnerRecord, ResultRecord, encode_record
-from coordinator.store import Takeover, drop_checkpoint, settle_job
+from coordinator.store import Takeover, drop_checkpoint, read_job, settle_job
 from coordinator.submitting import Starter, clear_ended
 from statebackends.errors import HoldfastError
 from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, InParallel, Operation, one_by_one
+from statebackends.storage.operations import (
+    DeleteFile,
+    DeleteFolder,
+    Flow,
+    InParallel,
+    Operation,
+    PutIfAbsent,
+    one_by_one,
+    run_flow,
+)
 from tests.coordinator.test_crashes import settle
 from tests.coordinator.world import JOB, DictStorage, World
 
@@ -28,18 +38,26 @@ FILES = 40
 
 
 class Watched(DictStorage):
-    """Keeps the paths of what it deleted."""
+    """Keeps the paths of what it deleted, and what it created."""
 
     def __init__(self) -> None:
         super().__init__()
         self.deleted: list[str] = []
+        self.created: dict[str, bytes] = {}
+        self.log: list[str] = []
+        """Paths of both, in order."""
 
     def execute(self, operation: Operation) -> Any:
         match operation:
+            case PutIfAbsent(path, data) if path not in self.files:
+                self.created[path] = data
+                self.log.append(path)
             case DeleteFile(path):
                 self.deleted.append(path)
+                self.log.append(path)
             case DeleteFolder(folder):
                 self.deleted.append(f"{folder}/")
+                self.log.append(f"{folder}/")
         return super().execute(operation)
 
 
@@ -154,6 +172,26 @@ def test_a_repair_deletes_decisions_last_and_looks_before_each_deletion(seed: in
     assert files[-FILES:] == decisions
     assert len(files) == len(report.deleted) == len(looks) - FILES >= 2 * FILES
     assert [file.path for file in report.deleted] == sorted(files)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_id_that_a_stale_leader_wrote_behind_the_end_is_decided_before_it_goes(seed: int) -> None:
+    """Its writer may be about to complete it: what it finds is an aborted id, or none."""
+    storage = ended_job()
+    late = (985, 986)
+    for number in late:
+        claim = ClaimRecord(number, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(number), "late")
+        storage.files[PATHS.claim(number)] = encode_record(claim)
+        storage.files[f"{JOB}/chk-{number}/left"] = b"x"
+    undecided = run_flow(read_job(PATHS), storage).with_fact(CheckpointFact.UNDECIDED)
+    assert [checkpoint.checkpoint_id for checkpoint in undecided] == list(late)
+    interleaved(clear_ended(JOB, Starter("n", "", "directory", 1)), storage, seed)
+    for number in late:
+        record = decode_decision(storage.created[PATHS.decision(number)])
+        assert (record.reason, record.nonce) == (FailureReason.LEADER_CHANGED, "n")  # type: ignore[union-attr]
+        steps = [path for path in storage.log if path.startswith(f"{JOB}/chk-{number}/")]
+        assert steps[:2] == [PATHS.decision(number), PATHS.claim(number)]
+    assert not [path for path in storage.files if any(f"/chk-{number}/" in path for number in late)]
 
 
 def test_no_deletion_touches_the_files_of_tasks() -> None:

@@ -8,17 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from api.snapshots.snapshot import Snapshot
 from operators.base import JobPlan
+from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from statebackends.storage import operations as ops
 from statebackends.storage.s3 import S3Storage
 from statebackends.storage.s3_connection import S3Connection
 from tests.api.test_serve import ROOT, Process
-from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
+from tests.integration.test_two_processes import KEYS, Cluster, CountPerKey, committed, counting_plan, eventually, expected
 from tests.s3_server import S3Server
 from tests.s3_server import connection as connection
 from tests.s3_server import server as server
@@ -26,6 +28,7 @@ from tests.s3_server import server as server
 pytestmark = pytest.mark.slow
 
 ROWS = 6_000
+NEVER_MS = 1 << 50
 
 
 @pytest.fixture
@@ -40,9 +43,26 @@ def cluster(storage: S3Storage, tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
+class TimedCountPerKey(CountPerKey):
+    """With two timers for each key, set when it comes for the first time: their tables are small, and packed into one file."""
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        if ctx.state(self.count).value() is None:
+            ctx.timers.register_event_time_timer(NEVER_MS)
+            ctx.timers.register_processing_time_timer(NEVER_MS)
+        super().process_element(value, ctx, out)
+
+    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
+        """At the end of the input."""
+
+
+def timers(snapshot: Snapshot) -> list[int]:
+    return [snapshot.table("count", name).read_all().num_rows for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
+
+
 def plan_with_files(seconds: float, output: str) -> JobPlan:
     """Its states are files, however small they are."""
-    plan = counting_plan(ROWS, seconds, output, "rocksdb")
+    plan = counting_plan(ROWS, seconds, output, "rocksdb", TimedCountPerKey)
     config = msgspec.structs.replace(plan.graph.config, inline_threshold=0, checkpoint_interval_ms=400)
     return dataclasses.replace(plan, graph=msgspec.structs.replace(plan.graph, config=config))
 
@@ -51,6 +71,7 @@ def test_count_is_exact_through_kill_9_and_a_move_to_another_prefix(cluster: Clu
     output = f"{storage.root}-out"
     job = cluster.submit(plan_with_files(12.0, output)).job_id
     eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
+    eventually(lambda: any("-pack-" in path for path in storage.execute(ops.ListFiles(job))), "a checkpoint with a pack")
     assert cluster.slots is not None
     victim = cluster.kill_worker(0)
     eventually(lambda: cluster.slots is not None and cluster.slots.pid(0) not in (None, victim), "the successor")
@@ -66,6 +87,8 @@ def test_count_is_exact_through_kill_9_and_a_move_to_another_prefix(cluster: Clu
     assert any(path.endswith("/_metadata") for path in files)
     assert any(not path.endswith("/_metadata") for path in files)
     assert cluster.slots.wait(10)
+
+    assert timers(Snapshot(location)) == [KEYS, KEYS], "as restored from a pack: nobody has set them again"
 
     # to another kind of storage and back: the copy is as good
     local = Snapshot(location).copy(tmp_path / "copied")

@@ -172,13 +172,24 @@ def ends(scene: Scene, before: Scene) -> Any:
     scene.run(clear_ended(JOB, Starter("cleaner", "", "directory", scene.now_ms)))
 
 
-def has_ended(scene: Scene, finished: bool) -> None:
-    if scene.recorded().is_live:
-        recovers_at(2, done=0)(scene, finished)
-        return
-    scene.run(clear_ended(JOB, Starter("another", "", "directory", scene.now_ms)))
-    left = [path for path in scene.disk.view(STATE).paths(JOB) if "/chk-" in path or "/shared/" in path]
-    assert left == [], "an ended job leaves nothing that it does not keep (I24)"
+def ends_with_an_id_undecided(scene: Scene, before: Scene) -> Any:
+    """The end was written by another leader: the id is what one that was asleep has claimed and uploaded."""
+    scene.run(scene.effects().flow(job.WriteResult(job.JobState.CANCELED, "", 2, 1)))
+    scene.run(clear_ended(JOB, Starter("cleaner", "", "directory", scene.now_ms)))
+
+
+def has_ended(newest: int) -> Callable[[Scene, bool], None]:
+    """Or goes on from this checkpoint, while its end is not recorded."""
+
+    def holds(scene: Scene, finished: bool) -> None:
+        if scene.recorded().is_live:
+            recovers_at(newest, done=0)(scene, finished)
+            return
+        scene.run(clear_ended(JOB, Starter("another", "", "directory", scene.now_ms)))
+        left = [path for path in scene.disk.view(STATE).paths(JOB) if "/chk-" in path or "/shared/" in path]
+        assert left == [], "an ended job leaves nothing that it does not keep (I24)"
+
+    return holds
 
 
 def leads(scene: Scene, before: Scene) -> Any:
@@ -344,7 +355,8 @@ CASES = {
     "savepoint": Case(scenes.first_completed, takes_a_savepoint, has_a_savepoint),
     "abort": Case(uploaded, aborts, recovers_at(1, done=1)),
     "subsume": Case(scenes.second_completed, subsumes, recovers_at(2, done=2)),
-    "delete at the end": Case(scenes.second_completed, ends, has_ended),
+    "delete at the end": Case(scenes.second_completed, ends, has_ended(2)),
+    "delete at the end, an id undecided": Case(uploaded, ends_with_an_id_undecided, has_ended(1)),
     "recover": Case(uploaded, leads, recovers_at(1, done=1)),
     "recover and subsume": Case(scenes.second_completed, leads, recovers_at(2, done=2)),
     "claim": Case(scenes.started, claims, is_claimed, users=(UNWANTED,)),
