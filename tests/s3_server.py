@@ -74,7 +74,7 @@ class S3Server:
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
         self._server.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)  # s until it ends
         self._thread.start()
 
     def close(self) -> None:

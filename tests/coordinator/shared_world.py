@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from barriers.messages import Deployment, SubtaskKey, TriggerCheckpoint
-from coordinator.publication import Completed, decode_decision
+from coordinator.publication import Completed
 from statebackends.handles import (
     FileHandle,
     KeyedStateHandle,
@@ -21,7 +21,7 @@ from statebackends.keygroups import assign_key_groups
 from statebackends.sharedpaths import shared_name, shared_path
 from statebackends.storage.checksums import checksum_of
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM
-from tests.coordinator.world import JOB, Leader, Worker, World
+from tests.coordinator.world import JOB, Leader, Worker, World, decoded
 
 SHARED = f"{JOB}/shared/"
 
@@ -44,7 +44,6 @@ class SharedWorld(World):
         self.databases: dict[tuple[int, int], Database] = {}
         """(slot, attempt) -> what a worker has on its own disk."""
         self.placeholders = 0
-        self._read: dict[bytes, Completed | None] = {}
         super().__init__(seed, state_backend="rocksdb", **settings)
 
     def _deploy(self, leader: Leader, worker: Worker, deployment: Deployment) -> None:
@@ -94,12 +93,8 @@ class SharedWorld(World):
     def references(self) -> Iterator[tuple[int, FileHandle]]:
         """Shared files of the completed checkpoints that are claimed."""
         for number, folder in self.storage.completed(JOB).items():
-            content = self.storage.files[f"{folder}/_metadata"]
-            if content not in self._read:
-                decision = decode_decision(content)
-                self._read[content] = decision if isinstance(decision, Completed) else None
-            completed = self._read[content]
-            for handle in () if completed is None else completed.shared:
+            decision = decoded(self.storage.files[f"{folder}/_metadata"])
+            for handle in decision.shared if isinstance(decision, Completed) else ():
                 yield number, handle
 
     def orphans(self) -> list[str]:

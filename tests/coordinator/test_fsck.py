@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 
@@ -20,11 +21,14 @@ SEEDS = range(24)
 
 def needed(storage: DictStorage) -> set[str]:
     """Every file that a retained checkpoint of the job names."""
-    return {
-        path
-        for folder in storage.completed(JOB).values()
-        for path in claimed_paths(decode_metadata(storage.files[f"{folder}/_metadata"], folder), folder)
-    }
+    folders = storage.completed(JOB).values()
+    return {path for folder in folders for path in claimed_by(storage.files[f"{folder}/_metadata"], folder)}
+
+
+@functools.lru_cache(10_000)
+def claimed_by(metadata: bytes, folder: str) -> frozenset[str]:
+    """Asked after every step."""
+    return frozenset(claimed_paths(decode_metadata(metadata, folder), folder))
 
 
 def request(*, repair: bool = True, doubt: str = "", age_ms: int = HOUR) -> FsckRequest:

@@ -5,6 +5,7 @@ have seen. The world keeps a ledger of what was committed and checks the invaria
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,9 @@ from statebackends.storage.operations import (
 from tests.coordinator.doubles import OFFSETS, submission, word_count
 
 JOB = "ab" * 16
+
+decoded = functools.lru_cache(10_000)(decode_decision)
+"""What stays as it is, and is asked for after every step."""
 
 
 class DictStorage:
@@ -130,9 +134,11 @@ class DictStorage:
         """Completed recovery points as storage has them: id -> folder of the snapshot."""
         found: dict[int, str] = {}
         for path, content in self.files.items():
+            if not path.endswith("/_metadata"):
+                continue
             parts = path.split("/")
-            if len(parts) == 3 and parts[0] == job_id and parts[2] == "_metadata" and f"{job_id}/{parts[1]}/_claim" in self.files:
-                decision = decode_decision(content)
+            if len(parts) == 3 and parts[0] == job_id and f"{job_id}/{parts[1]}/_claim" in self.files:
+                decision = decoded(content)
                 if isinstance(decision, Completed):
                     found[decision.checkpoint_id] = f"{job_id}/{parts[1]}"
                 elif isinstance(decision, SavepointRecord) and decision.kind is not CheckpointKind.SAVEPOINT:
