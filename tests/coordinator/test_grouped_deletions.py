@@ -210,6 +210,20 @@ def test_no_deletion_touches_the_files_of_tasks() -> None:
     assert [path for path in names if path not in storage.files] == []
 
 
+def test_no_deletion_touches_an_epoch_or_a_number_of_a_submission() -> None:
+    """They refuse whoever was asleep, for any time (ADR 26)."""
+    storage = ended_job()
+    for turn in range(4):
+        storage.files[f"{JOB}/chk-{turn + 5}/left"] = b"x"
+        interleaved(clear_ended(JOB, Starter(f"n{turn}", "", "directory", 1)), storage, turn)
+        interleaved(settle_job(PATHS, Takeover(9, "n", 1)), storage, turn)
+        interleaved(repair(storage), storage, turn)
+    fences = [path for path in storage.created if path.startswith((f"{PATHS.leaders}/", f"{JOB}/submissions/"))]
+    assert len([path for path in fences if path.startswith(PATHS.leaders)]) >= 2
+    assert [path for path in fences if path not in storage.files] == []
+    assert [path for path in storage.deleted if path.startswith((PATHS.leaders, f"{JOB}/submissions"))] == []
+
+
 @pytest.mark.parametrize(
     ("make", "run", "most"),
     [

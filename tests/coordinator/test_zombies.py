@@ -10,14 +10,15 @@ import pytest
 from barriers.messages import CheckpointKind, FailureReason, NotifyCheckpointComplete, TaskState, TriggerCheckpoint
 from coordinator import events as on
 from coordinator import jobevents as job
+from coordinator.leadership import become_leader, check_leadership
 from coordinator.publication import CheckpointFact
-from coordinator.records import JobPaths
+from coordinator.records import JobPaths, LeaderRecord
 from coordinator.store import read_job
 from coordinator.submitting import Starter, resume_submission
-from statebackends.errors import StorageUnavailableError
+from statebackends.errors import FencedError, StorageUnavailableError
 from statebackends.storage.operations import one_by_one, run_flow
 from tests.coordinator.rig import Rig
-from tests.coordinator.world import JOB
+from tests.coordinator.world import JOB, DictStorage
 
 
 def succeed(rig: Rig, *, checkpoints: int = 2) -> Rig:
@@ -33,6 +34,39 @@ def succeed(rig: Rig, *, checkpoints: int = 2) -> Rig:
     for _ in range(checkpoints):
         successor.checkpoint(2)
     return successor
+
+
+def leader_of(nonce: str) -> LeaderRecord:
+    return LeaderRecord(1, nonce, "", 0)
+
+
+@pytest.mark.parametrize("others", [1, 3, 40])
+def test_who_slept_while_it_took_the_lead_takes_an_epoch_above_all_others(others: int) -> None:
+    """Since every one of them stands: without the one that it wants it would lead, and see nobody above it (ADR 26)."""
+    paths, storage = JobPaths(JOB), DictStorage()
+    run_flow(become_leader(paths, leader_of("first")), storage)
+    sleepers = [one_by_one(become_leader(paths, leader_of(name))) for name in ("asleep", "asleep too")]
+    listed = [storage.execute(next(asleep)) for asleep in sleepers]
+    for number in range(others):
+        run_flow(become_leader(paths, leader_of(f"other-{number}")), storage)
+    pruned = copy.deepcopy(storage)
+    assert woken(sleepers[0], listed[0], storage) == others + 2
+    with pytest.raises(FencedError):
+        run_flow(check_leadership(paths, 1), storage)
+    for number in range(2, others + 1):
+        del pruned.files[paths.leader(number)]
+    if others > 1:
+        assert run_flow(check_leadership(paths, 1), pruned) is None, "a leader of long ago would delete what the job needs"
+        assert woken(sleepers[1], listed[1], pruned) == 2, "there would be two that lead"
+
+
+def woken(flow: Any, result: Any, storage: DictStorage) -> Any:
+    """What a flow returns that goes on from the result of an operation."""
+    try:
+        while True:
+            result = storage.execute(flow.send(result))
+    except StopIteration as stop:
+        return stop.value
 
 
 def completed_ids(rig: Rig) -> list[int]:
