@@ -1,27 +1,22 @@
 """Flows over a job's directory: claim, decide, discard, drop, and read it all back.
 
-Every flow may be killed between any two operations; `read_job` and `settle_job` then bring the directory to rest.
+Every flow may be killed between any two operations; `read_job` and `settling.settle_job` then bring the directory to rest.
 No flow decides by what it remembers: after an ambiguous or lost write it reads what stands, and obeys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from barriers.messages import CheckpointKind, FailureReason
 from coordinator.publication import (
-    CheckpointFact,
     Decision,
     RecordedCheckpoint,
     RecordedJob,
     decode_decision,
     derive_checkpoint,
-    derive_garbage,
-    derive_shared_garbage,
 )
 from coordinator.records import (
     CLAIM,
@@ -46,7 +41,6 @@ from statebackends.errors import AmbiguousWriteError, FencedError, InvalidConfig
 from statebackends.sharedpaths import SHARED_FOLDER, writer_of
 from statebackends.snapshot import read_metadata_file
 from statebackends.storage.deleting import delete_files
-from statebackends.storage.durable import make_durable
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -60,8 +54,6 @@ from statebackends.storage.whole import read_in_group, read_whole
 
 SUBMISSION_BYTES_MAX = 256 << 20
 """Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""
-SETTLE_TRIES_MAX = 4
-"""A leader that is being replaced has few deletions under way, and begins none."""
 
 
 def put_once(path: str, content: bytes, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
@@ -299,103 +291,3 @@ def _numbers(folder: str) -> Flow[list[int]]:
     names: list[str] = yield ListFolder(folder)
     stems = (name.removesuffix(".json") for name in names)
     return sorted(int(stem) for stem in stems if stem.isdecimal())
-
-
-@dataclass(frozen=True, slots=True)
-class Takeover:
-    """Who settles a job: a leader of this epoch, at this wall-clock time."""
-
-    epoch: int
-    nonce: str
-    now_ms: int
-
-
-def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
-    """Bring a job that an older leader left to rest: decide every claimed, undecided id, fence the next one, sweep.
-
-    Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
-    next is ours and ABORTED. Running it again gives the same result."""
-    for _ in range(SETTLE_TRIES_MAX - 1):
-        try:
-            return (yield from _settle(paths, takeover))
-        except ObjectMissingError:
-            continue  # a deletion that an ended job's last leader had begun came between: it comes once
-    return (yield from _settle(paths, takeover))
-
-
-def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
-    """Reads the job again only where it has changed it: a first submission's directory is read once."""
-    job = yield from read_job(paths)
-    undecided = job.with_fact(CheckpointFact.UNDECIDED)
-    for checkpoint in undecided:
-        yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
-    is_behind_another = bool(job.epochs) and min(job.epochs) < takeover.epoch
-    if is_behind_another:
-        yield from _fence_next(paths, job, takeover)
-    if undecided or is_behind_another:
-        job = yield from read_job(paths)
-    yield from sweep_checkpoints(paths, job.with_fact(CheckpointFact.ABORTED))
-    garbage = derive_garbage(job)
-    yield InParallel([drop_checkpoint(paths, checkpoint.checkpoint_id) for checkpoint in garbage], [0] * len(garbage))
-    if garbage:
-        job = yield from read_job(paths)
-    if orphans := derive_shared_garbage(job):
-        yield from discard_shared(paths, orphans)
-        job = replace(job, shared=tuple(name for name in job.shared if name not in orphans))
-    yield from _make_durable(paths, job)
-    return job
-
-
-def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
-    """What the job goes on from must not vanish any more, though its writer died before it knew that it stays.
-
-    Of the older checkpoints nobody depends, and they may be going just now."""
-    record = job.newest_submission
-    if record is not None:
-        yield from make_durable(paths.submission(record.number), read_submission)
-    kept = job.with_fact(CheckpointFact.COMPLETED)
-    newest = max((checkpoint.checkpoint_id for checkpoint in kept if checkpoint.is_recovery_point), default=0)
-    if newest > 0:
-        yield from make_durable(paths.claim(newest))
-        yield from make_durable(paths.decision(newest), read_metadata_file)
-
-
-def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[None]:
-    """Claim and abort the id that a stale leader would take next; ids that it took meanwhile are aborted too."""
-    number = job.last_checkpoint_id + 1
-    while True:
-        claim = ClaimRecord(
-            checkpoint_id=number,
-            epoch=takeover.epoch,
-            submission=0,
-            attempt=0,
-            kind=CheckpointKind.CHECKPOINT,
-            folder=paths.checkpoint(number),
-            nonce=takeover.nonce,
-            created_ms=takeover.now_ms,
-        )
-        standing = yield from claim_checkpoint(paths, claim)
-        if standing.epoch > takeover.epoch:
-            raise FencedError(
-                f"epoch {standing.epoch} leads this job, not {takeover.epoch}", epoch=takeover.epoch, newer=standing.epoch
-            )
-        yield from abort_checkpoint(paths, _leader_changed(number, takeover))
-        if standing.nonce == takeover.nonce:
-            return
-        number += 1
-
-
-def abort_undecided(paths: JobPaths, checkpoint_id: int, takeover: Takeover) -> Flow[None]:
-    """Decide an id that an older leader left undecided."""
-    yield from abort_checkpoint(paths, _leader_changed(checkpoint_id, takeover))
-
-
-def _leader_changed(checkpoint_id: int, takeover: Takeover) -> AbortRecord:
-    return AbortRecord(
-        checkpoint_id=checkpoint_id,
-        reason=FailureReason.LEADER_CHANGED,
-        epoch=takeover.epoch,
-        nonce=takeover.nonce,
-        message=f"epoch {takeover.epoch} leads",
-        created_ms=takeover.now_ms,
-    )

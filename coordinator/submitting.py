@@ -15,13 +15,11 @@ from coordinator.planning import check_graph, derive_setup, examine_submission, 
 from coordinator.preflight import PreflightReport, Refusal
 from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_recovery_point, derive_shared_garbage
 from coordinator.records import JobPaths, LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
+from coordinator.settling import Takeover, abort_undecided, settle_job
 from coordinator.store import (
-    Takeover,
-    abort_undecided,
     discard_shared,
     drop_checkpoint,
     read_job,
-    settle_job,
     void_submission,
     write_submission,
 )

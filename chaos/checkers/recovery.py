@@ -20,7 +20,8 @@ from chaos.scenario import Scenario
 from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
 from coordinator.records import CLAIM, METADATA, JobPaths, LeaderRecord
-from coordinator.store import Takeover, read_job, settle_job
+from coordinator.settling import Takeover, settle_job
+from coordinator.store import read_job
 from statebackends.errors import HoldfastError
 from statebackends.snapshot import file_handles
 from statebackends.storage.operations import Flow, run_flow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import coordinator.effects as effects_module
+import coordinator.settling as settling_module
 import coordinator.store as store_module
 from barriers.messages import FailureReason
 from chaos.sabotage.base import Mutant, Sabotage
@@ -61,7 +62,7 @@ SABOTAGES = (
         "reused_id",
         "a new leader deletes the registers of aborted ids, and takes those ids again",
         ("I12",),
-        (Mutant(store_module, "derive_garbage", lambda original: _forgets_aborted),),
+        (Mutant(settling_module, "derive_garbage", lambda original: _forgets_aborted),),
         kinds=("crashes", "zombies", "power_loss"),
     ),
     Sabotage(
@@ -89,7 +90,7 @@ SABOTAGES = (
         "unsettled_takeover",
         "a new leader leaves the ids undecided that its predecessor had claimed",
         ("I13", "I15"),
-        (Mutant(store_module, "abort_checkpoint", _decides_nothing),),
+        (Mutant(settling_module, "abort_checkpoint", _decides_nothing),),
         kinds=("crashes", "zombies"),
     ),
 )

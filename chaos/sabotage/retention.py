@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import coordinator.effects as effects_module
-import coordinator.store as store_module
+import coordinator.settling as settling_module
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
 from chaos.sabotage.base import Mutant, Sabotage, constant
 from coordinator.decisions import Decisions
@@ -111,7 +111,7 @@ SABOTAGES = (
         ("I13", "I11"),
         (
             Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
-            Mutant(store_module, "drop_checkpoint", lambda original: _deletes_claim_last),
+            Mutant(settling_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
     ),
     Sabotage(
@@ -142,7 +142,7 @@ SABOTAGES = (
         ("I24",),
         (
             Mutant(effects_module, "sweep_shared", constant(())),
-            Mutant(store_module, "derive_shared_garbage", constant(())),
+            Mutant(settling_module, "derive_shared_garbage", constant(())),
         ),
         backend="rocksdb",
     ),

@@ -9,13 +9,12 @@ import pytest
 from barriers.messages import CheckpointKind, FailureReason
 from chaos.disk import SimDisk
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
+from coordinator.settling import Takeover, settle_job
 from coordinator.store import (
-    Takeover,
     abort_checkpoint,
     claim_checkpoint,
     decide_checkpoint,
     put_once,
-    settle_job,
     write_result,
     write_submission,
 )

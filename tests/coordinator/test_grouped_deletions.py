@@ -15,7 +15,8 @@ from coordinator.fsck import FsckRequest, check_directory
 from coordinator.leadership import check_leadership
 from coordinator.publication import CheckpointFact, decode_decision
 from coordinator.records import METADATA, OWNER, AbortRecord, ClaimRecord, JobPaths, OwnerRecord, ResultRecord, encode_record
-from coordinator.store import Takeover, drop_checkpoint, read_job, settle_job
+from coordinator.settling import Takeover, settle_job
+from coordinator.store import drop_checkpoint, read_job
 from coordinator.submitting import Starter, clear_ended
 from statebackends.errors import HoldfastError
 from statebackends.metadata import SnapshotMetadata, encode_metadata

@@ -13,8 +13,9 @@ from coordinator.effects import Identity, StorageEffects
 from coordinator.publication import CheckpointFact, derive_shared_garbage
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
 from coordinator.routing import RoutedStorage
+from coordinator.settling import Takeover, settle_job
 from coordinator.snapshots import check_files, load_snapshot
-from coordinator.store import Takeover, drop_checkpoint, read_job, settle_job, write_result, write_submission
+from coordinator.store import drop_checkpoint, read_job, write_result, write_submission
 from coordinator.submitting import Starter, clear_ended
 from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
 from statebackends.metadata import SnapshotMetadata, encode_metadata

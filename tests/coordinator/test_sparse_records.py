@@ -18,7 +18,8 @@ from coordinator.fsck import FsckRequest, check_directory
 from coordinator.leadership import find_leader, open_directory
 from coordinator.publication import CheckpointFact, RecordedJob, Unreadable
 from coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
-from coordinator.store import Takeover, list_jobs, put_once, read_checkpoint, read_job, settle_job, write_attempt
+from coordinator.settling import Takeover, settle_job
+from coordinator.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
 from coordinator.submitting import Starter, start_submission
 from operators.sinks.log import read_log_flow
 from operators.sinks.manifest import SinkPaths

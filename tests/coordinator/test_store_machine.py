@@ -12,7 +12,8 @@ from barriers.messages import CheckpointKind, FailureReason
 from coordinator.leadership import become_leader, check_leadership
 from coordinator.publication import CheckpointFact, Completed
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
-from coordinator.store import Takeover, abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job, settle_job
+from coordinator.settling import Takeover, settle_job
+from coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
 from statebackends.errors import FencedError, HoldfastError
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage.operations import Flow, WriteFile, one_by_one, run_flow

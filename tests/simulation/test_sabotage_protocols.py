@@ -12,8 +12,8 @@ from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
 from coordinator.releasing import Releases
+from coordinator.settling import Takeover, settle_job
 from coordinator.sharedfiles import SharedFiles
-from coordinator.store import Takeover, settle_job
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.handles import FileHandle
 from statebackends.storage.operations import DeleteFile, Flow, run_flow
