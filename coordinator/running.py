@@ -98,7 +98,8 @@ class ThreadOwner:
             if service.turn():
                 continue
             deadline = service.next_deadline_ms()
-            self._awake.wait(None if deadline is None else max(0, deadline - self._clock.monotonic_ms()) / 1000)
+            wait_s = None if deadline is None else max(0, deadline - self._clock.monotonic_ms()) / 1000
+            self._awake.wait(None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))  # "never" may be any number of ms
             self._awake.clear()  # before the turn that looks: what comes behind the look wakes again
 
 

@@ -149,7 +149,7 @@ class Gateway:
 
     def _next_event(self) -> Event | _FromStream | None:
         due_ms = self._session.next_deadline_ms()
-        timeout_s = None if due_ms is None else max(0.0, (due_ms - self._clock.monotonic_ms()) / 1000)
+        timeout_s = None if due_ms is None else min(threading.TIMEOUT_MAX, max(0.0, (due_ms - self._clock.monotonic_ms()) / 1000))
         try:
             return self._inbox.get(timeout=timeout_s)
         except queue.Empty:

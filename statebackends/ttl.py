@@ -18,6 +18,9 @@ TtlVisibility = Literal["never_expired", "until_cleaned"]
 
 _PREFIX = "ttl<"
 
+DURATION_MS_MAX = 2**63 - 1
+"""Flink's largest, for what is never to expire. Beyond it no stamp could be compared."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
@@ -35,8 +38,13 @@ class Ttl:
     checkpoint). 0: no cleanup but of what is read, written to RocksDB, or in a snapshot."""
 
     def __post_init__(self) -> None:
-        if duration_ms(self.duration, "the duration of a TTL") < 1:
+        duration = duration_ms(self.duration, "the duration of a TTL")
+        if duration < 1:
             raise InvalidConfigError(f"the duration of a TTL must be at least 1 ms, not {self.duration!r}", setting="duration")
+        if duration > DURATION_MS_MAX:
+            raise InvalidConfigError(
+                f"the duration of a TTL must be at most {DURATION_MS_MAX} ms, not {duration}", setting="duration"
+            )
         for setting, choices in (("update", get_args(TtlUpdate)), ("visibility", get_args(TtlVisibility))):
             if getattr(self, setting) not in choices:
                 raise InvalidConfigError(

@@ -124,6 +124,15 @@ def test_worker_that_comes_back_within_the_grace_changes_nothing(open_service: O
     assert service.job(crew.job_id).restarts == 0
 
 
+@pytest.mark.parametrize("setting", ["heartbeat_timeout_ms", "checkpoint_interval_ms", "checkpoint_timeout_ms"])
+def test_a_time_that_never_comes_ends_no_owner_thread(open_service: Open, setting: str) -> None:
+    """The largest number of ms stands for "never" in Flink, and is longer than a thread can be told to wait."""
+    service = open_service()
+    crew = running(service, **{setting: 2**63 - 1})
+    finished(crew, service.request_checkpoint(crew.job_id))
+    assert service.checkpoints(crew.job_id).counts.completed == 1
+
+
 def test_lost_worker_without_successor_leaves_the_job_restarting(open_service: Open) -> None:
     service = open_service()
     crew = running(service)

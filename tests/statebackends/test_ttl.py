@@ -35,7 +35,7 @@ from statebackends.state import (
 )
 from statebackends.statecodec import StateCodec, check_compatible, has_stamps, state_meta
 from statebackends.storage.operations import run_flow
-from statebackends.ttl import Ttl, split_ttl_text, ttl_text
+from statebackends.ttl import DURATION_MS_MAX, Ttl, split_ttl_text, ttl_text
 from tests.statebackends.backend_harness import KEY, Cluster, MeanAggregate, stored, use
 
 HOUR_MS = 3_600_000
@@ -101,6 +101,7 @@ def tables(cluster: Cluster, snapshot: Any) -> dict[str, pa.Table]:
     [
         {"duration": 0},
         {"duration": -1},
+        {"duration": 2**63},
         {"duration": timedelta(microseconds=1500)},
         {"duration": 1.5},
         {"duration": True},
@@ -174,6 +175,16 @@ def test_after_a_long_downtime_the_stored_stamps_decide(cluster: Cluster, canoni
     assert shown(restored, states, "new") == full(2)
     cluster.now_ms += HOUR_MS // 2
     assert shown(cluster.restored(snapshot, states), states, "new") == NOTHING
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_the_longest_duration_is_one(cluster: Cluster, canonical: bool) -> None:
+    states = declared(Ttl(DURATION_MS_MAX))
+    backend = cluster.backend(states)
+    fill(backend, states, "old", 1)
+    snapshot = cluster.take(backend, canonical=canonical)
+    cluster.now_ms += 100 * 365 * 24 * HOUR_MS
+    assert shown(cluster.restored(snapshot, states), states, "old") == full(1)
 
 
 @pytest.mark.parametrize("canonical", [False, True])
