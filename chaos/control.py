@@ -1,4 +1,4 @@
-"""The control plane in virtual time: requests of workers to a coordinator, and the command streams back, as bytes.
+"""The control plane in virtual time: requests of workers to a coordinator, as bytes. Command streams back: commandstream.py.
 
 It stands for HTTP: a request is answered, or refused because nobody listens, or times out. Messages travel encoded by the
 product's codec, so that what one process keeps is never what another one changes."""
@@ -14,19 +14,8 @@ import msgspec
 
 from api.errors import ConnectionLostError
 from barriers import codec
-from barriers.messages import (
-    CancelTasks,
-    Deploy,
-    FinishTasks,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    NumberedCommand,
-    ShutdownWorker,
-    TriggerCheckpoint,
-    WorkerCommand,
-)
 from chaos.injector import Injector
-from chaos.observations import Answered, Commanded, Observation, Requested
+from chaos.observations import Answered, Observation, Requested
 from chaos.processes import Kernel, Process
 from coordinator.subscription import Subscription
 from operators.leader_retrieval import Target, next_target
@@ -36,10 +25,6 @@ WAY_US = (100, 1_500)
 """Least and most time of a message one way."""
 ANSWER_TIMEOUT_US = 10_000_000
 """How long a request waits for its answer, as in operators.control_client."""
-KEEP_ALIVE_US = 2_000_000
-"""Silence on a command stream after which a line without a command is sent, as in api.command_stream."""
-SILENCE_US = 10_000_000
-"""Silence on a command stream after which its reader gives it up, as in operators.control_client."""
 
 Reply = Callable[[Any], None]
 """Takes the answer, or the HoldfastError that came instead."""
@@ -59,6 +44,16 @@ class Endpoint(Protocol):
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         """A client of a job was sent to the leader of that epoch in vain."""
+
+
+class OpenStream(Protocol):
+    """One open command stream."""
+
+    def is_of(self, process: Process) -> bool: ...
+
+    def break_off(self, unnoticed_us: int) -> None: ...
+
+    def process_gone(self, process: Process) -> None: ...
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -82,7 +77,7 @@ class ControlNetwork:
         self.address = ""
         """The URL in the state directory: where a client that looks it up goes."""
         self._listening: dict[str, Endpoint] = {}
-        self.streams: list[CommandStream] = []
+        self.streams: list[OpenStream] = []
 
     def announce(self, endpoint: Endpoint) -> None:
         """A coordinator listens, and leaves its address in the state directory."""
@@ -124,14 +119,14 @@ class ControlNetwork:
         exchange = _Exchange(self, call, target.unreachable_epoch, kind, reply)
         sender, request, slot = call.sender, call.request, call.slot
         if endpoint is None or not endpoint.process.alive:
-            self.kernel.after(self.way_us(), lambda: exchange.end(_unreachable("connection refused")), sender)
+            self.kernel.after(self.way_us(), lambda: exchange.end(unreachable("connection refused")), sender)
             return
         self.observe(Requested(self.kernel.now_ms, sender.name, request, body))
         content = codec.encode(body)
         fate = self.injector.message(request, slot)
         said = "" if self.kernel.opaque else f" {zlib.crc32(content):08x}"
         self.kernel.trace.add(sender.name, f"asks {request}", f"{endpoint.process.name}{said}{' lost' if fate.lost else ''}")
-        self.kernel.after(ANSWER_TIMEOUT_US, lambda: exchange.end(_unreachable("no answer in time")), sender)
+        self.kernel.after(ANSWER_TIMEOUT_US, lambda: exchange.end(unreachable("no answer in time")), sender)
         if fate.lost:
             return
         for _ in range(fate.copies):
@@ -180,7 +175,7 @@ class _Exchange:
         """At the coordinator's machine."""
         kernel = self._network.kernel
         if not endpoint.process.alive:
-            kernel.after(self._network.way_us(), lambda: self.end(_unreachable("connection reset")), self._call.sender)
+            kernel.after(self._network.way_us(), lambda: self.end(unreachable("connection reset")), self._call.sender)
             return
 
         def serve() -> None:
@@ -226,196 +221,5 @@ class _Exchange:
             self._reply(answer)
 
 
-class CommandStream:
-    """One open command stream: lines in order, keep-alives, and an end that both sides notice.
-
-    A line that a fault takes out, repeats or moves stands for what a proxy or a bug may do; the session must notice."""
-
-    def __init__(
-        self, network: ControlNetwork, call: Call, heard: Callable[[NumberedCommand], None], ended: Callable[[Any], None]
-    ) -> None:
-        """`heard` takes each line and `ended` the reason why no more will come (None: just closed), both as the reader."""
-        self._network = network
-        self._call = call
-        self._heard = heard
-        self._ended = ended
-        self._endpoint: Endpoint | None = None
-        self._subscription: Subscription | None = None
-        self._session = ""
-        self._open = True
-        self._last_us = 0
-        self._sent_us = 0
-        self._heard_us = network.kernel.now_us
-
-    def ask(self, target: Target, session: str, after: int) -> None:
-        """Send the request."""
-        network = self._network
-        endpoint = network.at(target.url)
-        self._endpoint, self._session = endpoint, session
-        network.streams.append(self)
-        self._watch_silence()
-        if endpoint is None or not endpoint.process.alive:
-            self._end_soon(_unreachable("connection refused"))
-            return
-        fate = network.injector.message("stream", self._call.slot)
-        if not fate.lost:
-            network.kernel.after(network.way_us() + fate.delay_us, lambda: self._serve(after), endpoint.process)
-
-    def close(self) -> None:
-        """The reader does not want it any more."""
-        if self._open:
-            self._shut()
-            self._leave()
-
-    def is_of(self, process: Process) -> bool:
-        """It is open, and a process reads it."""
-        return process is self._call.sender and self._subscription is not None
-
-    def break_off(self, unnoticed_us: int) -> None:
-        """The connection breaks: the reader learns of it soon, the writer after that time."""
-        kernel, subscription = self._network.kernel, self._subscription
-        if not self._open or subscription is None or self._endpoint is None:
-            return
-        self._network.kernel.run_as(self._call.sender, lambda: self._end(_unreachable("the stream broke")))
-        kernel.after(unnoticed_us + self._network.way_us(), subscription.close, self._endpoint.process)
-
-    def process_gone(self, process: Process) -> None:
-        """One of its ends has died."""
-        if self._open and self._endpoint is not None and process is self._endpoint.process:
-            self._end_soon(_unreachable("the stream broke"))
-        elif self._open and process is self._call.sender:
-            self.close()
-
-    # ---------------------------------------------------------------------------------------------- at the coordinator
-
-    def _serve(self, after: int) -> None:
-        assert self._endpoint is not None
-        self._network.injector.point("coordinator.receive.stream", self._endpoint.process)
-        if not self._open or not self._endpoint.process.alive:
-            return
-        try:
-            subscription, opened = self._endpoint.subscribe(self._call.job_id, self._call.slot, self._session, after)
-        except HoldfastError as error:
-            self._end_soon(error)
-            return
-        opened.add_done_callback(lambda done: self._opened(subscription, done))
-
-    def _opened(self, subscription: Subscription, done: Future[Any]) -> None:
-        error = done.exception()
-        if error is not None:
-            self._end_soon(error)
-            return
-        self._subscription = subscription
-        self._network.kernel.trace.add(self._call.sender.name, "stream open", self._session[:4])
-        if not self._open:
-            self._leave()
-            return
-        subscription.add_listener(self._pump)
-        self._keep_alive()
-
-    def _pump(self) -> None:
-        """Commands wait, or the stream was closed."""
-        subscription = self._subscription
-        assert subscription is not None
-        assert self._endpoint is not None
-        closed = subscription.closed
-        for line in subscription.take():
-            if not self._send(line):
-                return
-        if closed:
-            self._end_soon(None)
-
-    def _send(self, line: NumberedCommand) -> bool:
-        """Put a line on its way; False when the coordinator died over it."""
-        assert self._endpoint is not None
-        network, process = self._network, self._endpoint.process
-        kind = command_kind(line.command)
-        network.kernel.trace.add(process.name, f"sends {kind}", f"slot {self._call.slot} {line.number} of {line.session[:4]}")
-        if line.command is not None:
-            network.injector.point(f"coordinator.send.{kind}", process)
-            if not process.alive:
-                return False
-            network.observe(Commanded(network.kernel.now_ms, process.name, line.epoch, self._call.slot, line.command))
-        fate = network.injector.message(kind, self._call.slot)
-        self._sent_us = network.kernel.now_us
-        if fate.lost:
-            return True
-        content = codec.encode(line)
-        for copy in range(fate.copies):
-            due_us = network.kernel.now_us + network.way_us() + fate.delay_us
-            if fate.delay_us == 0 and copy == 0:
-                due_us = self._last_us = max(self._last_us + 1, due_us)
-            network.kernel.after(due_us - network.kernel.now_us, lambda: self._arrive(content), self._call.sender)
-        return True
-
-    def _keep_alive(self) -> None:
-        """A line without a command after each silent interval: a reader that missed the last command notices."""
-        assert self._endpoint is not None
-        subscription, kernel = self._subscription, self._network.kernel
-        if not self._open or subscription is None or subscription.closed:
-            return
-        if kernel.now_us - self._sent_us >= KEEP_ALIVE_US:
-            self._send(NumberedCommand(subscription.epoch, self._session, subscription.last_number, None))
-        kernel.after(KEEP_ALIVE_US, self._keep_alive, self._endpoint.process)
-
-    def _leave(self) -> None:
-        """The reader's socket is closed: the coordinator is told."""
-        if self._endpoint is not None and self._subscription is not None:
-            self._network.kernel.after(self._network.way_us(), self._subscription.close, self._endpoint.process)
-
-    # --------------------------------------------------------------------------------------------------- at the worker
-
-    def _arrive(self, content: bytes) -> None:
-        if self._open:
-            self._heard_us = self._network.kernel.now_us
-            self._heard(codec.decode(content, NumberedCommand))
-
-    def _watch_silence(self) -> None:
-        kernel = self._network.kernel
-
-        def look() -> None:
-            if not self._open:
-                return
-            silent_us = kernel.now_us - self._heard_us
-            if silent_us >= SILENCE_US:
-                self._end(_unreachable("the stream is silent"))
-                self._leave()
-            else:
-                kernel.after(SILENCE_US - silent_us, look, self._call.sender)
-
-        kernel.after(SILENCE_US, look, self._call.sender)
-
-    def _end_soon(self, reason: Any) -> None:
-        due_us = max(self._last_us + 1, self._network.kernel.now_us + self._network.way_us())
-        self._network.kernel.after(due_us - self._network.kernel.now_us, lambda: self._end(reason), self._call.sender)
-
-    def _end(self, reason: Any) -> None:
-        if self._open:
-            self._shut()
-            self._ended(reason)
-
-    def _shut(self) -> None:
-        self._open = False
-        self._network.kernel.trace.add(self._call.sender.name, "stream closed", self._session[:4])
-        if self in self._network.streams:
-            self._network.streams.remove(self)
-
-
-_KINDS: dict[type, str] = {
-    Deploy: "deploy",
-    TriggerCheckpoint: "trigger",
-    NotifyCheckpointComplete: "complete",
-    NotifyCheckpointAborted: "abort",
-    CancelTasks: "cancel",
-    FinishTasks: "finish",
-    ShutdownWorker: "shutdown",
-}
-
-
-def command_kind(command: WorkerCommand | None) -> str:
-    """A command's kind of message; `keep_alive` for a line without one."""
-    return "keep_alive" if command is None else _KINDS[type(command)]
-
-
-def _unreachable(reason: str) -> HoldfastError:
+def unreachable(reason: str) -> HoldfastError:
     return ConnectionLostError(f"the coordinator can't be reached: {reason}")

@@ -21,7 +21,8 @@ from barriers.messages import (
     SubtaskStatus,
     WorkerCommand,
 )
-from chaos.control import Call, CommandStream, ControlNetwork
+from chaos.commandstream import CommandStream
+from chaos.control import Call, ControlNetwork
 from chaos.processes import Kernel, Process, ProcessClock
 from operators import sessionevents as on
 from operators.control_client import REJECTED_STATUS

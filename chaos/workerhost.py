@@ -13,7 +13,8 @@ import msgspec
 
 from barriers.jobgraph import RocksDBConfig
 from barriers.messages import Answerable, Deployment, ShutdownWorker, SubtaskDeployment, SubtaskStatus, WorkerCommand
-from chaos.control import ControlNetwork, command_kind
+from chaos.commandstream import command_kind
+from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork
 from chaos.gateway import SimGateway
 from chaos.injector import Injector

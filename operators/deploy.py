@@ -29,7 +29,8 @@ from operators.mailbox import Mailbox
 from operators.snapshotting import SubtaskSnapshots
 from operators.source_operator import SourceOperator
 from operators.stateloading import StateLoader
-from operators.subtask import Report, Subtask, SubtaskPorts
+from operators.subtask import Subtask
+from operators.subtaskports import Report, SubtaskPorts
 from statebackends.errors import GraphError
 from statebackends.keygroups import subtasks_of_key_groups
 from statebackends.localcopies import LocalCopies, LocalRecovery

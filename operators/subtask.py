@@ -6,14 +6,13 @@ order, is intake.py's; what a checkpoint does from the barrier on is snapshottin
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, assert_never
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
 
 from barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
 from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
 from barriers.messages import (
-    Answerable,
     CheckpointKind,
     FailureReason,
     FinishTasks,
@@ -25,13 +24,11 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from operators.chain import OperatorChain, ResultPort
-from operators.context import Clock, SubtaskPool
-from operators.intake import GateInputs, Intake
-from operators.mailbox import CancelSubtask, FailSubtask, Mail, Mailbox, PoolOutcome
+from operators.chain import ResultPort
+from operators.intake import Intake
+from operators.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
 from operators.slices import RowBudget
-from operators.snapshotting import SubtaskSnapshots
-from statebackends.localrecovery import RestoredBytes
+from operators.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
 from statebackends.panics import failure_of
 
 UNITS_MAX = 256
@@ -39,43 +36,7 @@ UNITS_MAX = 256
 
 TRACEBACK_CHARS_MAX = 8_000
 
-TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
-
-
-class StepResult(NamedTuple):
-    """What one step did. `next_wakeup_ms` is monotonic: when a step is due although nothing arrives."""
-
-    progress: bool
-    next_wakeup_ms: int | None = None
-    backpressured: bool = False
-    has_more: bool = False
-    """It stopped before it knew that nothing was left to do: another step is due at once."""
-
-
-Report: TypeAlias = Callable[[SubtaskStatus | Answerable], None]
-
-Attach: TypeAlias = Callable[[], None]
-"""Hands restored backends to the contexts; runs on the loop thread."""
-
 Notice: TypeAlias = NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
-
-
-@dataclass(slots=True)
-class SubtaskPorts:
-    """Everything that a subtask touches."""
-
-    chain: OperatorChain
-    mailbox: Mailbox
-    pool: SubtaskPool
-    clock: Clock
-    snapshots: SubtaskSnapshots
-    report: Report
-    inputs: GateInputs | None = None
-    """None for a source."""
-    restore: Callable[[], Attach] | None = None
-    """Opens backends and reads state; runs on the pool. None: the contexts are complete."""
-    restored: RestoredBytes = field(default_factory=RestoredBytes)
-    """What `restore` has read."""
 
 
 @dataclass(slots=True)

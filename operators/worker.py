@@ -28,7 +28,7 @@ from barriers.wiring import derive_peers
 from operators.context import Clock
 from operators.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from operators.mailbox import CancelSubtask, FailSubtask
-from operators.subtask import TERMINAL, Report
+from operators.subtaskports import TERMINAL, Report
 from statebackends.errors import PeerLostError, ProtocolError
 from statebackends.panics import failure_of
 

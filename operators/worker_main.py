@@ -31,7 +31,7 @@ from operators.gateway import Gateway
 from operators.pickling import dumps_by_value
 from operators.pool import SystemClock, ThreadPool
 from operators.sessionevents import WorkerIdentity
-from operators.subtask import Report
+from operators.subtaskports import Report
 from operators.worker import Worker
 from statebackends.errors import HoldfastError
 from statebackends.localcopies import LocalRecovery

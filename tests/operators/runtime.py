@@ -19,7 +19,8 @@ from operators.intake import GateInputs
 from operators.mailbox import Mailbox
 from operators.snapshotting import SubtaskSnapshots
 from operators.source_operator import SourceOperator
-from operators.subtask import Subtask, SubtaskPorts
+from operators.subtask import Subtask
+from operators.subtaskports import SubtaskPorts
 from statebackends.backend import OperatorListState, SnapshotTarget
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
 from statebackends.localcopies import LocalCopies
