@@ -13,6 +13,7 @@ from chaos.checkers.eventtime import EventTimeChecker
 from chaos.checkers.ledger import JobLedger
 from chaos.checkers.liveness import LivenessChecker
 from chaos.checkers.output import OutputChecker
+from chaos.checkers.pacing import PacingChecker
 from chaos.checkers.recovery import RecoveryChecker
 from chaos.checkers.registers import RegisterChecker
 from chaos.checkers.repair import RepairChecker
@@ -33,6 +34,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RetentionChecker,
     RecoveryChecker,
     RepairChecker,
+    PacingChecker,
     EventTimeChecker,
     BoundsChecker,
     LivenessChecker,
@@ -55,7 +57,7 @@ INVARIANTS: dict[str, str] = {
     "I13": "an id is decided once, for good",
     "I14": "a notice follows the durable record of what it says",
     "I15": "a stale leader, attempt or process can't complete, commit or delete",
-    "I16": "retention keeps what it should, and the newest checkpoint can be restored",
+    "I16": "retention, pauses and tolerated failures are as configured, and the newest checkpoint can be restored",
     "I17": "what is held in memory is bounded",
     "I18": "output is visible only once a checkpoint that covers it is complete",
     "I19": "output is committed once, in the order of ids, and never taken back",
@@ -91,6 +93,7 @@ def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[
         RetentionChecker(world, scenario, report, ledger),
         RecoveryChecker(world, scenario, report, ledger),
         RepairChecker(world, scenario, report, ledger),
+        PacingChecker(world, scenario, report, ledger),
         EventTimeChecker(world, scenario, report),
         BoundsChecker(world, scenario, report),
         LivenessChecker(world, scenario, report, ledger),

@@ -210,6 +210,12 @@ class JobLedger:
         newest = max((other for other, each in self.completed.items() if each.is_recovery_point), default=0)
         return any(newest >= first for first in firsts)
 
+    def abort_record(self, number: int) -> AbortRecord | None:
+        """What stands in the register of an id that was aborted."""
+        content = self._decisions.get(number)
+        decision = None if content is None else decision_in(content)
+        return decision if isinstance(decision, AbortRecord) else None
+
     @property
     def released(self) -> int:
         """Highest id whose output may be visible, 0 for none."""

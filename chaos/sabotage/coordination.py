@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 import coordinator.store as store_module
 from barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, SubtaskKey
-from chaos.sabotage.base import Mutant, Sabotage
+from chaos.sabotage.base import Mutant, Sabotage, constant
 from coordinator import events as on
 from coordinator.decisions import Decisions
+from coordinator.failures import FailureCounter
 from coordinator.lifecycle import Lifecycle
 from coordinator.pending import PendingCheckpoint
+from coordinator.policy import Load, RequestQueue
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
 from statebackends.storage.operations import Flow, PutIfAbsent
 from statebackends.storage.whole import read_whole
@@ -101,6 +105,13 @@ def _skips_the_final(original: Any) -> Any:
     return run
 
 
+def _knows_no_pause(original: Any) -> Any:
+    def following(self: RequestQueue, load: Load, now_ms: int) -> Any:
+        return original(self, msgspec.structs.replace(load, pause_until_ms=0), now_ms)
+
+    return following
+
+
 SABOTAGES = (
     Sabotage(
         "early_notice",
@@ -141,6 +152,30 @@ SABOTAGES = (
         ("I21",),
         (Mutant(Decisions, "_complete", _notifies_savepoints),),
         kinds=("savepoint",),
+    ),
+    Sabotage(
+        "ignored_pause",
+        "periodic checkpoints don't wait for the pause after the last one",
+        ("I16",),
+        (Mutant(RequestQueue, "next", _knows_no_pause),),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "lasting_failures",
+        "a completed checkpoint doesn't reset the count of failed ones",
+        ("I16",),
+        (Mutant(FailureCounter, "completed", constant(None)),),
+        workloads=("counter", "fanout"),
+        kinds=("store_fails", "disk_full"),
+        seeds_max=80,
+    ),
+    Sabotage(
+        "tolerated_failures",
+        "any number of failed checkpoints in a row is tolerated",
+        ("I16",),
+        (Mutant(FailureCounter, "failed", constant(False)),),
+        kinds=("store_fails", "disk_full"),
+        seeds_max=60,
     ),
     Sabotage(
         "skipped_final",

@@ -79,6 +79,35 @@ def test_savepoint_commits() -> None:
     assert_changes("savepoint_commits", told, [], [1])
 
 
+def test_ignored_pause() -> None:
+    def triggered() -> int:
+        bench = Bench(min_pause_ms=500, checkpoint_interval_ms=600)
+        bench.start_scheduler()
+        bench.trigger()
+        bench.advance(600)
+        bench.now += 450
+        bench.ack_all(1)
+        bench.advance(1_300)
+        return len(bench.all(on.SendTriggers))
+
+    assert_changes("ignored_pause", triggered, 1, 2)
+
+
+def test_lasting_and_tolerated_failures() -> None:
+    def failed() -> list[int]:
+        bench = Bench(tolerable_failed_checkpoints=1)
+        for number in (1, 2, 3, 4):
+            bench.trigger()
+            if number == 2:
+                bench.ack_all(number)
+            else:
+                bench.decline(A, number)
+        return [action.checkpoint_id for action in bench.all(on.FailJob)]
+
+    assert_changes("lasting_failures", failed, [4], [3])
+    assert_changes("tolerated_failures", failed, [4], [])
+
+
 class Ambiguous(DictStorage):
     """Nobody can tell what became of a write, and it did not happen."""
 

@@ -1,0 +1,183 @@
+"""When checkpoints are taken, and how many may fail, as the job is configured (of I16: section H of the reference).
+
+A periodic checkpoint begins no sooner than the pause after the last one allows; as many failures in a row as are tolerated change
+nothing, and the next one ends the attempt. What the coordinator knew at a moment can't be seen from outside: here are bounds of
+it, from what is durable and what was told, so that nothing is reported that it could not have known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from barriers.jobgraph import JobConfig
+from barriers.messages import (
+    CheckpointKind,
+    FailureReason,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    TriggerCheckpoint,
+)
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
+from chaos.observations import Commanded, Led, Observation, Report, Stored, WorldView
+from chaos.scenario import Scenario
+from coordinator.records import AttemptRecord
+
+_COUNTED = (FailureReason.DECLINED, FailureReason.EXPIRED, FailureReason.ASYNC_EXCEPTION, FailureReason.IO_EXCEPTION)
+_CHECKPOINT_FAILED = re.compile(r"CheckpointFailed: checkpoint (\d+): ")
+"""Error of an attempt that was given up since a checkpoint failed."""
+
+
+@dataclass(slots=True)
+class _Leader:
+    """What one leader has done so far."""
+
+    config: JobConfig
+    stored: dict[int, int] = field(default_factory=dict)
+    """Completed id -> when that was durable, ms."""
+    told: dict[int, int] = field(default_factory=dict)
+    """Completed id -> when a worker was first told: the leader knows."""
+    newest_told: int = 0
+    told_aborted: set[int] = field(default_factory=set)
+    aborted: dict[int, FailureReason] = field(default_factory=dict)
+    """Failures that count, in the order in which they became durable."""
+    at_most: list[tuple[int, int]] = field(default_factory=list)
+    """(id, number of completed ones that were durable before) of every failure that may be counted."""
+    at_least: int = 0
+    """Failures in a row of which the leader certainly knows."""
+    is_unsure: bool = False
+    """A savepoint is durable: when its leader learns of it, the count begins anew, and nobody is told."""
+    exceeded: dict[int, int] = field(default_factory=dict)
+    """Attempt -> when it had to be given up, ms."""
+
+
+class PacingChecker(Checker):
+    """Judges each first trigger of an id, and each new attempt."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I16",)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Led)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._leaders: dict[int, _Leader] = {}
+        """By epoch."""
+        self._triggered: set[int] = set()
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Stored(added=()):
+                pass
+            case Stored():
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, Decided):
+                        self._decided(change, observation.at_ms)
+                    elif isinstance(change, AttemptRecorded):
+                        self._began(change.record)
+            case Commanded(command=TriggerCheckpoint() as trigger):
+                if trigger.checkpoint_id not in self._triggered:
+                    self._triggered.add(trigger.checkpoint_id)
+                    self._check_trigger(trigger, observation)
+            case Commanded(command=NotifyCheckpointComplete(checkpoint_id=number), epoch=epoch):
+                self._told(number, epoch, observation.at_ms)
+            case Commanded(command=NotifyCheckpointAborted() as notice, epoch=epoch):
+                self._told_aborted(notice, epoch, observation.at_ms)
+            case Led(epoch=epoch, graph=graph):
+                self._leaders[epoch] = _Leader(graph.config)
+            case _:
+                pass
+
+    # --------------------------------------------------------------------------------------------------------- decisions
+
+    def _decided(self, change: Decided, at_ms: int) -> None:
+        number, claim = change.checkpoint_id, change.claim
+        if claim is None:
+            return
+        if change.snapshot is not None:
+            leader = self._leaders.get(change.snapshot.metadata.epoch)
+            if leader is not None:
+                leader.stored[number] = at_ms
+                leader.at_least = 0
+                leader.is_unsure = leader.is_unsure or not change.snapshot.is_recovery_point
+            return
+        record = self._ledger.abort_record(number)
+        leader = self._leaders.get(record.epoch) if record is not None else None
+        if record is None or leader is None or record.reason not in _COUNTED:
+            return
+        if record.reason is FailureReason.IO_EXCEPTION and claim.kind is not CheckpointKind.CHECKPOINT:
+            return
+        leader.aborted[number] = record.reason
+        leader.at_most.append((number, len(leader.stored)))
+
+    def _told(self, number: int, epoch: int, at_ms: int) -> None:
+        """The leader has counted a success: what failed before it, with a lower id, is forgotten."""
+        leader = self._leaders.get(epoch)
+        if leader is None or number in leader.told or number not in leader.stored:
+            return
+        leader.told[number] = at_ms
+        leader.newest_told = max(leader.newest_told, number)
+        leader.at_least, leader.is_unsure = 0, False
+        place = list(leader.stored).index(number)
+        leader.at_most = [(failed, before) for failed, before in leader.at_most if failed > number or before > place]
+
+    def _told_aborted(self, notice: NotifyCheckpointAborted, epoch: int, at_ms: int) -> None:
+        leader, number = self._leaders.get(epoch), notice.checkpoint_id
+        if leader is None or number in leader.told_aborted:
+            return
+        leader.told_aborted.add(number)
+        if number not in leader.aborted or number <= max(leader.stored, default=0) or leader.is_unsure:
+            return
+        leader.at_least += 1
+        if leader.at_least > leader.config.tolerable_failed_checkpoints:
+            leader.exceeded[notice.attempt] = at_ms
+            leader.at_least = 0
+
+    # ----------------------------------------------------------------------------------------------------------- judging
+
+    def _check_trigger(self, trigger: TriggerCheckpoint, fact: Commanded) -> None:
+        leader, master = self._leaders.get(fact.epoch), self._master(fact.epoch)
+        if leader is None or master is None:
+            return
+        pending = next((each for each in master.coordinator.pending if each.checkpoint_id == trigger.checkpoint_id), None)
+        if pending is None:
+            return
+        began_ms, number = pending.started_ms, trigger.checkpoint_id
+        failed_ms = leader.exceeded.get(trigger.attempt)
+        if failed_ms is not None and began_ms > failed_ms:
+            tolerable = leader.config.tolerable_failed_checkpoints
+            self.report("I16", f"attempt {trigger.attempt} takes checkpoint {number} after {tolerable + 1} failed in a row")
+        if not pending.request.periodic or not leader.config.min_pause_ms:
+            return
+        for other in reversed(leader.told):
+            if leader.told[other] < began_ms:
+                pause_ms = began_ms - leader.stored[other]
+                if pause_ms < leader.config.min_pause_ms:
+                    message = f"checkpoint {number} began {pause_ms} ms after {other} was complete"
+                    self.report("I16", f"{message}; the pause is {leader.config.min_pause_ms} ms")
+                return
+
+    def _began(self, record: AttemptRecord) -> None:
+        """An attempt is given up for failed checkpoints only when there were too many in a row."""
+        leader, master = self._leaders.get(record.epoch), self._master(record.epoch)
+        if leader is None or master is None:
+            return
+        incident = master.lifecycle.incidents.newest
+        found = None if incident is None else _CHECKPOINT_FAILED.match(incident.error)
+        if found is None:
+            return
+        claim = self._ledger.first_claims.get(int(found[1]))
+        if claim is None or claim.kind is CheckpointKind.STOP_SAVEPOINT:  # sources may have stopped: it always fails the attempt
+            return
+        failures, tolerable = len(leader.at_most), leader.config.tolerable_failed_checkpoints
+        if failures <= tolerable:
+            who = f"attempt {record.attempt} follows one that was given up after {failures} failed checkpoints in a row"
+            self.report("I16", f"{who}; {tolerable} are tolerable")
+
+    def _master(self, epoch: int) -> Any:
+        """The job master of a leader, if its process lives."""
+        for host in self.world.coordinators():
+            for service in host.services:
+                if service.epoch == epoch:
+                    return service._master
+        return None
