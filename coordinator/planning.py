@@ -58,6 +58,11 @@ def check_graph(graph: JobGraph) -> None:
         raise InvalidConfigError("the job has no name", setting="name")
     if not graph.vertices:
         raise GraphError(f"job {graph.name!r} has no vertices")
+    if not all(vertex.operators for vertex in graph.vertices):
+        raise GraphError(f"job {graph.name!r} has a vertex without operators")
+    known = {vertex.vertex_id for vertex in graph.vertices}
+    if len(known) < len(graph.vertices) or not {end for edge in graph.edges for end in (edge.source, edge.target)} <= known:
+        raise GraphError(f"the vertices and edges of job {graph.name!r} don't fit together")
     if not any(vertex.is_source for vertex in graph.vertices):
         raise GraphError(f"job {graph.name!r} has no source")
     seen: set[str] = set()
@@ -69,6 +74,10 @@ def check_graph(graph: JobGraph) -> None:
                 operator=vertex.operators[0].uid,
             )
         for operator in vertex.operators:
+            if not operator.uid or not all(state.name for state in operator.states):
+                raise GraphError(
+                    f"vertex {vertex.name!r} has an operator without uid, or a state without name", operator=operator.uid
+                )
             if operator.uid in seen:
                 raise GraphError(f"uid {operator.uid!r} is given twice", operator=operator.uid)
             seen.add(operator.uid)

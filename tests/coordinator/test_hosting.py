@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from barriers.jobgraph import Submission
+from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import (
     CheckpointKind,
     Deploy,
@@ -29,10 +29,11 @@ from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord
 from coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job, write_result
 from coordinator.submitting import Starter, start_submission
 from coordinator.subscription import Subscription
-from statebackends.errors import FencedError, InvalidConfigError, NotFoundError, RestoreError, StorageUnavailableError
+from statebackends.errors import FencedError, GraphError, InvalidConfigError, NotFoundError, RestoreError, StorageUnavailableError
+from statebackends.handles import StateMeta
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
-from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.doubles import operator, submission, word_count
 from tests.coordinator.stepping import Killed, Process
 from tests.coordinator.world import DictStorage, Steps
 
@@ -100,6 +101,37 @@ def test_invalid_submission_yields_nothing() -> None:
     done = len(process.operations)
     with pytest.raises(InvalidConfigError):
         process.submit(submission(word_count(), job_id="no id"))
+    assert len(process.operations) == done
+
+
+def graph_with(index: int = 1, **changes: Any) -> JobGraph:
+    """word_count, one vertex of it changed."""
+    graph = word_count()
+    vertices = list(graph.vertices)
+    vertices[index] = replace(vertices[index], **changes)
+    return replace(graph, vertices=tuple(vertices))
+
+
+@pytest.mark.parametrize(
+    ("graph", "problem"),
+    [
+        (graph_with(operators=()), "a vertex without operators"),
+        (graph_with(0, operators=()), "a vertex without operators"),
+        (graph_with(vertex_id=word_count().vertices[0].vertex_id), "don't fit together"),
+        (graph_with(vertex_id="f" * 32), "don't fit together"),
+        (graph_with(max_parallelism=32_769), "max parallelism 32769"),
+        (graph_with(parallelism=0), "parallelism 0"),
+        (graph_with(operators=(replace(operator("count", "process"), uid=""),)), "without uid"),
+        (graph_with(operators=(operator("count", "process", StateMeta("", "value", "int", "utf8")),)), "without name"),
+        (graph_with(operators=(operator("source", "process"),)), "given twice"),
+    ],
+)
+def test_a_graph_that_no_environment_builds_is_refused_before_anything_is_written(graph: JobGraph, problem: str) -> None:
+    """None of its checkpoints could ever be written, or its tasks be deployed."""
+    process = Process(DictStorage()).begin()
+    done = len(process.operations)
+    with pytest.raises(GraphError, match=problem):
+        process.submit(submission(graph))
     assert len(process.operations) == done
 
 
