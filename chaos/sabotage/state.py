@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from heapq import heappop
 from typing import Any
 
 import coordinator.restore as restore_module
 import statebackends.redistribute as redistribute_module
 from chaos.sabotage.base import Mutant, Sabotage, constant
+from operators.timers import Timer, TimerQueue
+from statebackends.expiry import Expiry, TableExpiry
 from statebackends.frozen import FrozenColumns
 from statebackends.generations import Generations
 from statebackends.handles import KeyGroupRange
@@ -55,7 +58,42 @@ def _rounds_down(original: Any) -> Any:
     return assign
 
 
+def _shows_expired(original: Any) -> Any:
+    def start(self: TableExpiry, expiry: Expiry) -> None:
+        original(self, expiry)
+        self.shows_expired = True
+
+    return start
+
+
+def _keeps_fired(original: Any) -> Any:
+    """A timer that fires leaves the heap, and stays among those that a snapshot stores."""
+
+    def take_due(self: TimerQueue, time_ms: int) -> Timer | None:
+        timer = self.head()
+        if timer is None or timer[0] > time_ms:
+            return None
+        heappop(self._heap)
+        return timer
+
+    return take_due
+
+
 SABOTAGES = (
+    Sabotage(
+        "shown_expired",
+        "state with a TTL shows what has expired until it is cleaned up",
+        ("I1", "I7"),
+        (Mutant(TableExpiry, "__init__", _shows_expired),),
+        workloads=("expiring",),
+    ),
+    Sabotage(
+        "refired_timer",
+        "a timer that has fired is stored with the next snapshots, and fires again after a restore",
+        ("I3", "I1", "I2", "I5", "I7"),
+        (Mutant(TimerQueue, "take_due", _keeps_fired),),
+        workloads=("timers",),
+    ),
     Sabotage(
         "shared_generation",
         "a snapshot in memory goes on seeing what the job writes",

@@ -42,6 +42,8 @@ class Reorder(ProcessFunction):
     def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
         waiting, seq, total = ctx.state(self.waiting), ctx.state(self.seq), ctx.state(self.total)
         held = waiting.get(timestamp_ms) or []
+        if not held:  # it has fired before
+            out({"key": ctx.key, "seq": seq.value(0), "at": timestamp_ms, "i": -1, "total": total.value(0)})
         for i, value in zip(held[::2], held[1::2], strict=True):
             seq.update(seq.value(0) + 1)
             total.update(total.value(0) + value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from coordinator import restore as restore_module
 from operators.sources.generator import GeneratorSource
 from operators.timers import TimerQueue
 from statebackends.errors import InvalidConfigError
+from statebackends.expiry import Expiry, TableExpiry, TtlClock
 from statebackends.frozen import FrozenColumns
 from statebackends.generationrows import GenerationRows
 from statebackends.generations import Generations
@@ -34,6 +36,7 @@ from statebackends.redistribute import keyed_redistribute
 from statebackends.storage.filesystem import OsFileSystem
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent, ReadFile
+from statebackends.ttl import Ttl
 from tests.operators.ports import ManualContext
 
 BARRIER = CheckpointBarrier(1, 0)
@@ -220,6 +223,24 @@ def test_shared_generation() -> None:
         return seen
 
     assert_changes("shared_generation", frozen, 1, 2)
+
+
+def test_shown_expired() -> None:
+    def shows() -> bool:
+        expiry = Expiry(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type] - of the codec it asks nothing
+        return TableExpiry(expiry).shows_expired
+
+    assert_changes("shown_expired", shows, False, True)
+
+
+def test_refired_timer() -> None:
+    def left() -> int:
+        timers = TimerQueue()
+        timers.add((5, b"key", b"", 0))
+        assert timers.take_due(5) is not None
+        return len(timers)
+
+    assert_changes("refired_timer", left, 0, 1)
 
 
 def test_shared_columns() -> None:

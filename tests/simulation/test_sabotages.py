@@ -59,6 +59,8 @@ SCENES = {
     "late_position": Scene("ends", (throughout("store_slow", "worker:", amount=60),), 1),
     "replayed_record": Scene("counter", (COUNT_FAILS,)),
     "skipped_record": Scene("counter", (COUNT_FAILS,)),
+    "shown_expired": Scene("expiring"),
+    "refired_timer": Scene("timers", (at(600, "user_error", "reorder"),)),
     "shared_generation": Scene("counter", (SLOW_WRITES,)),
     "shared_columns": Scene("aggregate", (SLOW_WRITES,)),
     "lost_list_entry": Scene("counter", (RESCALE,)),

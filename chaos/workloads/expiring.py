@@ -1,0 +1,131 @@
+"""A keyed count over state that expires, beside one that never does: what has expired is never shown, what has not is never lost.
+
+When something expires depends on when it was written, which no expectation can tell: so the function itself compares, with what
+it notes in state without a TTL, and emits what it found wrong as a column that must be zero."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.counting import COUNTED_KEY_AND_SEQ, Counted, counted_states
+from chaos.workloads.feeds import Feed, read_before
+from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.functions.process import Collector, ProcessContext, ProcessFunction
+from operators.sinks.parquet import ParquetSink
+from statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from statebackends.ttl import Ttl
+
+LEDGER = "/out/expiring"
+LASTING_MS = 10**9
+"""Longer than any run."""
+
+
+class CountExpiring(ProcessFunction):
+    """Numbers the records of each key; `wrong` counts the states that show what they must not, or lack what they must have."""
+
+    returns = {"key": int, "seq": int, "i": int, "wrong": int}  # noqa: RUF012 - the contract's class attribute
+
+    def __init__(self, ttl_ms: int, cleanup_entries: int) -> None:
+        self._ttl_ms = ttl_ms
+        brief = Ttl(ttl_ms, cleanup_entries=cleanup_entries)
+        lasting = Ttl(LASTING_MS, update="read", cleanup_entries=cleanup_entries)
+        self.counted = ValueStateDescriptor("counted", Counted)
+        self.written = ValueStateDescriptor("written", int)
+        """When the brief states were written last, by the clock that they expire by."""
+        self.value = ValueStateDescriptor("value", int, brief)
+        self.entries = MapStateDescriptor("entries", int, int, brief)
+        self.elements = ListStateDescriptor("elements", int, brief)
+        self.kept = ValueStateDescriptor("kept", int, lasting)
+        self.kept_entries = MapStateDescriptor("kept_entries", int, int, lasting)
+        self.states = (self.counted, self.written, self.value, self.entries, self.elements, self.kept, self.kept_entries)  # type: ignore[misc]
+
+    def process_element(self, row: dict[str, int], ctx: ProcessContext, out: Collector) -> None:
+        counted, written = ctx.state(self.counted), ctx.state(self.written)
+        value, entries, elements = ctx.state(self.value), ctx.state(self.entries), ctx.state(self.elements)
+        kept, kept_entries = ctx.state(self.kept), ctx.state(self.kept_entries)
+        before = counted.value(Counted(0, 0))
+        now_ms = ctx._backend._clock.now_ms  # type: ignore[attr-defined]
+        seq = before.count + 1
+        shown = [value.value() is not None, entries.get(0) is not None, bool(elements.get())]
+        stamp_ms = written.value()
+        has_expired = stamp_ms is not None and now_ms - stamp_ms >= self._ttl_ms
+        wrong = sum(shown) if has_expired or stamp_ms is None else 0
+        wrong += kept.value(0) != before.count
+        wrong += kept_entries.get(0, 0) != before.count
+        if seq % 3 == 1 or not shown[0]:  # else what is there grows old
+            written.update(now_ms)
+            value.update(seq)
+            entries.put(0, seq)
+            elements.update([seq])
+        kept.update(seq)
+        kept_entries.put(0, seq)
+        counted.update(Counted(seq, before.total + row["value"]))
+        out({"key": row["key"], "seq": seq, "i": row["i"], "wrong": wrong})
+
+
+def make(rng: random.Random) -> Scenario:
+    """Some hundred records, of which those of a key come about as often as its state expires."""
+    keys = rng.choice((3, 10, 40))
+    feed = Feed("numbers", rng.randint(200, 500), keys, first=rng.randrange(1_000))
+    pace = draw_pace(rng, feed.rows)
+    ttl_ms, cleanup_entries = rng.choice((20, 60, 200)), rng.choice((0, 1, 5))
+    parallelism = rng.randint(1, PARALLELISM_MAX)
+    settings = draw_settings(rng)
+    return Scenario(
+        plan=partial(_plan, feed, pace, (ttl_ms, cleanup_entries), parallelism, settings),
+        records=feed.rows,
+        sinks=(
+            SinkExpectation(
+                LEDGER,
+                "expiring",
+                partial(_rows, feed),
+                ordered_by=COUNTED_KEY_AND_SEQ,
+                steps_by_one=True,
+                compared=(0, 2, 3),
+                at_cut=partial(_rows_at, feed),
+            ),
+        ),
+        operators=("count",),
+        cuts=(CutExpectation((feed.uid,), "count", partial(_states_at, feed)),),
+    )
+
+
+def _plan(
+    feed: Feed,
+    pace: tuple[float, int],
+    ttl: tuple[int, int],
+    drawn: int,
+    settings: dict[str, Any],
+    parallelism: int | None,
+) -> JobPlan:
+    environment = Environment("expiring", parallelism=parallelism or drawn, **settings)
+    records = environment.from_source(feed.source(*pace)).uid(feed.uid)
+    records.key_by("key").process(CountExpiring(*ttl)).uid("count").sink_to(ParquetSink(LEDGER), uid="expiring")
+    return environment.build()
+
+
+def _records(feed: Feed, positions: Positions | None = None) -> list[tuple[int, int, int]]:
+    """Those in front of a cut, or all."""
+    indices = range(feed.rows) if positions is None else read_before(positions[feed.uid], feed.rows)
+    return [(feed.first + index, feed.key(index), feed.value(index)) for index in indices]
+
+
+def _rows(feed: Feed) -> Counter[Row]:
+    return Counter((key, i, 0) for i, key, _ in _records(feed))
+
+
+def _rows_at(feed: Feed, positions: Positions) -> Counter[Row]:
+    return Counter((key, i, 0) for i, key, _ in _records(feed, positions))
+
+
+def _states_at(feed: Feed, positions: Positions) -> CutStates:
+    return counted_states(_records(feed, positions))
+
+
+WORKLOAD = Workload("expiring", "counts, and looks whether state with a TTL shows what has expired or lacks what has not", make)
