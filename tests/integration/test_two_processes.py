@@ -100,7 +100,7 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)
+        time.sleep(0.03)  # each look is a request to a coordinator that has other things to do
 
 
 class Cluster:
