@@ -79,6 +79,13 @@ def _keeps_fired(original: Any) -> Any:
     return take_due
 
 
+def _expires_at_the_barrier(original: Any) -> Any:
+    def mark(self: Expiry) -> None:
+        self.barrier_horizon_ms = self.clock.now_ms
+
+    return mark
+
+
 SABOTAGES = (
     Sabotage(
         "shown_expired",
@@ -132,5 +139,12 @@ SABOTAGES = (
         (Mutant(redistribute_module, "assign_key_groups", _rounds_down),),
         kinds=("rescale",),
         seeds_max=40,
+    ),
+    Sabotage(
+        "expired_at_the_barrier",
+        "a snapshot leaves out state that has still years to live",
+        ("I7", "I6"),
+        (Mutant(Expiry, "mark", _expires_at_the_barrier),),
+        workloads=("states",),
     ),
 )

@@ -66,6 +66,7 @@ SCENES = {
     "lost_list_entry": Scene("counter", (RESCALE,)),
     "repeated_list_entry": Scene("counter", (RESCALE,)),
     "key_groups_rounded_down": Scene("windows", (RESCALE,), 2),
+    "expired_at_the_barrier": Scene("states"),
     "early_notice": Scene("counter"),
     "missing_ack": Scene("counter"),
     "counted_acks": Scene("counter", (throughout("duplicate", "acks"),)),

@@ -66,7 +66,7 @@ def test_output_and_cuts_are_as_expected_over_rescales(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["counter", "timers", "windows", "random"])
+@pytest.mark.parametrize("family", ["counter", "timers", "windows", "states", "random"])
 def test_cuts_are_read_from_every_backend(family: str, backend: str, tmp_path: Path) -> None:
     scenario = with_config(scenario_of(family, 2), state_backend=backend, inline_threshold=0)
     run = Run(scenario, 5, tmp_path)
