@@ -5,6 +5,7 @@ compilation; as `.pyc` 12 ms."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import io
@@ -47,9 +48,15 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
+def _own_package() -> bytes:
+    """What this process has imported does not change, and compiling it takes half a second: once for all jobs."""
+    return build_package()
+
+
 def write_package(folder: Path) -> Path:
     """The zip as `holdfast-<hash>.zip` in a folder; the name says the content."""
-    data = build_package()
+    data = _own_package()
     path = folder / f"holdfast-{xxhash.xxh3_64_hexdigest(data)}.zip"
     if not path.exists():
         temporary = path.with_suffix(f".{os.getpid()}")
