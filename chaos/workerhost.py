@@ -106,6 +106,8 @@ class WorkerHost:
         )
         self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
         self._due_us: int | None = None
+        self._busy_until_us = 0
+        """Until then the last turn lasts: whatever comes meanwhile waits."""
         self._leaving = 0
 
     @property
@@ -134,11 +136,12 @@ class WorkerHost:
         self._turn_after(self._random.between(20, 300))
 
     def _turn_after(self, delay_us: int) -> None:
-        due_us = self._kernel.now_us + delay_us
+        now_us = self._kernel.now_us
+        due_us = max(now_us + delay_us, self._busy_until_us)
         if self._due_us is not None and self._due_us <= due_us:
             return
         self._due_us = due_us
-        self._kernel.after(delay_us, lambda: self._turn(due_us), self.process)
+        self._kernel.after(due_us - now_us, lambda: self._turn(due_us), self.process)
 
     def _turn(self, due_us: int) -> None:
         if due_us != self._due_us:
@@ -146,6 +149,7 @@ class WorkerHost:
         self._due_us = None
         progress = self.worker.run_once()
         spent_us, self.clock.spent_us = self.clock.spent_us, 0
+        self._busy_until_us = self._kernel.now_us + spent_us
         if self.worker.has_left:
             self._leave()
         elif progress:

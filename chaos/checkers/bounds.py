@@ -13,10 +13,13 @@ from barriers.elements import Batch
 from barriers.gate import QUEUED_ELEMENTS_MAX
 from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
+from chaos.observations import Report, WorldView
+from chaos.scenario import Scenario
 from coordinator.decisions import ABORTED_FOLDERS_MAX
 from coordinator.failures import COUNTED_IDS_MAX
 from coordinator.incidents import EXCEPTIONS_MAX
 from coordinator.outbox import OUTBOX_COMMANDS_MAX
+from coordinator.pending import PendingStatus
 from coordinator.policy import QUEUED_REQUESTS_MAX
 from coordinator.retained import RECENT_COMPLETED_MAX
 from coordinator.stats import HISTORY_MAX
@@ -25,6 +28,8 @@ from operators.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
 
 OVERSHOOT = 2
 """A step starts below the high-water mark of its outputs, and what it emits comes on top."""
+EXPIRY_MS_MAX = 150
+"""How long a coordinator that is awake may take to see that a checkpoint has no time left."""
 MAILS_MAX = 10_000
 """Mails of one subtask that wait for its next step."""
 
@@ -34,6 +39,11 @@ class BoundsChecker(Checker):
 
     invariants: ClassVar[tuple[str, ...]] = ("I17",)
 
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report) -> None:
+        super().__init__(world, scenario, report)
+        self._overdue: dict[tuple[str, int, int], int] = {}
+        """(coordinator, epoch, id) of a checkpoint that has no time left -> when that was seen first, ms."""
+
     def look(self) -> None:
         for host in self.world.workers():
             self._look_at_session(host.process.name, host.session)
@@ -42,6 +52,8 @@ class BoundsChecker(Checker):
         for host in self.world.coordinators():
             for service in host.services:
                 self._look_at_job(host.process.name, service)
+                if not service.closed:
+                    self._look_at_times(host, service)
 
     def _at_most(self, where: str, what: str, held: Sized | int, limit: int) -> None:
         count = held if isinstance(held, int) else len(held)
@@ -101,3 +113,16 @@ class BoundsChecker(Checker):
         for slot in master.workforce.slots:
             if slot.outbox is not None:
                 self._at_most(name, f"commands for slot {slot.index}", slot.outbox._commands, OUTBOX_COMMANDS_MAX)
+
+    def _look_at_times(self, host: Any, service: Any) -> None:
+        """A checkpoint that waits for acknowledgements is given up in time: by whoever is awake, at its next turn."""
+        timeout_ms = service._master.setup.graph.config.checkpoint_timeout_ms
+        now_ms = host.clock.monotonic_ms()
+        for entry in service._master.coordinator.pending:
+            place = (host.process.name, service.epoch, entry.checkpoint_id)
+            is_waiting = entry.status is PendingStatus.AWAITING_ACKS and not host.process.paused
+            if not is_waiting or now_ms - entry.started_ms <= timeout_ms:
+                self._overdue.pop(place, None)
+            elif now_ms - self._overdue.setdefault(place, now_ms) > EXPIRY_MS_MAX:
+                late_ms = now_ms - entry.started_ms - timeout_ms
+                self.report("I17", f"{place[0]} waits for checkpoint {entry.checkpoint_id} {late_ms} ms beyond its timeout")

@@ -4,6 +4,8 @@ Cleaning is allowed to fail: a process may die over it, a call may fail, and wha
 recovery (see recovery.py). Therefore only what was due in peace is held against the job:
 - completed checkpoints beyond the limit, and any after FINISHED, unless a deletion failed or the last leader died;
 - what completed checkpoints shared, once none of them is left (I23), with the same exceptions;
+- the snapshot that the last submission claimed, once it has finished with a checkpoint of its own, unless a deletion failed or a
+  coordinator was in trouble since that submission;
 - files that came with an acknowledgement which the leader discarded, if it never tried to delete them, and could;
 - files that dead attempts staged, if the last attempt never looked for such, and could, and no savepoint may name them.
 A sink's `data/` holds committed files alone, each has its link for plain readers, and of the last attempt nothing is staged."""
@@ -76,6 +78,8 @@ class RetentionChecker(Checker):
         self._sinks = [_Staging(sink, join("_holdfast", quote(sink.sink_id, safe=""), "staged")) for sink in scenario.sinks]
         self._deletion_failed = False
         self._result_ms: int | None = None
+        self._submitted_ms: dict[int, int] = {}
+        """Submission -> when its record was written."""
         self._trouble_ms: dict[str, int] = {}
         """Process -> when it last died, slept or saw a call fail."""
         self._worker_trouble_ms: list[int] = []
@@ -127,6 +131,9 @@ class RetentionChecker(Checker):
                 self._result_ms = fact.at_ms
             elif isinstance(change, AttemptRecorded):
                 self._result_ms = None
+        if fact.added:
+            for submission in self._ledger.submissions:
+                self._submitted_ms.setdefault(submission, fact.at_ms)
         if isinstance(fact.operation, DeleteFile):
             self._deleted.add(fact.operation.path)
         if fact.added or isinstance(fact.operation, ListFolder):
@@ -184,6 +191,7 @@ class RetentionChecker(Checker):
     def at_end(self) -> None:
         self._check_discarded(self._discarded)
         self._check_retained()
+        self._check_claimed()
         for sink in self._sinks:
             self._check_sink(sink)
 
@@ -213,10 +221,27 @@ class RetentionChecker(Checker):
                 self.report("I23", f"the job is {state} and keeps no checkpoint, and {path} is still there")
                 return
 
+    def _check_claimed(self) -> None:
+        """What a finished job owned, and has replaced, is gone."""
+        number = max(self._ledger.submissions, default=0)
+        record, result = self._ledger.submissions.get(number), self._ledger.results.get(number)
+        if record is None or record.base is None or not record.base.claim or result is None or result.state != "FINISHED":
+            return
+        begun_ms = self._submitted_ms[number]
+        if self._deletion_failed or result.epoch < self._ledger.newest_epoch or self._was_trouble_since(begun_ms):
+            return
+        own = [each for each in self._ledger.completed.values() if each.checkpoint_id >= record.first_checkpoint_id]
+        left = self.world.store(record.base.folder).paths()
+        if left and any(each.is_recovery_point for each in own):
+            self.report("I24", f"the job has finished and left {left[0]} of {record.base.folder}, which it had claimed")
+
+    def _was_trouble_since(self, begun_ms: int) -> bool:
+        """A coordinator died, slept or saw a call fail since then."""
+        return any(at_ms >= begun_ms for actor, at_ms in self._trouble_ms.items() if not actor.startswith("worker"))
+
     def _is_disturbed(self) -> bool:
         """A coordinator died, slept or saw a call fail after the result was stored: nobody has to finish what it began."""
-        coordinators = [at_ms for actor, at_ms in self._trouble_ms.items() if not actor.startswith("worker")]
-        return self._result_ms is None or any(at_ms >= self._result_ms for at_ms in coordinators)
+        return self._result_ms is None or self._was_trouble_since(self._result_ms)
 
     # ------------------------------------------------------------------------------------------------------------- sinks
 

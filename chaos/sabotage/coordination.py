@@ -112,6 +112,14 @@ def _knows_no_pause(original: Any) -> Any:
     return following
 
 
+def _has_no_deadline(original: Any) -> Any:
+    def init(self: PendingCheckpoint, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        self.deadline_ms = None
+
+    return init
+
+
 SABOTAGES = (
     Sabotage(
         "early_notice",
@@ -182,5 +190,13 @@ SABOTAGES = (
         "a job ends with its newest checkpoint instead of a final one",
         ("I14", "I1"),
         (Mutant(Lifecycle, "_run", _skips_the_final),),
+    ),
+    Sabotage(
+        "no_deadline",
+        "a checkpoint that nobody completes is never given up",
+        ("I17",),
+        (Mutant(PendingCheckpoint, "__init__", _has_no_deadline),),
+        kinds=("store_slow", "slow_operator", "blocked_operator"),
+        seeds_max=80,
     ),
 )

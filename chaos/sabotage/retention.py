@@ -89,6 +89,10 @@ def _takes_the_oldest(original: Any) -> Any:
     return property(newest)
 
 
+def _holds_no_claim(original: Any) -> Any:
+    return staticmethod(lambda base, retained_max, subsumed: Releases(None, retained_max))
+
+
 SABOTAGES = (
     Sabotage(
         "newest_dropped",
@@ -119,6 +123,14 @@ SABOTAGES = (
         "a savepoint that the job claimed is deleted before it has a checkpoint of its own",
         ("I25",),
         (Mutant(Releases, "advance", _releases_at_once),),
+        kinds=("restore", "drain"),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "claimed_never_deleted",
+        "a savepoint that the job claimed stays when its own checkpoints have replaced it",
+        ("I24",),
+        (Mutant(Releases, "of", _holds_no_claim),),
         kinds=("restore", "drain"),
         seeds_max=60,
     ),
