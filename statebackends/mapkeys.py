@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -26,19 +25,6 @@ def one_decimal(value: Decimal) -> Decimal:
     if 0 < exponent <= _DECIMAL_ZEROS_MAX:
         digits, exponent = digits + (0,) * exponent, 0
     return Decimal((sign, digits, exponent))
-
-
-def one_time(value: Any) -> Any:
-    """The same for 12:00 UTC and 14:00+02:00: a time of UTC; or, where that would be of the day before or after, at the offset
-    nearest to UTC in whole minutes at which it is of the same day. (01:00+02:00 is not 23:00 UTC.)"""
-    offset = value.utcoffset() if isinstance(value, time) else None
-    if offset is None:
-        return value
-    day = 24 * 60 * 60
-    seconds = (value.hour * 60 + value.minute) * 60 + value.second - offset.days * day - offset.seconds
-    minutes = -(min(seconds, 0) // 60) - max(seconds - day + 60, 0) // 60
-    minute, second = divmod(seconds + 60 * minutes, 60)
-    return time(minute // 60, minute % 60, second, value.microsecond, timezone(timedelta(minutes=minutes)))
 
 
 def form_of_members(forms: Sequence[Form | None]) -> Form | None:

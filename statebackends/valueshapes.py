@@ -188,21 +188,15 @@ class OpaqueShape(Shape):
     arrow_type = pa.binary()
 
     def __init__(
-        self,
-        text: str,
-        encode: Callable[[Any], bytes],
-        decode: Callable[[bytes], Any],
-        members: tuple[Shape, ...] = (),
-        form: Form | None = None,
+        self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[Shape, ...] = ()
     ) -> None:
-        """`members`: of a union. `form`: as `key_form`."""
-        self.text, self.encode, self.decode, self._members, self._form = text, encode, decode, members, form
+        """`members`: of a union."""
+        self.text, self.encode, self.decode, self._members = text, encode, decode, members
 
-    def key_form(self) -> Form | None:
+    def key_form(self) -> None:
         numbers = [shape.text for shape in self._members if shape.text in ("bool", "int")]
         if self.text == "pickled" or len(numbers) > 1 or any(shape.key_form() is not None for shape in self._members):
             raise InvalidConfigError(f"{self.text} is not the key type of a map: keys that are equal would be stored differently")
-        return self._form
 
     def check(self, value: Any) -> None:
         try:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from statebackends.errors import InvalidConfigError
-from statebackends.mapkeys import Form, one_time
 from statebackends.recordshapes import MISSING, RecordField, RecordShape
 from statebackends.valueshapes import SCALARS, DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
 
@@ -73,7 +72,7 @@ class _Builder:
         if scalar is not None:
             return scalar
         if declared in _OPAQUE_NAMES:
-            return _opaque(_OPAQUE_NAMES[declared], declared, form=one_time if declared is time else None)
+            return _opaque(_OPAQUE_NAMES[declared], declared)
         origin, arguments = get_origin(declared), get_args(declared)
         if origin in (typing.Union, types.UnionType):
             return self._union(declared, arguments)
@@ -201,8 +200,8 @@ def _constant(defaults: dict[str, Any], name: str) -> Any:
     return (lambda: defaults[name]) if name in defaults else None
 
 
-def _opaque(text: str, declared: Any, members: tuple[Shape, ...] = (), form: Form | None = None) -> Shape:
-    return OpaqueShape(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members, form)
+def _opaque(text: str, declared: Any, members: tuple[Shape, ...] = ()) -> Shape:
+    return OpaqueShape(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members)
 
 
 def _hashable(shape: Shape) -> bool:

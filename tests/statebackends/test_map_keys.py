@@ -59,9 +59,6 @@ EQUAL: list[tuple[Any, Any, Any]] = [
     (Span, Span(1.0, None), Span(1, None)),
     (int, 1, np.int64(1)),
     (dt.datetime, dt.datetime(2024, 1, 1, 12, tzinfo=UTC), dt.datetime(2024, 1, 1, 14, tzinfo=EAST)),
-    (dt.time, dt.time(12, tzinfo=UTC), dt.time(14, tzinfo=EAST)),
-    (dt.time, dt.time(1, 30, tzinfo=EAST), dt.time(0, 30, tzinfo=dt.timezone(dt.timedelta(hours=1)))),
-    (tuple[dt.time, int] | None, (dt.time(12, tzinfo=UTC), 1), (dt.time(14, tzinfo=EAST), 1)),
 ]
 
 
@@ -150,27 +147,9 @@ def test_decimals_have_one_encoding_each(keys: list[Decimal], zeros: int) -> Non
     assert len(set(map(codec.encode_entry, keys))) == len(set(keys))
 
 
-ZONES = st.integers(-1439, 1439).map(lambda minutes: dt.timezone(dt.timedelta(minutes=minutes)))
-
-
-@given(st.lists(st.times() | st.times(timezones=ZONES), min_size=1, max_size=8), st.lists(ZONES, max_size=4))
-@settings(max_examples=examples(100))
-def test_times_have_one_encoding_each(keys: list[dt.time], zones: list[dt.tzinfo]) -> None:
-    codec = StateCodec.of(MapStateDescriptor("m", dt.time, int), KeyType.of(int))
-    for key in tuple(keys):
-        if key.tzinfo is not None:  # the same moment elsewhere, or the day before or after
-            moment = dt.datetime.combine(dt.date(2024, 1, 2), key)
-            keys += [moment.astimezone(zone).timetz() for zone in zones]
-    assert [codec.decode_entry(codec.encode_entry(key)) for key in keys] == keys
-    assert len(set(map(codec.encode_entry, keys))) == len(set(keys))
-
-
 @pytest.mark.parametrize(
     ("key_type", "key", "encoded"),
     [
-        (dt.time, dt.time(12), "a831323a30303a3030"),
-        (dt.time, dt.time(14, tzinfo=EAST), "a931323a30303a30305a"),
-        (dt.time, dt.time(1, tzinfo=EAST), "ae30303a30303a30302b30313a3030"),
         (float, 1, "cb3ff0000000000000"),
         (float, -0.0, "cb0000000000000000"),
         (Decimal, Decimal("1.50"), "a3312e35"),
@@ -187,8 +166,7 @@ def test_the_stored_bytes_stay_what_they_are(key_type: Any, key: Any, encoded: s
 
 
 @pytest.mark.parametrize(
-    "key_type",
-    [frozenset[int], tuple[frozenset[str], int], int | float, float | str, bool | int, Decimal | int, dt.time | int, Pickled],
+    "key_type", [frozenset[int], tuple[frozenset[str], int], int | float, float | str, bool | int, Decimal | int, Pickled]
 )
 def test_types_whose_equal_keys_would_be_stored_differently_are_refused(key_type: Any) -> None:
     with pytest.raises(InvalidConfigError, match=r"state 'm': .* is not the key type of a map: ") as caught:
