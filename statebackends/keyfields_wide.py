@@ -29,8 +29,6 @@ class DecimalField(FixedField):
     def __init__(self, precision: int, scale: int) -> None:
         if not 1 <= precision <= DECIMAL_DIGITS_MAX:
             raise ValueError(f"the precision of a decimal key must be 1..{DECIMAL_DIGITS_MAX}, not {precision}")
-        if not 0 <= scale <= precision:  # Arrow has others, Parquet has not: no savepoint could be written
-            raise ValueError(f"the scale of a decimal key must be 0..{precision}, not {scale}")
         self.scale = scale
         self._limit = 10**precision
         self.text = f"decimal128({precision}, {scale})"
