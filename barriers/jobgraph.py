@@ -190,7 +190,7 @@ class JobConfig(msgspec.Struct, frozen=True):
             if number < 0:
                 raise InvalidConfigError(f"restart: {name} must not be negative, got {number}", setting="restart")
         directory = self.savepoint_directory
-        if directory is not None and "://" not in directory and not directory.startswith("/"):
+        if directory and "://" not in directory and not directory.startswith("/"):  # an empty one is none
             raise InvalidConfigError(
                 f"savepoint_directory must be an absolute path or a URL, got {directory!r}", setting="savepoint_directory"
             )

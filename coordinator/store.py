@@ -170,13 +170,13 @@ def sweep_checkpoints(paths: JobPaths, checkpoints: Sequence[RecordedCheckpoint]
 
 
 def _sweep(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[list[str]]:
-    """What is to be deleted in the job's directory. A savepoint's storage that can't be reached keeps its files: they are garbage,
-    and no reason to refuse a recovery."""
+    """What is to be deleted in the job's directory. A savepoint's storage that can't be reached, or be named any more, keeps its
+    files: they are garbage, and no reason to refuse a recovery."""
     claim = checkpoint.claim
     if claim is not None and claim.kind.is_savepoint:
         try:
             yield DeleteFolder(claim.folder)
-        except StorageUnavailableError:
+        except (StorageUnavailableError, InvalidConfigError):
             return []
     return (yield from _list_discarded(paths.checkpoint(checkpoint.checkpoint_id)))
 

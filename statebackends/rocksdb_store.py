@@ -303,6 +303,8 @@ class RocksStore:
         """`key`: a row key, or the beginning of one, that shows which state it is about."""
         try:
             yield
+        except StateBackendError:  # a panic within, which names what it was about
+            raise
         except Exception as error:
             raise StorageUnavailableError(f"{path}: {error}", path=path) from error
         except BaseException as error:

@@ -66,6 +66,18 @@ def _shows_expired(original: Any) -> Any:
     return start
 
 
+def _halves_lives(original: Any) -> Any:
+    return property(lambda self: self.clock.now_ms - self.duration_ms // 2)
+
+
+def _shows_for_half(original: Any) -> Any:
+    def start(self: TableExpiry, expiry: Expiry) -> None:
+        original(self, expiry)
+        self.duration_ms //= 2
+
+    return start
+
+
 def _keeps_fired(original: Any) -> Any:
     """A timer that fires leaves the heap, and stays among those that a snapshot stores."""
 
@@ -93,6 +105,14 @@ SABOTAGES = (
         ("I1", "I7"),
         (Mutant(TableExpiry, "__init__", _shows_expired),),
         workloads=("expiring",),
+    ),
+    Sabotage(
+        "half_a_life",
+        "state with a TTL expires in half of its time",
+        ("I1", "I7"),
+        (Mutant(Expiry, "horizon_ms", _halves_lives), Mutant(TableExpiry, "__init__", _shows_for_half)),
+        workloads=("expiring",),
+        seeds_max=60,
     ),
     Sabotage(
         "refired_timer",

@@ -33,6 +33,10 @@ class CountExpiring(ProcessFunction):
 
     def __init__(self, ttl_ms: int, cleanup_entries: int) -> None:
         self._ttl_ms = ttl_ms
+        self._own: dict[int, int] = {}
+        """Key -> when this instance wrote its brief states last."""
+        self._newest_ms = 0
+        """Latest time that it has seen."""
         brief = Ttl(ttl_ms, cleanup_entries=cleanup_entries)
         lasting = Ttl(LASTING_MS, update="read", cleanup_entries=cleanup_entries)
         self.counted = ValueStateDescriptor("counted", Counted)
@@ -55,11 +59,18 @@ class CountExpiring(ProcessFunction):
         shown = [value.value() is not None, entries.get(0) is not None, bool(elements.get())]
         stamp_ms = written.value()
         has_expired = stamp_ms is not None and now_ms - stamp_ms >= self._ttl_ms
-        wrong = sum(shown) if has_expired or stamp_ms is None else 0
+        if has_expired or stamp_ms is None:
+            wrong = sum(shown)
+        elif self._own.get(row["key"]) == stamp_ms and now_ms >= self._newest_ms:
+            wrong = len(shown) - sum(shown)
+        else:  # a clock that was ahead, here or where the state was before, may have cleaned it up
+            wrong = 0
+        self._newest_ms = max(self._newest_ms, now_ms)
         wrong += kept.value(0) != before.count
         wrong += kept_entries.get(0, 0) != before.count
         if seq % 3 == 1 or not shown[0]:  # else what is there grows old
             written.update(now_ms)
+            self._own[row["key"]] = now_ms
             value.update(seq)
             entries.put(0, seq)
             elements.update([seq])

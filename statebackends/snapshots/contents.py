@@ -53,7 +53,7 @@ class KeyedPiece:
     @property
     def size(self) -> int:
         """Bytes; -1 where files are shared by all states of the operator."""
-        return -1 if self.is_native else self.handle.parts[self.index].length + sum(run.length for run in self.runs)
+        return -1 if self.is_native else sum(max(part.length, 0) for part in (self.handle.parts[self.index], *self.runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +226,8 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
                 if wrong:
                     raise _refused(path, operator, f"subtask {subtask}: {wrong}")
             for part in file_handles(state):
+                if part.length < 0:
+                    raise _refused(path, operator, f"subtask {subtask}: {part.path} of {part.length} bytes")
                 if isinstance(part, SegmentHandle) and not part.is_inside:
                     raise _refused(path, operator, f"subtask {subtask}: {part.path}: {outside_detail(part)}")
         for stored in states_of(operator).values():

@@ -125,7 +125,7 @@ def _fetched_pieces(
 def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int, list[bytes]]]:
     """Subtask and entries of each piece of operator state."""
     uid = state.operator.uid
-    for some in fetch_windows(state.lists, lambda piece: piece.handle.part.length):
+    for some in fetch_windows(state.lists, lambda piece: max(piece.handle.part.length, 0)):
         reader.fetch([(piece.handle.part, piece.subtask) for piece in some], operator=uid)
         for piece in some:
             data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)

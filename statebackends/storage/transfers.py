@@ -59,9 +59,10 @@ class TransferPool:
                 started.append(thread)
             group.serve()
         finally:
-            for thread in started:
-                thread.join()
+            interrupt = _join(started)
             self._take_threads(-threads)
+            if interrupt is not None:
+                raise interrupt
         return group.results()
 
     @contextmanager
@@ -91,6 +92,18 @@ class TransferPool:
             taken = min(wanted, self._threads_free)
             self._threads_free -= taken
             return taken
+
+
+def _join(threads: Sequence[threading.Thread]) -> BaseException | None:
+    """Wait for all, also when interrupted: whoever cleans up must know what they still write. The interrupt, if there was one."""
+    interrupt: BaseException | None = None
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:
+                interrupt = error
+    return interrupt
 
 
 class _Group(Generic[T]):
@@ -139,7 +152,8 @@ class _Group(Generic[T]):
 
     def results(self) -> list[T]:
         if self._failures:
-            raise self._failures[min(self._failures)]
+            # An interrupt is nobody's failure, and must not be lost behind one.
+            raise min(self._failures.items(), key=lambda item: (isinstance(item[1], Exception), item[0]))[1]
         return [self._results[index] for index in range(len(self._calls))]
 
 

@@ -83,6 +83,11 @@ def test_an_id_behind_which_no_job_could_go_on(savepoint: Path, checkpoint_id: i
     assert f"checkpoint id {checkpoint_id} is not in 1.." in run("inspect", savepoint, code=2)
 
 
+def test_a_file_of_less_than_no_bytes(savepoint: Path) -> None:
+    tamper(savepoint, lambda document: keyed(document)["parts"][0].update(length=-(2**60)))
+    assert f"{-(2**60)} bytes" in run("inspect", savepoint, code=2)
+
+
 def test_an_entry_that_is_nested_without_end_is_bytes(savepoint: Path, tmp_path: Path) -> None:
     entry = b"\x91" * 20_000 + b"\x01"
     tamper(savepoint, lambda document: as_entry(document, entry))

@@ -15,6 +15,7 @@ from coordinator.planning import plan_submission
 from coordinator.publication import (
     CheckpointFact,
     Completed,
+    RecordedCheckpoint,
     RecordedJob,
     Unreadable,
     decode_decision,
@@ -46,11 +47,13 @@ from coordinator.store import (
     discard_folder,
     drop_checkpoint,
     put_once,
+    sweep_checkpoints,
 )
 from statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,
     FencedError,
+    InvalidConfigError,
     StorageUnavailableError,
     UnsupportedVersionError,
 )
@@ -179,6 +182,20 @@ def test_deletion_removes_the_claim_first() -> None:
     flow = drop_checkpoint(PATHS, 4)
     assert next(flow) == DeleteFile(f"{JOB}/chk-4/_claim")
     assert flow.send(True) == DeleteFolder(f"{JOB}/chk-4")
+
+
+class Unnamed(DictStorage):
+    """No storage has folders of such a name any more."""
+
+    def execute(self, operation: Any) -> Any:
+        if operation == DeleteFolder("file:///sp#1/savepoint-1"):
+            raise InvalidConfigError("not a location", url=operation.prefix)
+        return super().execute(operation)
+
+
+def test_a_savepoint_folder_that_can_t_be_named_is_no_reason_to_refuse_a_recovery() -> None:
+    claim = ClaimRecord(3, 1, 1, 1, CheckpointKind.SAVEPOINT, "file:///sp#1/savepoint-1", "mine")
+    run_flow(sweep_checkpoints(PATHS, [RecordedCheckpoint(3, claim, None)]), Unnamed())
 
 
 def test_discarding_keeps_claim_and_decision() -> None:

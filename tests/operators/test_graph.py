@@ -343,7 +343,6 @@ UNDECLARED_STREAM: Callable[[], Stream] = lambda: source().map(lambda row: row) 
         (lambda: environment(restart=RestartStrategy(delay_ms=-1)), InvalidConfigError, "delay_ms must not be negative"),
         (lambda: environment(restart=RestartStrategy(attempts_max=-1)), InvalidConfigError, "attempts_max must not be negative"),
         (lambda: environment(savepoint_directory="savepoints"), InvalidConfigError, "savepoint_directory must be an absolute path"),
-        (lambda: environment(savepoint_directory=""), InvalidConfigError, "savepoint_directory must be an absolute path"),
         (lambda: environment(checkpoint_interval=5), InvalidConfigError, "no setting 'checkpoint_interval'"),
         (lambda: environment(state_backend="oracle"), InvalidConfigError, "state_backend"),
         (lambda: environment(checkpoint_interval_ms="1s"), InvalidConfigError, "checkpoint_interval_ms"),

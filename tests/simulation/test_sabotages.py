@@ -81,6 +81,7 @@ SCENES = {
     "repeated_ack_discarded": Scene("windows", (throughout("duplicate", "acks"),)),
     "claim_deleted_last": Scene("counter"),
     "claimed_deleted_early": Scene("counter", (at(500, "restore"),)),
+    "half_a_life": Scene("expiring"),
     "no_deadline": Scene("counter", (at(300, "blocked_operator", "count", amount=9_000),)),
     "claimed_never_deleted": Scene("counter", (at(500, "restore"),)),
     "needed_shared_file_deleted": Scene("counter", backend="rocksdb"),

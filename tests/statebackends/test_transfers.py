@@ -387,3 +387,49 @@ def test_a_group_is_durable_on_a_directory_when_it_ends(tmp_path: Path) -> None:
     assert perform(InParallel([write(n) for n in range(40)], list(range(40))), storage) == list(range(40))
     assert len(storage.execute(ListFiles("job"))) == 40
     assert list((tmp_path / "state/.tmp").iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- interrupts
+
+
+def test_an_interrupt_is_not_lost_behind_a_failure_before_it() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def fail(error: BaseException) -> None:
+        both.wait()
+        raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        TransferPool(2, 1 << 20, 1 << 20).run([lambda: fail(OSError("disk")), lambda: fail(KeyboardInterrupt())], [0, 0])
+
+
+class _Interrupted(threading.Thread):
+    """A thread that is waited for in vain at first: Ctrl-C."""
+
+    release = threading.Event()
+    """Set when it was waited for, and the wait interrupted."""
+
+    def join(self, timeout: float | None = None) -> None:
+        if not self.release.is_set():
+            self.release.set()
+            raise KeyboardInterrupt
+        super().join(timeout)
+
+
+def test_an_interrupted_wait_goes_on_until_all_have_ended_and_gives_their_threads_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statebackends.storage.transfers.threading.Thread", _Interrupted)
+    pool, caller = TransferPool(2, 1 << 20, 1 << 20), threading.current_thread()
+    began, written = threading.Event(), []
+
+    def slow() -> None:
+        if threading.current_thread() is caller:
+            assert began.wait(10)
+        else:
+            began.set()
+            assert _Interrupted.release.wait(10)
+            written.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.run([slow, slow], [0, 0])
+    assert written == [1]
+    assert pool._threads_free == TransferPool(2, 1 << 20, 1 << 20)._threads_free
