@@ -226,10 +226,10 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
                 if wrong:
                     raise _refused(path, operator, f"subtask {subtask}: {wrong}")
             for part in file_handles(state):
-                if part.length < 0:
-                    raise _refused(path, operator, f"subtask {subtask}: {part.path} of {part.length} bytes")
                 if isinstance(part, SegmentHandle) and not part.is_inside:
                     raise _refused(path, operator, f"subtask {subtask}: {part.path}: {outside_detail(part)}")
+                if part.length < 0:
+                    raise _refused(path, operator, f"subtask {subtask}: {part.path} of {part.length} bytes")
         for stored in states_of(operator).values():
             _check_state(path, stored)
 

@@ -22,6 +22,7 @@ from barriers.messages import (
 from chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
 from chaos.checkers.retention import DISCARD_MS_MAX
 from chaos.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
+from coordinator.pending import PendingStatus
 from statebackends.errors import StorageUnavailableError
 from statebackends.storage.operations import DeleteFile, ListFolder
 from tests.simulation.checker_world import JOB, OUT, STATE, Story, process
@@ -348,8 +349,16 @@ def test_a_worker_holds_too_much(story: Story) -> None:
         assert story.broken == ["I17"]
 
 
-def coordinator(pending: int = 0, finished: int = 0) -> Any:
-    entry = SimpleNamespace(request=SimpleNamespace(kind=CheckpointKind.CHECKPOINT))
+def coordinator(
+    pending: int = 0,
+    finished: int = 0,
+    *,
+    now_ms: int = 0,
+    paused: bool = False,
+    status: PendingStatus = PendingStatus.AWAITING_ACKS,
+) -> Any:
+    kind = SimpleNamespace(kind=CheckpointKind.CHECKPOINT)
+    entry = SimpleNamespace(request=kind, checkpoint_id=1, started_ms=0, status=status)
     decisions = SimpleNamespace(retained=SimpleNamespace(_recent=()), _folders=())
     machine = SimpleNamespace(
         pending=[entry] * pending,
@@ -358,7 +367,7 @@ def coordinator(pending: int = 0, finished: int = 0) -> Any:
         failures=SimpleNamespace(_failed=()),
         stats=SimpleNamespace(_finished=range(finished)),
     )
-    config = SimpleNamespace(max_concurrent_checkpoints=1)
+    config = SimpleNamespace(max_concurrent_checkpoints=1, checkpoint_timeout_ms=2_000)
     master = SimpleNamespace(
         coordinator=machine,
         setup=SimpleNamespace(graph=SimpleNamespace(config=config)),
@@ -366,11 +375,31 @@ def coordinator(pending: int = 0, finished: int = 0) -> Any:
         triggers=SimpleNamespace(_triggers=()),
         workforce=SimpleNamespace(slots=()),
     )
-    return process("coordinator-1", services=[SimpleNamespace(_master=master)])
+    found = process("coordinator-1", services=[SimpleNamespace(_master=master, closed=False, epoch=1)])
+    found.process.paused = paused
+    found.clock = SimpleNamespace(monotonic_ms=lambda: now_ms)
+    return found
 
 
 @pytest.mark.parametrize(("held", "broken"), [({}, []), ({"pending": 2}, ["I17"]), ({"finished": 21}, ["I17"])])
 def test_a_coordinator_holds_what_it_may(story: Story, held: dict[str, int], broken: list[str]) -> None:
     story.live_coordinators = [coordinator(**held)]
     story.look()
+    assert story.broken == broken
+
+
+@pytest.mark.parametrize(
+    ("second", "broken"),
+    [
+        ({"now_ms": 2_200}, ["I17"]),
+        ({"now_ms": 2_100}, []),  # at its next turn
+        ({"now_ms": 2_200, "paused": True}, []),
+        ({"now_ms": 2_200, "status": PendingStatus.ABORTING}, []),
+        ({"now_ms": 2_200, "pending": 0}, []),
+    ],
+)
+def test_a_checkpoint_without_time_left_is_given_up(story: Story, second: dict[str, Any], broken: list[str]) -> None:
+    for look in ({"pending": 1, "now_ms": 2_001}, {"pending": 1, **second}):
+        story.live_coordinators = [coordinator(**look)]
+        story.look()
     assert story.broken == broken
