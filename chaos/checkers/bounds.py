@@ -18,6 +18,7 @@ from chaos.scenario import Scenario
 from coordinator.decisions import ABORTED_FOLDERS_MAX
 from coordinator.failures import COUNTED_IDS_MAX
 from coordinator.incidents import EXCEPTIONS_MAX
+from coordinator.jobevents import JobState
 from coordinator.outbox import OUTBOX_COMMANDS_MAX
 from coordinator.pending import PendingStatus
 from coordinator.policy import QUEUED_REQUESTS_MAX
@@ -52,7 +53,7 @@ class BoundsChecker(Checker):
         for host in self.world.coordinators():
             for service in host.services:
                 self._look_at_job(host.process.name, service)
-                if not service.closed:
+                if not service.closed and service._master.state is not JobState.SUSPENDED:
                     self._look_at_times(host, service)
 
     def _at_most(self, where: str, what: str, held: Sized | int, limit: int) -> None:

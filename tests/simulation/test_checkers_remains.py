@@ -22,6 +22,7 @@ from barriers.messages import (
 from chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
 from chaos.checkers.retention import DISCARD_MS_MAX
 from chaos.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
+from coordinator.jobevents import JobState
 from coordinator.pending import PendingStatus
 from statebackends.errors import StorageUnavailableError
 from statebackends.storage.operations import DeleteFile, ListFolder
@@ -356,6 +357,7 @@ def coordinator(
     now_ms: int = 0,
     paused: bool = False,
     status: PendingStatus = PendingStatus.AWAITING_ACKS,
+    state: JobState = JobState.RUNNING,
 ) -> Any:
     kind = SimpleNamespace(kind=CheckpointKind.CHECKPOINT)
     entry = SimpleNamespace(request=kind, checkpoint_id=1, started_ms=0, status=status)
@@ -374,6 +376,7 @@ def coordinator(
         lifecycle=SimpleNamespace(incidents=SimpleNamespace(_exceptions=())),
         triggers=SimpleNamespace(_triggers=()),
         workforce=SimpleNamespace(slots=()),
+        state=state,
     )
     found = process("coordinator-1", services=[SimpleNamespace(_master=master, closed=False, epoch=1)])
     found.process.paused = paused
@@ -395,6 +398,7 @@ def test_a_coordinator_holds_what_it_may(story: Story, held: dict[str, int], bro
         ({"now_ms": 2_100}, []),  # at its next turn
         ({"now_ms": 2_200, "paused": True}, []),
         ({"now_ms": 2_200, "status": PendingStatus.ABORTING}, []),
+        ({"now_ms": 2_200, "state": JobState.SUSPENDED}, []),  # it leads the job no more
         ({"now_ms": 2_200, "pending": 0}, []),
     ],
 )
