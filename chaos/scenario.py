@@ -67,6 +67,16 @@ class CutExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class LateExpectation:
+    """Which records a window operator drops because they are late."""
+
+    source_uids: tuple[str, ...]
+    operator_uid: str
+    behind: Callable[[Positions | None], int]
+    """From the positions that an attempt starts with (None: the start) to the records that it drops until the input's end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
 
@@ -78,6 +88,8 @@ class Scenario:
     operators: tuple[str, ...]
     """Uids of operators with user code, for faults that hit operators."""
     cuts: tuple[CutExpectation, ...] = ()
+    late: LateExpectation | None = None
+    """None: nothing of it is judged."""
     may_rescale: bool = True
     may_drain: bool = True
     """The output is the same when the job is drained in the middle, and goes on later; false where that closes windows early."""

@@ -9,7 +9,7 @@ from chaos.checkers.completion import CompletionChecker
 from chaos.checkers.cut import CutChecker
 from chaos.checkers.distribution import DistributionChecker
 from chaos.checkers.effects import EffectsChecker
-from chaos.checkers.eventtime import EventTimeChecker
+from chaos.checkers.eventtime import EventTimeChecker, LateChecker
 from chaos.checkers.ledger import JobLedger
 from chaos.checkers.liveness import LivenessChecker
 from chaos.checkers.output import OutputChecker
@@ -36,6 +36,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RepairChecker,
     PacingChecker,
     EventTimeChecker,
+    LateChecker,
     BoundsChecker,
     LivenessChecker,
 )
@@ -45,7 +46,7 @@ INVARIANTS: dict[str, str] = {
     "I1": "every record's effect is in the committed output",
     "I2": "no record's effect is in the committed output twice",
     "I3": "the rows of a key come in their order",
-    "I4": "the sums of the input are those of the output: compared row by row with I1 and I2",
+    "I4": "the sums of the input are those of the output, compared row by row with I1 and I2; what is dropped as late is counted",
     "I5": "each row of a key is one step behind the one before it",
     "I6": "state after crashes is the state of a run without any: compared at each cut with I7",
     "I7": "a checkpoint holds the effect of exactly the records in front of its cut",
@@ -95,6 +96,7 @@ def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[
         RepairChecker(world, scenario, report, ledger),
         PacingChecker(world, scenario, report, ledger),
         EventTimeChecker(world, scenario, report),
+        LateChecker(world, scenario, report, ledger),
         BoundsChecker(world, scenario, report),
         LivenessChecker(world, scenario, report, ledger),
     ]

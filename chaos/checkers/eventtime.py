@@ -1,4 +1,4 @@
-"""Event time never runs backwards within an attempt (I10), seen at the subtasks themselves.
+"""Event time never runs backwards within an attempt (I10), seen at the subtasks themselves; late records are counted (I4).
 
 That a timer fires once over crashes is seen in the output of workloads with timers (I2) and in the timers of each cut (I7)."""
 
@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import Heartbeat
+from barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
 from chaos.checkers.base import Checker
-from chaos.observations import Observation, Report, Requested, WorldView
-from chaos.scenario import Scenario
+from chaos.checkers.ledger import Decided, JobLedger, Snapshot
+from chaos.observations import Delivered, Observation, Report, Reported, Requested, Stored, WorldView
+from chaos.scenario import LateExpectation, Positions, Scenario
+from chaos.statereading import SnapshotView
+from statebackends.errors import HoldfastError
 
 
 class EventTimeChecker(Checker):
@@ -48,3 +51,65 @@ class EventTimeChecker(Checker):
             who = f"{vertex} ({index}) of attempt {attempt} in {actor}"
             self.report("I10", f"the watermark of {who} went from {last} to {watermark_ms}")
         seen[key] = watermark_ms
+
+
+class LateChecker(Checker):
+    """An attempt that reads its input to the end drops every late record behind the cut that it started with, and says so.
+
+    Which records are late the scenario knows; what was dropped the subtasks report once their input has ended. A record that
+    was dropped in front of the cut is not read again, and one behind it is counted in each attempt that reads it."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I4",)
+    hears: ClassVar[tuple[type, ...]] = (Delivered, Reported, Stored)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._positions: dict[int, Positions] = {}
+        """Of completed snapshots, read while they are there."""
+        self._deployed: dict[int, Deployment] = {}
+        self._dropped: dict[tuple[int, str], dict[int, int]] = {}
+        """(attempt, vertex) -> subtask whose input has ended -> records that it dropped."""
+
+    def observe(self, observation: Observation) -> None:
+        late = self.scenario.late
+        if late is None:
+            return
+        match observation:
+            case Delivered(command=Deploy(deployment=deployment)):
+                self._deployed.setdefault(deployment.attempt, deployment)
+            case Reported(item=SubtaskStatus(drained=True, metrics=metrics) as status) if metrics is not None:
+                self._dropped.setdefault((status.attempt, status.vertex), {})[status.subtask] = metrics.late_dropped
+            case Stored() if observation.added:
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, Decided) and change.snapshot is not None:
+                        self._decided(late, change.snapshot)
+            case _:
+                pass
+
+    def _decided(self, late: LateExpectation, snapshot: Snapshot) -> None:
+        try:
+            view = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
+            self._positions[snapshot.checkpoint_id] = view.positions(late.source_uids)
+        except HoldfastError:
+            return  # what is wrong with its files is reported elsewhere
+        deployment = self._deployed.get(snapshot.claim.attempt)
+        if snapshot.kind is CheckpointKind.FINAL and deployment is not None:
+            self._ended(late, deployment)
+
+    def _ended(self, late: LateExpectation, deployment: Deployment) -> None:
+        """The input of all subtasks has ended: the final checkpoint says so."""
+        restored = deployment.restored_checkpoint_id
+        if restored and restored not in self._positions:
+            return
+        vertex = next(
+            each for each in deployment.graph.vertices if late.operator_uid in (operator.uid for operator in each.operators)
+        )
+        dropped = self._dropped.get((deployment.attempt, vertex.vertex_id), {})
+        expected, found = late.behind(self._positions.get(restored)), sum(dropped.values())
+        if found != expected:
+            self.report(
+                "I4",
+                f"attempt {deployment.attempt}, from checkpoint {restored}: {late.operator_uid} says that it dropped {found} "
+                f"records ({dict(sorted(dropped.items()))} by subtask), {expected} are late",
+            )

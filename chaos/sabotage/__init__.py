@@ -6,6 +6,7 @@ from chaos.sabotage.base import Mutant, Sabotage
 from chaos.sabotage.channels import SABOTAGES as CHANNELS
 from chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from chaos.sabotage.fencing import SABOTAGES as FENCING
+from chaos.sabotage.lateness import SABOTAGES as LATENESS
 from chaos.sabotage.retention import SABOTAGES as RETENTION
 from chaos.sabotage.sinks import SABOTAGES as SINKS
 from chaos.sabotage.sources import SABOTAGES as SOURCES
@@ -18,7 +19,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
-    for area in (CHANNELS, TASKS, SOURCES, STATE, COORDINATION, RETENTION, FENCING, SINKS, STORES)
+    for area in (CHANNELS, LATENESS, TASKS, SOURCES, STATE, COORDINATION, RETENTION, FENCING, SINKS, STORES)
     for sabotage in area
 }
 

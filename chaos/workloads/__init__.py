@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from chaos.scenario import Workload
-from chaos.workloads import aggregate, broadcast, counter, ends, expiring, fanout, long, random_graphs, states, timers, windows
+from chaos.workloads import (
+    aggregate,
+    broadcast,
+    counter,
+    ends,
+    expiring,
+    fanout,
+    late,
+    long,
+    random_graphs,
+    states,
+    timers,
+    windows,
+)
 from statebackends.errors import InvalidConfigError
 
 WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
-    for module in (counter, windows, timers, broadcast, fanout, ends, aggregate, expiring, states, random_graphs)
+    for module in (counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, random_graphs)
 }
 """Those that run when none is named."""
 

@@ -37,6 +37,8 @@ from statebackends.storage.filesystem import OsFileSystem
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent, ReadFile
 from statebackends.ttl import Ttl
+from tests.operators.functions import test_window as window_tests
+from tests.operators.harness import OperatorHarness
 from tests.operators.ports import ManualContext
 
 BARRIER = CheckpointBarrier(1, 0)
@@ -171,6 +173,30 @@ def test_unlimited_credit() -> None:
         return count
 
     assert_changes("unlimited_credit", sent, 2, 5)
+
+
+def late_records() -> tuple[int, int, list[int]]:
+    """Records of a window that has fired, of one that is open, and behind the watermark; a restored operator gets such ones, too.
+
+    (dropped, restored and dropped, what fires)"""
+    rows = window_tests.columns(("a", 1), ("a", 2), ("a", 3))
+    with OperatorHarness(window_tests.operator(), key_type="utf8") as harness:
+        harness.watermark(14)
+        harness.process(rows, [9, 12, 15])
+        dropped, snapshot = harness.context.counters.late_dropped, harness.snapshot()
+    with OperatorHarness.restored(window_tests.operator(), [snapshot], key_type="utf8") as harness:
+        harness.process(rows, [8, 16, 17])
+        harness.watermark(19)
+        fired = [total for _, _, _, total in window_tests.shown(harness)]
+        return dropped, harness.context.counters.late_dropped, fired
+
+
+def test_sabotages_of_late_records() -> None:
+    right = (1, 1, [10])
+    assert_changes("revived_window", late_records, right, (0, 0, [2, 10]))
+    assert_changes("forgotten_watermark", late_records, right, (1, 0, [1, 10]))
+    assert_changes("hasty_lateness", late_records, right, (2, 1, [8]))
+    assert_changes("uncounted_late", late_records, right, (0, 0, [10]))
 
 
 # -------------------------------------------------------------------------------------------------- timers and sources

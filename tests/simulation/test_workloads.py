@@ -15,6 +15,7 @@ from chaos.scenario import Scenario
 from chaos.workloads import WORKLOADS, find_workload
 from chaos.workloads.feeds import Feed, read_before
 from chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
+from chaos.workloads.late import LOST_BATCHES_MAX, LateFeed
 from chaos.workloads.settings import BACKENDS, with_config
 from operators.worker_main import pickle_plan
 from statebackends.errors import InvalidConfigError
@@ -66,7 +67,7 @@ def test_output_and_cuts_are_as_expected_over_rescales(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["counter", "timers", "windows", "states", "random"])
+@pytest.mark.parametrize("family", ["counter", "timers", "windows", "late", "states", "random"])
 def test_cuts_are_read_from_every_backend(family: str, backend: str, tmp_path: Path) -> None:
     scenario = with_config(scenario_of(family, 2), state_backend=backend, inline_threshold=0)
     run = Run(scenario, 5, tmp_path)
@@ -177,7 +178,14 @@ def test_random_graphs_are_judged_at_their_cuts_wherever_nothing_waits() -> None
 
 
 @pytest.mark.parametrize(
-    "feed", [Feed("a", 50, 7), Feed("b", 50, 1, first=-9), Feed("c", 50, 3, 1_000_000, 10_000, 3, 60)], ids=lambda feed: feed.uid
+    "feed",
+    [
+        Feed("a", 50, 7),
+        Feed("b", 50, 1, first=-9),
+        Feed("c", 50, 3, 1_000_000, 10_000, 3, 60),
+        LateFeed("d", 50, 3, 0, 10_000, 3, 60, size_ms=20, batch_rows=2),
+    ],
+    ids=lambda feed: feed.uid,
 )
 def test_columns_of_a_feed_are_its_records(feed: Feed) -> None:
     batch = feed.make_batch(np.arange(3, feed.rows, 2, dtype=np.int64))
@@ -194,6 +202,22 @@ def test_no_record_of_a_feed_is_later_than_its_disorder_allows() -> None:
     for index in range(feed.rows):
         assert feed.at(index) > latest - feed.disorder_ms - 1
         latest = max(latest, feed.at(index))
+
+
+def test_each_record_of_a_late_feed_is_late_or_in_time_wherever_batches_end() -> None:
+    for seed in range(20):
+        (feed,) = (scenario_of("late", seed).cuts[0].expected.args[0],)  # type: ignore[attr-defined] - a partial of the feed
+        assert isinstance(feed, LateFeed)
+        times = [feed.at(index) for index in range(feed.rows)]
+        watermarks = [max(times[:index], default=-(2**62)) - feed.disorder_ms - 1 for index in range(feed.rows)]
+        last_ms = [feed.window(index)[1] + feed.size_ms - 1 for index in range(feed.rows)]
+        for index in range(feed.rows):
+            if feed.is_late(index):
+                assert last_ms[index] <= watermarks[index - LOST_BATCHES_MAX * feed.batch_rows]
+            else:
+                assert last_ms[index] > watermarks[index]
+        assert sum(map(feed.is_late, range(feed.rows))) > 5
+        assert any(times[index] <= watermarks[index] < last_ms[index] for index in range(feed.rows))
 
 
 @pytest.mark.parametrize(

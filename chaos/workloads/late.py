@@ -1,0 +1,156 @@
+"""Event-time windows over a source of which every few records come too late, some for their window and some only for the watermark.
+
+Which ones is a matter of positions alone. The source has one subtask, so that a watermark comes to every window in its place
+among the records; and a record is either so far behind that its window has fired long ago, wherever batches end and whichever
+watermark got lost with an attempt, or in a window that no watermark can have passed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from chaos.scenario import CutExpectation, CutStates, LateExpectation, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
+from chaos.workloads.feeds import Feed, is_at_end, read_before
+from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.functions import aggregates
+from operators.sinks.parquet import ParquetSink
+from operators.time import Tumbling
+
+PATH = "/out/late"
+
+LOST_BATCHES_MAX = 6
+"""Batches whose watermarks a window may not have got when it gets the next record: a barrier between a batch and its watermark
+cuts the watermark off, in each attempt one."""
+LATE_EVERY, TARDY_EVERY = 7, 5
+
+
+@dataclass(frozen=True, slots=True)
+class LateFeed(Feed):
+    """Some records are late: their window has fired. Others are tardy: behind the watermark, in a window that is open."""
+
+    size_ms: int = 1
+    """Of the windows."""
+    batch_rows: int = 1
+    """Most records between two watermarks."""
+
+    @property
+    def first_late(self) -> int:
+        """Before it there may be no watermark yet."""
+        return (LOST_BATCHES_MAX + 1) * self.batch_rows
+
+    @property
+    def lag_ms(self) -> int:
+        """How far back a late record lies: the watermark of so many batches ago is behind the end of its window."""
+        behind = LOST_BATCHES_MAX * self.batch_rows + LATE_EVERY + TARDY_EVERY
+        return behind * self.step_ms + 2 * self.disorder_ms + 2 * self.size_ms
+
+    def is_late(self, index: int) -> bool:
+        return index >= self.first_late and self._mixed(index) % LATE_EVERY == 0
+
+    def is_tardy(self, index: int) -> bool:
+        return not self.is_late(index) and self._mixed(index) % TARDY_EVERY == 0
+
+    def at(self, index: int) -> int:
+        turn = self.start_ms + index * self.step_ms
+        if self.is_late(index):
+            return turn - self.lag_ms
+        # The watermark lies before the turn of the record that comes next, so the window of that turn is open.
+        return turn - turn % self.size_ms if self.is_tardy(index) else turn + (self._mixed(index) >> 9) % (self.disorder_ms + 1)
+
+    def window(self, index: int) -> tuple[int, int]:
+        """Key, and start of the window."""
+        at = self.at(index)
+        return self.key(index), at - at % self.size_ms
+
+    def make_batch(self, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        batch = Feed.make_batch(self, indices)
+        times = pa.array([self.at(int(index)) for index in indices], pa.int64())
+        return batch.set_column(batch.schema.get_field_index("at"), batch.schema.field("at"), times)
+
+
+def make(rng: random.Random) -> Scenario:
+    """One feed, windows of a size that many records share or few, and any parallelism behind the source."""
+    rows, batch_rows = rng.randint(200, 500), rng.choice((3, 5, 10))
+    size_ms = rng.choice((20, 50, 120))
+    disorder_ms, step_ms = rng.choice((0, 10, 40)), rng.randint(2, 6)
+    feed = LateFeed(
+        "readings", rows, rng.choice((1, 4, 12)), 0, 10_000, step_ms, disorder_ms, size_ms=size_ms, batch_rows=batch_rows
+    )
+    pace = rows / rng.uniform(0.7, 1.5)
+    parallelism = rng.randint(1, PARALLELISM_MAX)
+    settings = draw_settings(rng)
+    return Scenario(
+        plan=partial(_plan, feed, pace, parallelism, settings),
+        records=rows,
+        sinks=(SinkExpectation(PATH, "windowed", partial(_rows, feed)),),
+        operators=("window",),
+        cuts=(CutExpectation((feed.uid,), "window", partial(_states_at, feed)),),
+        late=LateExpectation((feed.uid,), "window", partial(_late_behind, feed)),
+        may_drain=False,
+    )
+
+
+def _plan(feed: LateFeed, pace: float, drawn: int, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+    environment = Environment("late", parallelism=parallelism or drawn, **settings)
+    source = environment.from_source(feed.source(pace, feed.batch_rows)).uid(feed.uid).set_parallelism(1)
+    timed = source.assign_timestamps("at", max_out_of_orderness_ms=feed.disorder_ms).uid("times").set_parallelism(1)
+    windowed = timed.key_by("key").window(Tumbling(milliseconds=feed.size_ms))
+    counts = windowed.aggregate(n=aggregates.count(), total=aggregates.sum("value"))
+    counts.uid("window").sink_to(ParquetSink(PATH), uid="windowed")
+    return environment.build()
+
+
+def _windows(feed: LateFeed, indices: Iterable[int]) -> dict[tuple[int, int], list[int]]:
+    """(key, start of the window) -> [n, total] over those of these records that are not late."""
+    windows: dict[tuple[int, int], list[int]] = {}
+    for index in indices:
+        if not feed.is_late(index):
+            found = windows.setdefault(feed.window(index), [0, 0])
+            found[:] = found[0] + 1, found[1] + feed.value(index)
+    return windows
+
+
+def _rows(feed: LateFeed) -> Counter[Row]:
+    windows = _windows(feed, range(feed.rows))
+    size_ms = feed.size_ms
+    return Counter((key, start * 1_000, (start + size_ms) * 1_000, n, total) for (key, start), (n, total) in windows.items())
+
+
+def _late_behind(feed: LateFeed, positions: Positions | None) -> int:
+    """How many late records an attempt meets that goes on at these positions, or at the start."""
+    before = set() if positions is None else set(read_before(positions[feed.uid], feed.rows))
+    return sum(feed.is_late(index) for index in range(feed.rows) if index not in before)
+
+
+def _states_at(feed: LateFeed, positions: Positions) -> CutStates:
+    """Windows that hold records in front of the cut. Those that the last watermarks may have passed have possibly fired, those
+    that an earlier one has passed are gone."""
+    before = sorted(read_before(positions[feed.uid], feed.rows))
+    passed = _watermark(feed, before)
+    long_passed = _watermark(feed, before[: -LOST_BATCHES_MAX * feed.batch_rows])
+    at_end = is_at_end(positions[feed.uid], feed.rows)
+    states: dict[Any, Any] = {}
+    for (key, start), (n, total) in _windows(feed, before).items():
+        last_ms = start + feed.size_ms - 1
+        if last_ms > long_passed:
+            value = {"n": n, "total": total}
+            states[(key, start)] = Possibly(value) if at_end or last_ms <= passed else value
+    return {"windows": states}
+
+
+def _watermark(feed: LateFeed, indices: Iterable[int]) -> int:
+    """What these records bring, if all of their watermarks come."""
+    return max((feed.at(index) for index in indices), default=-(2**62)) - feed.disorder_ms - 1
+
+
+WORKLOAD = Workload("late", "aggregates event-time windows of a source that gives records behind the watermark", make)
