@@ -334,7 +334,7 @@ class SimOwner:
         if due_us != self._due_us or service is None or service.closed:
             return
         self._due_us = None
-        if service.turn():
+        if service.turn() and service.has_waiting:
             self.wake()
             return
         deadline_ms = service.next_deadline_ms()

@@ -254,7 +254,7 @@ class JobHost:
         repeated = newest is not None and submission.driver_nonce and newest.submission.driver_nonce == submission.driver_nonce
         if repeated and newest is not None and current is not None and current.submission == newest.number:
             return self._accepted(current, newest.base, newest.notes)
-        (yield from preflight(job_id, submission)).check()
+        (yield from preflight(job_id, submission, recorded)).check()
         if current is not None:
             yield from self._replace(current)
         try:

@@ -179,6 +179,11 @@ class JobService:
 
     # --------------------------------------------------------------------------------------------- turns of the owner
 
+    @property
+    def has_waiting(self) -> bool:
+        """Something waits for the next turn, whatever the time."""
+        return bool(self._own or self._inbox.queue)  # looked at without its lock: nobody else takes from it
+
     def next_deadline_ms(self) -> int | None:
         """When a turn is due though nothing waits, monotonic; None for never."""
         return None if self._closed else self._master.next_deadline_ms()

@@ -47,8 +47,12 @@ class Turns(Protocol):
     def turn(self) -> bool:
         """Handle one item that is due; False if none was."""
 
+    @property
+    def has_waiting(self) -> bool:
+        """Something waits for the next turn, whatever the time."""
+
     def next_deadline_ms(self) -> int | None:
-        """When a turn is due though nothing waits, in the clock's monotonic ms; ask after a turn that found nothing."""
+        """When a turn is due though nothing waits, in the clock's monotonic ms."""
 
 
 class Owner(Protocol):

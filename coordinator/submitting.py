@@ -56,18 +56,25 @@ def identify_job(submission: Submission) -> str:
     return job_id
 
 
-def preflight(job_id: str, submission: Submission, *, external: bool = True) -> Flow[PreflightReport]:
+def preflight(
+    job_id: str, submission: Submission, job: RecordedJob | None = None, *, external: bool = True
+) -> Flow[PreflightReport]:
     """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
 
-    `external`: relative paths in the snapshot can be looked up. Raises InvalidConfigError, JobExistsError, NotFoundError."""
+    `job`: its records, if they have just been read. `external`: relative paths in the snapshot can be looked up. Raises
+    InvalidConfigError, JobExistsError, NotFoundError."""
     while True:
-        job = yield from read_job(JobPaths(job_id))
+        if job is None:
+            job = yield from read_job(JobPaths(job_id))
         try:
             report = (yield from examine_submission(job, submission, external=external)).report
         except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
             report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
         damaged = any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals)
-        if not damaged or (yield from read_job(JobPaths(job_id))) == job:
+        if not damaged:
+            return report
+        seen, job = job, (yield from read_job(JobPaths(job_id)))
+        if job == seen:
             return report
         # The job went on, or ended, and dropped what we were looking at.
 
