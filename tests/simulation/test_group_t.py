@@ -13,7 +13,7 @@ from chaos.faults import Fault
 from chaos.results import RunResult
 from chaos.world import RunRequest, run_seed
 
-COUNTER = ("counter", 52)
+COUNTER = ("counter", 1496)
 """Two workers, files of state in the store, ten failed checkpoints tolerated."""
 WINDOWS = ("windows", 44)
 """Three workers, channels of two sources into each window task: barriers are aligned."""

@@ -33,7 +33,7 @@ def test_loser_of_a_recovery_whose_address_is_the_newest_sends_clients_to_the_wi
     assert "is led by epoch" in text
 
 
-@pytest.mark.parametrize("seed", [2, 5, 7])
+@pytest.mark.parametrize("seed", [3, 5, 7])
 @pytest.mark.parametrize("asleep_ms", [2_550, 2_600, 2_650])
 def test_leader_that_loses_an_id_to_one_that_woke_leads_on(seed: int, asleep_ms: int) -> None:
     """The one that woke claims an id before it notices that it is fenced, and its address is the newest."""
