@@ -31,7 +31,7 @@ class CheckpointRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_savepoint(self) -> bool:
-        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        return self.kind.is_savepoint
 
     @property
     def ends_job(self) -> bool:
@@ -57,7 +57,7 @@ class CompletedCheckpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_savepoint(self) -> bool:
-        return self.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        return self.kind.is_savepoint
 
 
 # ------------------------------------------------------------------------------------------------------------- events

@@ -307,14 +307,13 @@ def derive_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
     """Ids that a job which has ended, and keeps nothing, still has on storage: all but savepoints, which are their user's.
 
     Only those that its result knows of: one above was taken by whoever began to start the job again, and is the id counter."""
-    savepoints = (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
     last = job.result.last_checkpoint_id if job.result is not None else 0
     return tuple(
         checkpoint
         for number, checkpoint in sorted(job.checkpoints.items())
         if number <= last
         and checkpoint.fact is not CheckpointFact.CLAIMED
-        and (checkpoint.fact is not CheckpointFact.COMPLETED or checkpoint.kind not in savepoints)
+        and (checkpoint.fact is not CheckpointFact.COMPLETED or not checkpoint.kind.is_savepoint)
     )
 
 

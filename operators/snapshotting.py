@@ -36,7 +36,7 @@ UID_CHARS_MAX = 80
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
-SAVEPOINT_KINDS = frozenset({CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT})
+SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
 
 
 class _OperatorPart(msgspec.Struct, frozen=True):

@@ -34,7 +34,6 @@ from statebackends.storage import is_absolute_folder
 from statebackends.storage.checksums import checksum_of
 
 _ENDING = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
-_SAVEPOINTS = (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
 
 
 class CompletionChecker(Checker):
@@ -140,7 +139,7 @@ class CompletionChecker(Checker):
         number = snapshot.checkpoint_id
         for handle in _files(snapshot):
             self._kept.setdefault(snapshot.location(handle.path), set()).add(number)
-        if snapshot.kind in _SAVEPOINTS:
+        if snapshot.kind.is_savepoint:
             self._kept.setdefault(snapshot.location(METADATA), set()).add(number)
         for entry in snapshot.metadata.external:
             for place in external_places(entry):
@@ -162,11 +161,11 @@ class CompletionChecker(Checker):
                 self._forget(number)
                 continue
             is_shared = f"/{SHARED_FOLDER}/" in location.removeprefix(self.world.state.root)
-            invariant = "I25" if self._ledger.completed[number].kind in _SAVEPOINTS else "I23" if is_shared else "I11"
+            invariant = "I25" if self._ledger.completed[number].kind.is_savepoint else "I23" if is_shared else "I11"
             self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {number} needs")
         for holder, entry in self._external.get(location, {}).items():
             if not any(self._ledger.exists(place) for place in external_places(entry)):
-                invariant = "I25" if self._ledger.completed[holder].kind in _SAVEPOINTS else "I20"
+                invariant = "I25" if self._ledger.completed[holder].kind.is_savepoint else "I20"
                 self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {holder} needs from outside")
 
     def _power_lost(self, change: PowerLost) -> None:

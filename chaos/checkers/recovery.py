@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import JobLedger
 from chaos.checkers.overlay import OverlayStorage
@@ -91,7 +90,7 @@ class RecoveryChecker(Checker):
             return set()
         owned = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
         snapshot = self._ledger.completed.get(number)
-        savepoint = checkpoint.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
+        savepoint = checkpoint.kind.is_savepoint
         if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:
             for operator in snapshot.metadata.operators:
                 owned |= {snapshot.path(handle.path) for state in operator.subtasks for handle in file_handles(state)}

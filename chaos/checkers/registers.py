@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, assert_never
 
-from barriers.messages import CheckpointKind, TriggerCheckpoint
+from barriers.messages import TriggerCheckpoint
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import (
     AttemptRecorded,
@@ -156,7 +156,7 @@ class RegisterChecker(Checker):
             if number not in self._ledger.aborted and claim.epoch == self._ledger.newest_epoch:
                 self.report("I13", f"checkpoint {number} was dropped before it was decided")
             return
-        if snapshot.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+        if snapshot.kind.is_savepoint:
             self.report("I25", f"savepoint {number} was dropped: it belongs to its user")
             return
         ledger = self._ledger

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import JobLedger
 from chaos.checkers.overlay import OverlayStorage
@@ -118,7 +117,7 @@ class RepairChecker(Checker):
         found: set[str] = set()
         for checkpoint in job.with_fact(CheckpointFact.COMPLETED):
             snapshot = self._ledger.completed.get(checkpoint.checkpoint_id)
-            if snapshot is None or checkpoint.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+            if snapshot is None or checkpoint.kind.is_savepoint:
                 continue
             for operator in snapshot.metadata.operators:
                 found |= {snapshot.path(handle.path) for state in operator.subtasks for handle in file_handles(state)}

@@ -160,7 +160,7 @@ class RetentionChecker(Checker):
 
     def _discard(self, fact: Answered, ack: AcknowledgeCheckpoint) -> None:
         claim = self._ledger.first_claims.get(ack.checkpoint_id)
-        if claim is not None and claim.kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT):
+        if claim is not None and claim.kind.is_savepoint:
             return
         folder = f"{self.world.job_id}/chk-{ack.checkpoint_id}"
         handles = (handle for state in ack.states.values() for handle in file_handles(state))
