@@ -32,6 +32,7 @@ from chaos.users import Users
 from chaos.workerhost import Surroundings, WorkerHost, repeatable
 from coordinator.records import derive_job_id
 from operators.base import JobPlan
+from operators.sinks.committer import FileCommitter
 from operators.standing import TERMINAL_STATES
 from operators.worker_main import WorkerSpec
 
@@ -80,7 +81,7 @@ class Cluster:
         control = ControlNetwork(kernel, self.injector, observe)
         self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe)
         self.control = control
-        self._plans: dict[int | None, JobPlan] = {}
+        self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
         self.held: dict[str, Held] = {}
         self._coordinators: dict[str, CoordinatorHost] = {}
@@ -157,9 +158,9 @@ class Cluster:
             self._local = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
             self.local_directory = self._local.name
 
-    def job_plan(self, parallelism: int | None) -> JobPlan:
+    def job_plan(self, parallelism: int | None, *, allow_output_repeat: bool = False) -> JobPlan:
         """The job at a parallelism, or its own."""
-        plan = self._plans.get(parallelism)
+        plan = self._plans.get((parallelism, allow_output_repeat))
         if plan is None:
             plan = self.scenario.plan(parallelism)
             config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
@@ -170,7 +171,11 @@ class Cluster:
             if config != plan.graph.config:
                 graph = msgspec.structs.replace(plan.graph, config=config)
                 plan = JobPlan(graph, plan.operators, plan.sources, plan.selectors, plan.schemas)
-            self._plans[parallelism] = plan
+            if allow_output_repeat:
+                for operator in plan.operators.values():
+                    if isinstance(operator, FileCommitter):
+                        operator.allow_output_repeat = True
+            self._plans[parallelism, allow_output_repeat] = plan
         return plan
 
     def begin(self) -> None:
@@ -232,7 +237,9 @@ class Cluster:
         """A driver that submits the job; it is the newest from now on."""
         process = self._process("driver")
         mode = ClaimMode.CLAIM if restore in self.users.claims else ClaimMode.NO_CLAIM
-        order = Order(self.job_plan(self.parallelism), restore, claim_mode=mode)
+        repeat = restore in self.users.rewinds
+        plan = self.job_plan(self.parallelism, allow_output_repeat=repeat)
+        order = Order(plan, restore, claim_mode=mode, allow_output_repeat=repeat)
         driver = DriverHost(self.around, process, order, self, self._driver_ended)
         driver.job_id = self.job_id
         self.drivers[process.name] = driver
@@ -266,13 +273,13 @@ class Cluster:
             self.users.job_ended()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
             self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
-        elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")):
-            # Another driver went on meanwhile: to rewind takes a flag, and what was claimed may be gone.
+        elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")) or self.users.misses(driver.order.restore):
+            # Another driver went on meanwhile: to rewind takes a flag, and what was claimed, or is old, may be gone.
             self.outcome = "" if self.jobs_live else "FINISHED"
             if self.drivers:
                 self.driver = next(iter(self.drivers.values()))
             elif not self.outcome:
-                self.driver_later(200_000)
+                self.driver_later(200_000, self.users.say_again())
         elif outcome in ("superseded", "workers ended") or outcome.startswith(("gave up", "FencedError")):
             self.driver_later(200_000, driver.unanswered_restore)
         else:

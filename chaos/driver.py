@@ -47,6 +47,7 @@ class Order:
     restore: str | None = None
     fresh: bool = False
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    allow_output_repeat: bool = False
 
 
 class Slots(Protocol):
@@ -101,7 +102,7 @@ class DriverHost:
             fresh=self.order.fresh,
             claim_mode=self.order.claim_mode,
             driver_nonce=self.process.name,
-            allow_output_repeat=False,
+            allow_output_repeat=self.order.allow_output_repeat,
         )
         self._around.observe(Submitted(self._around.kernel.now_ms, self.process.name, submission))
         self._call("submit", submission, SubmissionAccepted, self._submitted)

@@ -134,6 +134,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("savepoint", "a user takes a savepoint", ""),
         FaultKind("restore", "the job is stopped with a savepoint, and started again from it", ""),
         FaultKind("drain", "the job is drained and stopped with a savepoint, and started again from it", ""),
+        FaultKind("rewind", "the job is started again from an older snapshot than its newest one", ""),
         FaultKind("rescale", "the driver is replaced by one with another parallelism", "", "new parallelism"),
     )
 }
@@ -146,7 +147,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "storage": ("store_fails", "store_slow", "store_partial", "store_lies", "store_late", "disk_full", "power_loss"),
     "clocks": ("clock_jump",),
     "operators": ("slow_operator", "blocked_operator", "user_error"),
-    "users": ("checkpoint", "savepoint", "restore", "drain", "rescale"),
+    "users": ("checkpoint", "savepoint", "restore", "drain", "rewind", "rescale"),
 }
 """Names that `--faults` takes beside single kinds."""
 

@@ -51,6 +51,7 @@ SOMETIMES: dict[str, str] = {
     "copy_failed": "storage fails a user's copy of a savepoint",
     "savepoint_disposed": "a user disposes of a savepoint",
     "restored_from_copy": "a submission restores from a copy of a savepoint",
+    "gone_back": "a submission goes back to an older snapshot, and its user says that output may repeat",
     "restored_from_savepoint": "a submission restores from a savepoint's folder",
     "rescaled": "a submission runs with another parallelism than the one before",
     "restored": "an attempt begins from a completed checkpoint",
@@ -97,6 +98,8 @@ class Sometimes:
             case Led():
                 self._led(observation)
             case Submitted():
+                if observation.submission.allow_output_repeat:
+                    self._visit("gone_back")
                 if observation.submission.restore is not None and "/" in observation.submission.restore:
                     self._visit("restored_from_savepoint")
                     if "-copy-" in observation.submission.restore:

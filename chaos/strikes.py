@@ -168,5 +168,8 @@ class Strikes:
     def _strike_restore(self, fault: Fault, process: Process | None) -> bool:
         return self._cluster.users.restore(drain=False)
 
+    def _strike_rewind(self, fault: Fault, process: Process | None) -> bool:
+        return self._cluster.users.rewind()
+
     def _strike_drain(self, fault: Fault, process: Process | None) -> bool:
         return self._cluster.users.restore(drain=True)

@@ -4,14 +4,17 @@ A user asks whoever leads, asks again when nobody answers, and gives up in the e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from barriers.messages import CheckpointKind
 from chaos.control import Call, JobClient, Reply
 from chaos.coordinatorhost import Outcome, Wish
+from chaos.observations import StoreView
 from chaos.processes import Process
 from coordinator.claiming import dispose_snapshot
+from coordinator.publication import Completed, decode_decision
+from coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder
 from coordinator.routing import RoutedStorage
 from statebackends.errors import HoldfastError, NotFoundError
 from statebackends.metadata import decode_metadata
@@ -33,6 +36,8 @@ COPY_SHARE = 0.4
 DISPOSE_SHARE = 0.5
 """Of the copies, those after which another one is made and disposed of: what lies beside it must not mind."""
 TOOL_TRIES = 4
+SAID_SHARE = 0.8
+"""Of the restores from an older snapshot, those of users who say that output may repeat; the others are refused."""
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
@@ -49,6 +54,10 @@ class Users:
         self._tools = cluster.streams.of("tools")
         self.claims: set[str | None] = set()
         """Savepoints that the job is to own when it is started from them."""
+        self.rewinds: set[str | None] = set()
+        """Snapshots that a user goes back to, knowing that output will repeat."""
+        self._older: set[str] = set()
+        """Snapshots that a user wanted to go back to."""
         self._unsure = False
         """A user asked for a stop and was never told what came of it."""
 
@@ -82,6 +91,40 @@ class Users:
         self._cluster.trace.add("user", "drains the job" if drain else "stops the job", wish.trigger_id)
         self._stop_job(wish, WISH_TRIES)
         return True
+
+    def rewind(self) -> bool:
+        """Start the job again from one of its older snapshots while it runs."""
+        cluster = self._cluster
+        if cluster.pending or cluster.outcome:
+            return False
+        choices = older_snapshots(cluster.state, cluster.job_id, cluster.store(SAVEPOINTS), self.claims)
+        if not choices:
+            return False
+        chosen = self._random.choice(choices)
+        self._older.add(chosen)
+        if self._random.random() < SAID_SHARE:
+            self.rewinds.add(chosen)
+        if "/" in chosen and self._random.random() < CLAIM_SHARE:
+            self.claims.add(chosen)
+        cluster.trace.add("user", "goes back" if chosen in self.rewinds else "would go back", chosen)
+        cluster.start_driver(chosen)
+        return True
+
+    def say_again(self) -> str | None:
+        """What the next driver restores: until the job has a checkpoint since it went back, each one has to be allowed to."""
+        if not self.rewinds:
+            return None
+        self.rewinds.add("latest")
+        return "latest"
+
+    def misses(self, restore: str | None) -> bool:
+        """Whether it names an older snapshot that was there when a user chose it, and has gone since: retention drops such."""
+        if restore not in self._older:
+            return False
+        cluster = self._cluster
+        if "/" in restore:
+            return cluster.store(restore).size(METADATA_NAME) is None
+        return any(cluster.state.size(f"{cluster.job_id}/chk-{restore}/{name}") is None for name in (CLAIM, METADATA_NAME))
 
     def job_ended(self) -> None:
         """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
@@ -188,3 +231,21 @@ class Users:
             else:
                 cluster.trace.add("user", "disposed of", folder.rpartition("/")[2])
                 return
+
+
+def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claimed: Collection[str | None]) -> list[str]:
+    """What a submission can name to go back: ids of the job's snapshots but the newest one, and folders of savepoints.
+
+    `claimed`: folders that the job was given; their ids name nothing any more once it has checkpoints of its own."""
+    numbers = []
+    for path in state.paths(job_id):
+        folder, _, name = path.removeprefix(f"{job_id}/").partition("/")
+        number = parse_checkpoint_folder(folder)
+        if number is None or name != METADATA_NAME or state.size(f"{job_id}/{folder}/{CLAIM}") is None:
+            continue
+        decision = decode_decision(state.peek(path) or b"", path)
+        if isinstance(decision, Completed) or (isinstance(decision, SavepointRecord) and decision.folder not in claimed):
+            numbers.append(number)
+    found = [path.split("/") for path in savepoints.paths()]
+    folders = [parts[0] for parts in found if parts[1:] == [METADATA_NAME] and "-unwanted-" not in parts[0]]
+    return [str(number) for number in sorted(numbers)[:-1]] + [f"{SAVEPOINTS}/{folder}" for folder in sorted(folders)]

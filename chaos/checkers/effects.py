@@ -1,4 +1,4 @@
-"""What sinks make visible, and when: I18 to I22, entry by entry as the log of a sink grows.
+"""What sinks make visible, and when: I18 to I22, and of I15 that older attempts don't commit, as the log of a sink grows.
 
 An entry is the commit point of one checkpoint's files; plain readers see links beside it. It may appear only once a checkpoint
 with its id or a higher one is durable, in the order of ids, once; and nothing that is visible is ever taken back."""
@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from chaos.checkers.base import Checker
+from chaos.checkers.descent import Descent
 from chaos.checkers.ledger import AttemptRecorded, JobLedger, join
 from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
 from chaos.scenario import Scenario
@@ -31,8 +32,12 @@ class _Sink:
     folder: str
     """Location of what the sink keeps of itself."""
     entries: int = 0
+    commits: list[tuple[int, str]] = field(default_factory=list)
+    """Each id that was committed, and one of its files."""
     newest: int = 0
-    """Highest id that was committed."""
+    """The highest of them, without those behind a snapshot that the user went back to."""
+    attempt: int = 0
+    """That took the sink over last."""
     names: set[str] = field(default_factory=set)
     """Committed files."""
 
@@ -40,7 +45,7 @@ class _Sink:
 class EffectsChecker(Checker):
     """Hears every change of a sink's folder."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I18", "I19", "I20", "I21", "I22")
+    invariants: ClassVar[tuple[str, ...]] = ("I15", "I18", "I19", "I20", "I21", "I22")
     hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
@@ -50,6 +55,7 @@ class EffectsChecker(Checker):
             _Sink(sink.sink_id, sink.path.rstrip("/"), join(sink.path, "_holdfast", quote(sink.sink_id, safe="")))
             for sink in scenario.sinks
         ]
+        self._descent = Descent(ledger)
         self._roots = tuple(f"{sink.root}/" for sink in self._sinks)
 
     def observe(self, observation: Observation) -> None:
@@ -59,7 +65,10 @@ class EffectsChecker(Checker):
             return
         if not isinstance(observation, Stored) or not (observation.added or observation.removed):
             return
-        for change in self._ledger.changes(observation):
+        changes = self._ledger.changes(observation)
+        if self._descent.follow():
+            self._find_newest()
+        for change in changes:
             if isinstance(change, AttemptRecorded):
                 self._restored(change)
         if not f"{observation.root}/".startswith(self._roots):
@@ -91,17 +100,24 @@ class EffectsChecker(Checker):
         entry: dict[str, Any] = msgspec.json.decode(content or b"{}")
         if entry.get("type") == "commit":
             self._commit(sink, entry)
+        elif entry.get("type") == "owner":
+            sink.attempt = max(sink.attempt, entry["attempt"])
 
     def _commit(self, sink: _Sink, entry: dict[str, Any]) -> None:
         checkpoint, where = entry["checkpoint_id"], f"sink {sink.sink_id}: checkpoint {entry['checkpoint_id']}"
-        if self._ledger.released < checkpoint:
+        if max(self._ledger.released, self._begun_with()) < checkpoint:
             plain = [number for number in self._ledger.completed if number >= checkpoint]
             invariant = "I21" if plain else "I18"
             why = f"only savepoint {plain[0]} is" if plain else f"only {self._ledger.released} is"
             self.report(invariant, f"{where} is committed, and {why} complete")
-        if checkpoint <= sink.newest:
-            self.report("I19", f"{where} is committed after {sink.newest}")
-        sink.newest = max(sink.newest, checkpoint)
+        if entry["attempt"] < sink.attempt:
+            self.report("I15", f"{where} is committed by attempt {entry['attempt']}, and attempt {sink.attempt} has the sink")
+        name = _first_name(entry)
+        if self._descent.holds_file(checkpoint, name):
+            if checkpoint <= sink.newest:
+                self.report("I19", f"{where} is committed after {sink.newest}")
+            sink.newest = max(sink.newest, checkpoint)
+        sink.commits.append((checkpoint, name))
         for file in entry["files"]:
             name = file["name"]
             if name in sink.names:
@@ -109,6 +125,11 @@ class EffectsChecker(Checker):
             if not self._ledger.exists(f"{sink.folder}/data/{name}"):
                 self.report("I19", f"{where}: {name} is committed and is not in its place")
             sink.names.add(name)
+
+    def _begun_with(self) -> int:
+        """Highest id that a submission was started from: who goes on from a plain savepoint commits what it held back."""
+        bases = [record.base for record in self._ledger.submissions.values()]
+        return max((base.checkpoint_id for base in bases if base is not None), default=0)
 
     # ------------------------------------------------------------------------------------------------------ taking back
 
@@ -142,14 +163,19 @@ class EffectsChecker(Checker):
                     return
             commits = [entry for entry in contents if entry["type"] == "commit"]
             sink.entries = len(contents)
-            sink.newest = max((entry["checkpoint_id"] for entry in commits), default=0)
+            sink.commits = [(entry["checkpoint_id"], _first_name(entry)) for entry in commits]
+            sink.attempt = max((entry["attempt"] for entry in contents if entry["type"] == "owner"), default=0)
             sink.names = {file["name"] for entry in commits for file in entry["files"]}
+        self._find_newest()
+
+    def _find_newest(self) -> None:
+        for sink in self._sinks:
+            sink.newest = max((number for number, name in sink.commits if self._descent.holds_file(number, name)), default=0)
 
     def _restored(self, change: AttemptRecorded) -> None:
         """Nobody goes back behind what is visible, unless the user said that output may repeat."""
         record = change.record
-        submission = self._ledger.submissions.get(record.submission)
-        if record.epoch < self._ledger.newest_epoch or (submission is not None and submission.submission.allow_output_repeat):
+        if record.epoch < self._ledger.newest_epoch:
             return
         restored = record.restored.checkpoint_id if record.restored is not None else 0
         for sink in self._sinks:
@@ -157,3 +183,8 @@ class EffectsChecker(Checker):
                 self.report(
                     "I22", f"attempt {record.attempt} begins at checkpoint {restored}; sink {sink.sink_id} shows {sink.newest}"
                 )
+
+
+def _first_name(entry: dict[str, Any]) -> str:
+    """One of the files that an entry commits; empty if it commits none."""
+    return str(entry["files"][0]["name"]) if entry["files"] else ""

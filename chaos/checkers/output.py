@@ -11,9 +11,10 @@ from urllib.parse import quote
 import msgspec
 
 from chaos.checkers.base import Checker
+from chaos.checkers.descent import Descent
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
 from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
-from chaos.oracle import CommittedOutput, OutputDamagedError, Sequences, compare, counted
+from chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
 from chaos.scenario import Positions, Scenario, SinkExpectation
 from chaos.statereading import SnapshotView
 from statebackends.errors import HoldfastError
@@ -54,6 +55,7 @@ class OutputChecker(Checker):
         self._sinks = [_Sink(world, sink) for sink in scenario.sinks]
         self._sources = tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
         self._cuts = bool(self._sources) and any(sink.at_cut is not None for sink in scenario.sinks)
+        self._descent = Descent(ledger)
         self._positions: dict[int, Positions] = {}
         """Of completed checkpoints whose output is not committed yet."""
 
@@ -65,6 +67,9 @@ class OutputChecker(Checker):
             return
         if not isinstance(observation, Stored) or not observation.added:
             return
+        if self._descent.follow():
+            for sink in self._sinks:  # a user may have gone back: other rows count
+                sink.restart()
         if self._cuts:
             for change in self._ledger.changes(observation):
                 if isinstance(change, Decided) and change.snapshot is not None:
@@ -103,7 +108,7 @@ class OutputChecker(Checker):
         if positions is None or not (restored or sink.commits % CUT_EVERY == 0):
             return
         # Everything staged up to this id was committed before it: the log is in the order of ids.
-        problem = compare(at_cut(positions), counted(sink.output.files, sink.expected))
+        problem = compare(at_cut(positions), counted(self._live(sink), sink.expected))
         if problem is not None:
             checkpoint = entry["checkpoint_id"]
             self.report("I7", f"sink {sink.expected.sink_id}: committed up to checkpoint {checkpoint}, whose cut says: {problem}")
@@ -116,9 +121,15 @@ class OutputChecker(Checker):
             self.report("I19", str(error))
             return
         for file in files:
+            if not self._descent.holds_file(file.checkpoint_id, file.name):
+                continue
             problem = sink.sequences.add(file)
             if problem is not None:
                 self.report(problem[0], f"sink {sink.expected.sink_id}: {problem[1]}")
+
+    def _live(self, sink: _Sink) -> list[CommittedFile]:
+        """Without what lies behind a snapshot that the user went back to: it is written again."""
+        return [file for file in sink.output.files if self._descent.holds_file(file.checkpoint_id, file.name)]
 
     # -------------------------------------------------------------------------------------------------------------- end
 
@@ -138,7 +149,7 @@ class OutputChecker(Checker):
 
     def _compare(self, sink: _Sink) -> None:
         assert sink.expected.rows is not None
-        expected, actual = sink.expected.rows(), counted(sink.output.files, sink.expected)
+        expected, actual = sink.expected.rows(), counted(self._live(sink), sink.expected)
         problem = compare(expected, actual)
         if problem is None:
             return

@@ -29,6 +29,7 @@ from barriers.messages import (
     Deploy,
 )
 from chaos.checkers.base import Checker
+from chaos.checkers.descent import Descent
 from chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
 from chaos.observations import Answered, Delivered, Led, Lifecycle, Observation, Report, Requested, Stored, StoreView, WorldView
 from chaos.scenario import Scenario, SinkExpectation
@@ -76,6 +77,7 @@ class RetentionChecker(Checker):
         super().__init__(world, scenario, report)
         self._ledger = ledger
         self._sinks = [_Staging(sink, join("_holdfast", quote(sink.sink_id, safe=""), "staged")) for sink in scenario.sinks]
+        self._descent = Descent(ledger)
         self._deletion_failed = False
         self._result_ms: int | None = None
         self._submitted_ms: dict[int, int] = {}
@@ -189,6 +191,7 @@ class RetentionChecker(Checker):
                     self.report("I24", f"{path} came with an acknowledgement that {each.leader} discarded, and is still there")
 
     def at_end(self) -> None:
+        self._descent.follow()
         self._check_discarded(self._discarded)
         self._check_retained()
         self._check_claimed()
@@ -251,11 +254,13 @@ class RetentionChecker(Checker):
             return
         view, sink_id = self.world.store(sink.expected.path), sink.expected.sink_id
         holder = sink.folder.removesuffix("/staged")
-        names = _committed(view, f"{holder}/log")
+        committed = _committed(view, f"{holder}/log")
+        names = set(committed)
         stray = sorted({path.rpartition("/")[2] for path in view.paths(f"{holder}/data")} - names)
-        if stray:
+        if stray and self._descent.is_straight:  # a commit that was under way when its user went back is never ended
             self.report("I24", f"sink {sink_id}: {stray[0]} is in data/ and not committed")
-        hidden = sorted(name for name in names if view.size(name) is None)
+        # Links of what lies behind a snapshot that the user went back to are nobody's to make: no state holds it any more.
+        hidden = sorted(name for name in names if view.size(name) is None and self._descent.holds_file(committed[name], name))
         if hidden:
             self.report("I19", f"sink {sink_id}: {hidden[0]} is committed and plain readers don't see it")
         for path in view.paths(sink.folder):
@@ -286,11 +291,12 @@ class RetentionChecker(Checker):
         return any(at_ms >= begun_ms for at_ms in self._worker_trouble_ms)
 
 
-def _committed(view: StoreView, folder: str) -> set[str]:
-    """Files that a sink's log names."""
-    names: set[str] = set()
+def _committed(view: StoreView, folder: str) -> dict[str, int]:
+    """Files that a sink's log names, and the ids that they were committed with."""
+    names: dict[str, int] = {}
     sequence = 0
     while (content := view.peek(f"{folder}/{sequence:012d}.json")) is not None:
-        names.update(file["name"] for file in msgspec.json.decode(content).get("files", ()))
+        entry = msgspec.json.decode(content)
+        names.update((file["name"], entry["checkpoint_id"]) for file in entry.get("files", ()))
         sequence += 1
     return names

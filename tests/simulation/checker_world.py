@@ -191,8 +191,9 @@ class Story:
         self.epoch = self.epoch + 1 if epoch is None else epoch
         self.put(f"{JOB}/leader/{self.epoch}", encode_record(LeaderRecord(self.epoch, f"n{self.epoch}")))
 
-    def submit(self, number: int = 1, base: RestorePoint | None = None, first: int = 1) -> None:
-        record = SubmissionRecord(number, self.epoch, Submission(self.graph), base, first, f"n{self.epoch}")
+    def submit(self, number: int = 1, base: RestorePoint | None = None, first: int = 1, *, repeat: bool = False) -> None:
+        told = Submission(self.graph, allow_output_repeat=repeat)
+        record = SubmissionRecord(number, self.epoch, told, base, first, f"n{self.epoch}")
         self.submission = number
         self.put(f"{JOB}/submissions/{number}.json", encode_record(record))
         self.tell(Led(self.now_ms, f"coordinator-{self.epoch}", JOB, self.epoch, number, self.graph))
@@ -381,8 +382,7 @@ class Story:
         return {"name": name, "rows": 0 if content is None else pq.read_table(pa.BufferReader(content)).num_rows}
 
     def log(self, kind: str, **fields: Any) -> None:
-        content = json.dumps({"type": kind, **fields}).encode()
-        self.put(f"_holdfast/ledger/log/{self.entries:012d}.json", content, OUT)
+        self.put(f"_holdfast/ledger/log/{self.entries:012d}.json", json.dumps({"type": kind, **fields}).encode(), OUT)
         self.entries += 1
 
     def report(self, state: TaskState, attempt: int | None = None, actor: str = "worker-0.1") -> None:

@@ -85,7 +85,7 @@ def test_a_file_is_committed_that_is_not_there(story: Story) -> None:
 
 def test_a_log_has_a_gap(story: Story) -> None:
     story.entries += 1
-    story.log("owner")
+    story.log("owner", attempt=1)
     assert story.broken == ["I19"]
 
 

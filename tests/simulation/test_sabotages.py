@@ -91,6 +91,8 @@ SCENES = {
     "needed_shared_file_deleted": Scene("counter", backend="rocksdb"),
     "shared_deleted_first": Scene("counter", backend="rocksdb"),
     "unswept_shared_files": Scene("counter", (UPLOADS_FAIL,), backend="rocksdb"),
+    "unasked_rewind": Scene("counter", tuple(at(ms, "rewind") for ms in (500, 700, 900, 1_100))),
+    "resumed_line": Scene("counter", (at(900, "rewind"),)),
     "oldest_restored": Scene("counter", (COUNT_FAILS,)),
     "reused_id": Scene("counter", (COORDINATOR_DIES,)),
     "stale_acks": Scene("counter", (at(500, "pause_worker", "worker-0", duration_ms=2_500),), 1),

@@ -47,6 +47,7 @@ MOMENTS: dict[str, Fault] = {
     "savepoint": Fault("savepoint", at_ms=300),
     "restore": Fault("restore", at_ms=300),
     "drain": Fault("drain", at_ms=300),
+    "rewind": Fault("rewind", at_ms=700),
     "rescale": Fault("rescale", at_ms=400, amount=3),
 }
 

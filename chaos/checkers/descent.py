@@ -1,0 +1,89 @@
+"""Which ids a job's newest submission descends from, when its user has gone back to an older snapshot.
+
+What was committed behind that snapshot stays in the output, and is written again: it is no part of the output that is exact.
+Without the user's word that output may repeat nothing is set aside, whatever a submission began with."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from chaos.checkers.ledger import JobLedger
+from coordinator.records import SubmissionRecord
+
+Ranges = tuple[tuple[int, float], ...]
+_ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
+"""In the name of a file: the attempt that staged it."""
+EVERYTHING: Ranges = ((0, math.inf),)
+
+
+class Descent:
+    """The line as it was when `follow` was called last."""
+
+    def __init__(self, ledger: JobLedger) -> None:
+        self._ledger = ledger
+        self._submissions = 0
+        self._ranges = EVERYTHING
+
+    def follow(self) -> bool:
+        """Look at the submissions that there are now; whether other ids count than before."""
+        if self._submissions == len(self._ledger.submissions):
+            return False
+        self._submissions = len(self._ledger.submissions)
+        before, self._ranges = self._ranges, descent(self._ledger.submissions)
+        return self._ranges != before
+
+    @property
+    def is_straight(self) -> bool:
+        """Nobody has gone back."""
+        return self._ranges == EVERYTHING
+
+    def holds(self, number: int) -> bool:
+        """Whether an id is of the line that the newest submission goes on with."""
+        return _holds(self._ranges, number)
+
+    def holds_file(self, number: int, name: str) -> bool:
+        """The same of a file that was committed with this id.
+
+        An id alone does not tell: a plain savepoint may have been taken in an attempt that failed before its next checkpoint. What
+        it holds is on the line of those who went on from it, and of no other one that has higher ids."""
+        if self.is_straight:
+            return True
+        found = _ATTEMPT.search(name)
+        if found is None or not self.holds(number):
+            return self.holds(number)
+        ledger, attempt = self._ledger, int(found[1])
+        line = {each.checkpoint_id for each in ledger.completed.values() if each.is_recovery_point}
+        begun = [each for each in ledger.submissions.values() if self.holds(each.first_checkpoint_id)]
+        line |= {each.base.checkpoint_id for each in begun if each.base is not None}
+        return any(number <= each and self.holds(each) and ledger.first_claims[each].attempt == attempt for each in line)
+
+
+def descent(submissions: Mapping[int, SubmissionRecord]) -> Ranges:
+    """(first id, last id) of each piece of the newest submission's line; all ids as long as nobody has gone back."""
+    lines: list[tuple[int, Ranges]] = [(0, EVERYTHING)]
+    for number in sorted(submissions):
+        record = submissions[number]
+        first, base = record.first_checkpoint_id, record.base.checkpoint_id if record.base is not None else 0
+        line = _until(lines[-1][1], first - 1)
+        if record.submission.allow_output_repeat or not _holds(line, base):
+            begun = [ranges for begin, ranges in lines if begin <= base]  # whose id the base is, that submission's line it goes on
+            line = _until(begun[-1], base)
+        lines.append((first, _joined(line, first)))
+    return lines[-1][1]
+
+
+def _holds(ranges: Ranges, number: int) -> bool:
+    return any(first <= number <= last for first, last in ranges)
+
+
+def _until(ranges: Ranges, end: int) -> Ranges:
+    return tuple((first, min(last, end)) for first, last in ranges if first <= end)
+
+
+def _joined(ranges: Ranges, first: int) -> Ranges:
+    """With all ids from `first` on."""
+    if ranges and ranges[-1][1] == first - 1:
+        return (*ranges[:-1], (ranges[-1][0], math.inf))
+    return (*ranges, (first, math.inf))

@@ -1,0 +1,60 @@
+"""Mistakes when a user goes back to an older snapshot: nobody asks whether output may repeat, or the line that was left goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import coordinator.planning as planning_module
+import operators.sinks.log as log_module
+from chaos.sabotage.base import Mutant, Sabotage
+from coordinator.lifecycle import Lifecycle
+from coordinator.records import RestorePoint
+from statebackends.storage.operations import Flow
+
+
+def _finds_none(original: Any) -> Any:
+    def find_rewind(*arguments: Any) -> Flow[None]:
+        yield from ()
+
+    return find_rewind
+
+
+def _claims_for_whoever_allows(original: Any) -> Any:
+    def must_claim(*arguments: Any) -> Any:
+        *others, claimant = arguments
+        return original(*others, replace(claimant, allow_output_repeat=True))
+
+    return must_claim
+
+
+def _is_the_newest_of_all(original: Any) -> Any:
+    def restore_point(self: Lifecycle) -> RestorePoint | None:
+        newest = self._coordinator.newest
+        if newest is None:
+            return self._setup.base
+        return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
+
+    return property(restore_point)
+
+
+SABOTAGES = (
+    Sabotage(
+        "unasked_rewind",
+        "a job goes back behind its output although nobody said that it may repeat",
+        ("I22",),
+        (
+            Mutant(planning_module, "find_rewind", _finds_none),
+            Mutant(log_module, "_must_claim", _claims_for_whoever_allows),
+        ),
+        kinds=("rewind",),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "resumed_line",
+        "a job that its user took back begins with the newest checkpoint of the line that it left",
+        ("I16",),
+        (Mutant(Lifecycle, "restore_point", _is_the_newest_of_all),),
+        kinds=("rewind",),
+    ),
+)
