@@ -12,6 +12,7 @@ from chaos.checkers.effects import EffectsChecker
 from chaos.checkers.eventtime import EventTimeChecker, LateChecker
 from chaos.checkers.ledger import JobLedger
 from chaos.checkers.liveness import LivenessChecker
+from chaos.checkers.notices import NoticesChecker
 from chaos.checkers.output import OutputChecker
 from chaos.checkers.pacing import PacingChecker
 from chaos.checkers.recovery import RecoveryChecker
@@ -38,6 +39,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     EventTimeChecker,
     LateChecker,
     BoundsChecker,
+    NoticesChecker,
     LivenessChecker,
 )
 """In the order in which they hear of a fact: causes before their consequences."""
@@ -72,7 +74,7 @@ INVARIANTS: dict[str, str] = {
     "I27": "list entries are neither lost nor repeated by a restore",
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
-    "I30": "without faults a checkpoint completes and the job ends",
+    "I30": "without faults a checkpoint completes and the job ends; tasks are told of checkpoints that are off",
 }
 """What each means, in one line."""
 
@@ -98,5 +100,6 @@ def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[
         EventTimeChecker(world, scenario, report),
         LateChecker(world, scenario, report, ledger),
         BoundsChecker(world, scenario, report),
+        NoticesChecker(world, scenario, report, ledger),
         LivenessChecker(world, scenario, report, ledger),
     ]

@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 
 import coordinator.store as store_module
-from barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, SubtaskKey
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    AckStatus,
+    CheckpointKind,
+    NotifyCheckpointAborted,
+    Registered,
+    SubtaskKey,
+    WorkerCommand,
+)
 from chaos.sabotage.base import Mutant, Sabotage, constant
 from coordinator import events as on
 from coordinator.decisions import Decisions
@@ -16,6 +24,8 @@ from coordinator.failures import FailureCounter
 from coordinator.lifecycle import Lifecycle
 from coordinator.pending import PendingCheckpoint
 from coordinator.policy import Load, RequestQueue
+from coordinator.workforce import Workforce
+from operators.session import Session
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
 from statebackends.storage.operations import Flow, PutIfAbsent
 from statebackends.storage.whole import read_whole
@@ -105,6 +115,22 @@ def _skips_the_final(original: Any) -> Any:
     return run
 
 
+def _keeps_aborts_to_itself(original: Any) -> Any:
+    def broadcast(self: Workforce, command: WorkerCommand) -> None:
+        if not isinstance(command, NotifyCheckpointAborted):
+            original(self, command)
+
+    return broadcast
+
+
+def _hears_of_none_when_it_registers(original: Any) -> Any:
+    def reconcile(self: Session, registered: Registered) -> Any:
+        live = tuple(sorted({*registered.live_checkpoints, *self._open_triggers}))
+        return original(self, msgspec.structs.replace(registered, live_checkpoints=live))
+
+    return reconcile
+
+
 def _knows_no_pause(original: Any) -> Any:
     def following(self: RequestQueue, load: Load, now_ms: int) -> Any:
         return original(self, msgspec.structs.replace(load, pause_until_ms=0), now_ms)
@@ -160,6 +186,16 @@ SABOTAGES = (
         ("I21",),
         (Mutant(Decisions, "_complete", _notifies_savepoints),),
         kinds=("savepoint",),
+    ),
+    Sabotage(
+        "untold_abort",
+        "tasks are never told that a checkpoint is off",
+        ("I30",),
+        (
+            Mutant(Workforce, "broadcast", _keeps_aborts_to_itself),
+            Mutant(Session, "_reconcile", _hears_of_none_when_it_registers),
+        ),
+        kinds=("store_fails", "disk_full"),
     ),
     Sabotage(
         "ignored_pause",

@@ -77,6 +77,7 @@ SCENES = {
     "hasty_abort": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
     "ambiguous_is_done": Scene("counter", (throughout("store_late", "coordinator:PutIfAbsent/_metadata", amount=60),)),
     "savepoint_commits": Scene("counter", (SAVEPOINT,)),
+    "untold_abort": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
     "ignored_pause": Scene("counter", (SLOW_WRITES,)),
     "lasting_failures": Scene("windows", (throughout("store_fails", "worker:WriteFile", probability=0.15),)),
     "tolerated_failures": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),

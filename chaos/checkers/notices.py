@@ -1,0 +1,80 @@
+"""Tasks are told of checkpoints that are off (I30): no task waits for a barrier, or stores state, that nobody wants any more.
+
+Who is not told goes on with the asynchronous part of the snapshot, which holds a copy of its state, and keeps the channels of an
+alignment blocked until the next barrier comes, if one does. A leader that aborts a checkpoint of the attempt that runs tells its
+workers at once; what the network makes of that is not its fault. A worker without a session is told when it registers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import CancelTasks, FinishTasks, NotifyCheckpointAborted, TriggerCheckpoint
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import AttemptRecorded, Decided, EpochTaken, JobLedger, ResultRecorded
+from chaos.observations import Commanded, Lifecycle, Observation, Report, Stored, WorldView
+from chaos.scenario import Scenario
+
+NOTICE_MS_MAX = 200
+"""How long a leader that is awake may take from the stored decision to its notice."""
+
+
+class NoticesChecker(Checker):
+    """Remembers the aborted checkpoints of which nobody has been told yet."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I30",)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Lifecycle)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._triggered: dict[int, str] = {}
+        """Undecided id -> the coordinator that triggered it."""
+        self._cancelled = 0
+        """Highest attempt that tasks were told to give up, or to end."""
+        self._due: dict[int, tuple[int, str]] = {}
+        """Aborted id -> when it was decided, and who has to tell."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Commanded(command=TriggerCheckpoint(checkpoint_id=number), actor=actor):
+                self._triggered.setdefault(number, actor)
+            case Commanded(command=NotifyCheckpointAborted(checkpoint_id=number)):
+                self._due.pop(number, None)
+            case Commanded(command=CancelTasks(attempt=attempt) | FinishTasks(attempt=attempt)):
+                self._cancelled = max(self._cancelled, attempt)
+                self._due.clear()
+            case Stored() if observation.added:
+                self._stored(observation)
+            case Lifecycle(change="killed" | "paused", actor=actor):
+                self._due = {number: due for number, due in self._due.items() if due[1] != actor}
+            case Lifecycle(change="power_loss"):
+                self._due.clear()
+            case _:
+                pass
+
+    def _stored(self, fact: Stored) -> None:
+        for change in self._ledger.changes(fact):
+            match change:
+                case Decided(checkpoint_id=number, claim=claim):
+                    leader = self._triggered.pop(number, None)
+                    record = self._ledger.abort_record(number)
+                    mine = claim is not None and record is not None and record.epoch == claim.epoch == self._ledger.newest_epoch
+                    if leader is not None and mine and claim is not None and claim.attempt > self._cancelled:
+                        self._due[number] = (fact.at_ms, leader)
+                case AttemptRecorded() | EpochTaken() | ResultRecorded():
+                    self._due.clear()
+                case _:
+                    pass
+
+    def look(self) -> None:
+        for number, (at_ms, leader) in list(self._due.items()):
+            if self.world.now_ms - at_ms > NOTICE_MS_MAX:
+                del self._due[number]
+                if self._has_workers(leader):
+                    self.report("I30", f"checkpoint {number} was aborted at {at_ms} ms, and {leader} has told no task of it")
+
+    def _has_workers(self, leader: str) -> bool:
+        """Somebody is there who can be told."""
+        hosts = [host for host in self.world.coordinators() if host.process.name == leader]
+        slots = [slot for host in hosts for service in host.services for slot in service._master.workforce.slots]
+        return any(slot.outbox is not None for slot in slots)
