@@ -1,0 +1,75 @@
+"""Tasks are told of checkpoints that are off: who must tell, by when, and what excuses him."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from barriers.messages import CancelTasks
+from chaos.checkers.notices import NOTICE_MS_MAX, NoticesChecker
+from chaos.observations import Lifecycle
+from tests.simulation.checker_world import Story, process
+
+
+@pytest.fixture
+def story() -> Story:
+    """Checkpoint 2 was triggered and is aborted. No other checker looks at this coordinator, of which only the slots are there."""
+    story = Story()
+    story.checkers = [each for each in story.checkers if isinstance(each, NoticesChecker)]
+    slots = [SimpleNamespace(outbox=object())]
+    service = SimpleNamespace(_master=SimpleNamespace(workforce=SimpleNamespace(slots=slots)))
+    story.live_coordinators = [process("coordinator-1", services=[service])]
+    story.begin()
+    story.complete(1)
+    story.claim(2)
+    story.trigger(2)
+    story.abort(2)
+    return story
+
+
+def broken_later(story: Story) -> list[str]:
+    (checker,) = (each for each in story.checkers if isinstance(each, NoticesChecker))
+    checker.look()
+    assert story.broken == []
+    story.now_ms += NOTICE_MS_MAX + 1
+    checker.look()
+    return story.broken
+
+
+def test_nobody_is_told(story: Story) -> None:
+    assert broken_later(story) == ["I30"]
+
+
+def test_everybody_is_told(story: Story) -> None:
+    story.notify_aborted(2)
+    assert broken_later(story) == []
+
+
+@pytest.mark.parametrize("change", ["killed", "paused"])
+def test_who_should_tell_is_gone(story: Story, change: str) -> None:
+    story.tell(Lifecycle(story.now_ms, "coordinator-1", "coordinator", change))
+    assert broken_later(story) == []
+
+
+def test_the_attempt_is_over(story: Story) -> None:
+    story.command(CancelTasks(story.attempt))
+    assert broken_later(story) == []
+
+
+def test_another_one_leads(story: Story) -> None:
+    story.lead()
+    assert broken_later(story) == []
+
+
+def test_nobody_is_there_to_be_told(story: Story) -> None:
+    story.live_coordinators[0].services[0]._master.workforce.slots[0].outbox = None
+    assert broken_later(story) == []
+
+
+def test_tasks_that_were_never_asked_need_not_be_told() -> None:
+    story = Story()
+    story.begin()
+    story.claim(1)
+    story.abort(1)
+    assert broken_later(story) == []
