@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from chaos.hugepages import collapse_memory
 from chaos.results import RunResult, ViolationRecord
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def tidy_up() -> None:
     gc.collect()
     if not _frozen:  # gc.get_freeze_count() would count all that stays, one by one
         gc.freeze()
+        collapse_memory()
         _frozen = True
 
 
