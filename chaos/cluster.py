@@ -6,6 +6,7 @@ goes on world.py's."""
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from chaos.datanet import DataNetwork
 from chaos.driver import DriverHost, Order
 from chaos.faults import Fault
 from chaos.injector import Injector
+from chaos.localdisk import damage_copies
 from chaos.observations import Lifecycle, Observation, StoreView
 from chaos.processes import Kernel, Process
 from chaos.scenario import Scenario
@@ -44,6 +46,9 @@ GUARD_US = 3_000_000
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_BYTES_MIN = 1 << 30
 """A container may give it 64 MiB, which RocksDB's preallocation fills."""
+
+COPIES_SHARE = 0.5
+"""Of the runs whose state is on a disk of the worker's own anyway, those that keep copies of it there, too."""
 
 SHARED_BYTES_MIN = 512
 """Inline threshold of jobs that write increments: the tables of a simulated job are small, and only files can be shared."""
@@ -99,6 +104,9 @@ class Cluster:
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
         self.crashes: list[str] = []
         self.local_directory = ""
+        self.keeps_copies = False
+        """Workers keep copies of their state on their own disk."""
+        self._damages = any(fault.kind == "damage_copies" for fault in plan)
         self._local: tempfile.TemporaryDirectory[str] | None = None
 
     # ------------------------------------------------------------------------------------------------ as checkers see it
@@ -153,8 +161,10 @@ class Cluster:
     def use(self, *, backend: str | None) -> None:
         """Settings of this run: another state backend than the workload's."""
         self._backend = backend
-        if self.job_plan(None).graph.config.state_backend == "rocksdb":
-            self.kernel.opaque = True
+        is_opaque = self.job_plan(None).graph.config.state_backend == "rocksdb"
+        self.kernel.opaque = self.kernel.opaque or is_opaque
+        self.keeps_copies = self._damages or (is_opaque and self.streams.of("copies").random() < COPIES_SHARE)
+        if is_opaque or self.keeps_copies:
             self._local = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
             self.local_directory = self._local.name
 
@@ -166,6 +176,8 @@ class Cluster:
             config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
             if config.rocksdb is not None:
                 config = msgspec.structs.replace(config, rocksdb=repeatable(config.rocksdb))
+            if self._damages:
+                config = msgspec.structs.replace(config, inline_threshold=0)
             if config.is_incremental:
                 config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
             if config != plan.graph.config:
@@ -318,7 +330,8 @@ class Cluster:
             watch_parent=False,
         )
         nonce = f"n{self._counts['tasks']:x}"
-        host = WorkerHost(self.around, process, spec, self.stores.client(process), nonce, self._worker_left)
+        storage = self.stores.client(process)
+        host = WorkerHost(self.around, process, spec, storage, nonce, self._worker_left, keeps_copies=self.keeps_copies)
         self.held[process.name] = Held(host, driver, spawn)
         host.start()
 
@@ -335,6 +348,10 @@ class Cluster:
         slot, driver = held.host.slot, held.driver
         delay_us = self.random.randrange(*DEATH_US)
         self.kernel.after(delay_us, lambda: driver.worker_ended(slot, held.spawn, why, "lost"), driver.process)
+
+    def damage_copies(self, rng: random.Random) -> bool:
+        """Damage what workers keep on their host's disk; False if there is nothing."""
+        return self.keeps_copies and damage_copies(self.local_directory, rng) > 0
 
     # ----------------------------------------------------------------------------------------------------------- deaths
 

@@ -106,6 +106,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("kill_all", "every process dies at once", "", "ms until they are back"),
         FaultKind("power_loss", "every process dies, and storage loses what was not durable", "", "ms until they are back"),
         FaultKind("kill_recovering", "whoever recovers dies during it", "worker or coordinator"),
+        FaultKind("damage_copies", "a worker dies, and the copies of state on its host's disk are damaged or gone", _WORKER),
         FaultKind(
             "pause_worker", "a worker stands still and comes back", _WORKER, "1: its driver replaces it meanwhile", lasts=True
         ),
@@ -140,7 +141,7 @@ KINDS: dict[str, FaultKind] = {
 }
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "crashes": ("kill_worker", "kill_coordinator", "kill_driver", "kill_all", "kill_recovering"),
+    "crashes": ("kill_worker", "kill_coordinator", "kill_driver", "kill_all", "kill_recovering", "damage_copies"),
     "zombies": ("pause_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
     "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream"),
     "data": ("cut_link", "slow_link"),

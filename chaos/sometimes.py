@@ -55,6 +55,7 @@ SOMETIMES: dict[str, str] = {
     "restored_from_savepoint": "a submission restores from a savepoint's folder",
     "rescaled": "a submission runs with another parallelism than the one before",
     "restored": "an attempt begins from a completed checkpoint",
+    "restored_from_disk": "a subtask restores from copies of its state on its worker's own disk",
     "restored_nothing": "an attempt begins again from nothing",
     "final_checkpoint": "a job ends with a final checkpoint",
     "commit_after_restore": "a sink commits an id that was complete before its attempt began",
@@ -170,6 +171,8 @@ class Sometimes:
             if item.attempt < self._attempt:
                 self._visit("ack_of_stale_attempt")
         elif isinstance(item, SubtaskStatus):
+            if item.metrics is not None and item.metrics.restored_local_bytes:
+                self._visit("restored_from_disk")
             if item.state is TaskState.RUNNING:
                 self._running.add((item.attempt, item.vertex, item.subtask))
             elif item.state is TaskState.FAILED and "injected" in item.error:

@@ -38,6 +38,14 @@ class Strikes:
         self._cluster.kill(victim)
         return True
 
+    def _strike_damage_copies(self, fault: Fault, process: Process | None) -> bool:
+        """The attempt that follows restores its state, and looks for it on this host first."""
+        victim = self._worker_of(fault, process)
+        if victim is None or not self._cluster.damage_copies(self._cluster.streams.of(f"copies/{fault.label}")):
+            return False
+        self._cluster.kill(victim)
+        return True
+
     def _worker_of(self, fault: Fault, process: Process | None) -> Process | None:
         """The worker that passed the point, if the fault is for any; else one of its slot, or one drawn."""
         if process is not None and process.alive and process.role == "worker" and fault.target in ("", "workers"):

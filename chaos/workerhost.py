@@ -28,6 +28,7 @@ from operators.pool import POOL_THREADS
 from operators.sessionevents import WorkerIdentity
 from operators.worker import Worker
 from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce
+from statebackends.localcopies import LocalRecovery
 from statebackends.settings import StateBackendSettings
 
 TURN_US = (500, 5_000)
@@ -70,7 +71,15 @@ class WorkerHost:
     """Runs one worker until it leaves, ends itself or is killed."""
 
     def __init__(
-        self, around: Surroundings, process: Process, spec: WorkerSpec, storage: StoreClient, nonce: str, left: Left
+        self,
+        around: Surroundings,
+        process: Process,
+        spec: WorkerSpec,
+        storage: StoreClient,
+        nonce: str,
+        left: Left,
+        *,
+        keeps_copies: bool = False,
     ) -> None:
         self.process = process
         self.spec = spec
@@ -83,6 +92,11 @@ class WorkerHost:
         self._nonces = 0
         self.pool = FlowPool(around.kernel, process, storage, around.injector, threads=POOL_THREADS)
         self.transport = around.data.open(process, spec.slot, self.wake)
+        self._recovery = None
+        if keeps_copies:
+            self._recovery = LocalRecovery(
+                spec.local_directory, job_id=spec.job_id, state_directory=spec.state_directory, storage=storage
+            )
         ports = WorkerPorts(
             job_id=spec.job_id,
             storage=storage,
@@ -93,6 +107,7 @@ class WorkerHost:
             new_nonce=lambda: self._nonce(nonce),
             local_directory=f"{spec.local_directory}/{process.name}",
             backend_settings=BACKEND_SETTINGS,
+            recovery=self._recovery,
         )
         self.worker = Worker(spec.slot, self.transport, self.clock, InstrumentedBuilder(spec.plan, ports, self), self._report)
         self.gateway = SimGateway(
@@ -160,6 +175,9 @@ class WorkerHost:
     def dispose(self) -> None:
         """The process is gone; only real resources of its state are released (RocksDB's handles)."""
         self.gateway.close()
+        if self._recovery is not None:
+            for copies in self._recovery._owned:  # the system lets go of a dead process's locks
+                copies.close()
         if self.spec.local_directory:
             for each in self.subtasks():
                 each.subtask.chain.dispose()
@@ -180,7 +198,10 @@ class WorkerHost:
         if not self.gateway.is_flushed and self._leaving < FLUSH_LOOKS:
             self._kernel.after(int(FLUSH_TIMEOUT_S * 1e6) // FLUSH_LOOKS, self._leave, self.process)
             return
-        self._left(self, self.worker.leaving)
+        leaving = self.worker.leaving
+        if self._recovery is not None and leaving is not None and leaving.job_over:
+            self._recovery.end()
+        self._left(self, leaving)
 
     def _look(self) -> None:
         """What the watch thread does."""

@@ -45,6 +45,8 @@ STEPS_MAX = 400_000
 QUIET_MS = 15_000
 """Virtual time after the end in which every process must have come to rest."""
 LOOK_US = 100_000
+_COPIES_LOG = logging.getLogger("holdfast.localrecovery")
+"""It warns of each damaged copy, which is what some faults are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,8 @@ class _Simulation:
         handler = _Alarm(self._report)
         logger = logging.getLogger("coordinator")
         propagate, logger.propagate = logger.propagate, False
+        level = _COPIES_LOG.level
+        _COPIES_LOG.setLevel(logging.ERROR)
         logger.addHandler(handler)
         try:
             self._run()
@@ -212,6 +216,7 @@ class _Simulation:
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
+            _COPIES_LOG.setLevel(level)
             self._cluster.close()
         return Run(self._result(), self.trace)
 

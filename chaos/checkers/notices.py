@@ -35,6 +35,10 @@ class NoticesChecker(Checker):
         """Aborted id -> when it was decided, and who has to tell."""
 
     def observe(self, observation: Observation) -> None:
+        if isinstance(observation, Stored):  # most of what there is to hear
+            if observation.added:
+                self._stored(observation)
+            return
         match observation:
             case Commanded(command=TriggerCheckpoint(checkpoint_id=number), actor=actor):
                 self._triggered.setdefault(number, actor)
@@ -43,8 +47,6 @@ class NoticesChecker(Checker):
             case Commanded(command=CancelTasks(attempt=attempt) | FinishTasks(attempt=attempt)):
                 self._cancelled = max(self._cancelled, attempt)
                 self._due.clear()
-            case Stored() if observation.added:
-                self._stored(observation)
             case Lifecycle(change="killed" | "paused", actor=actor):
                 self._due = {number: due for number, due in self._due.items() if due[1] != actor}
             case Lifecycle(change="power_loss"):

@@ -7,6 +7,7 @@ from chaos.sabotage.channels import SABOTAGES as CHANNELS
 from chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from chaos.sabotage.fencing import SABOTAGES as FENCING
 from chaos.sabotage.lateness import SABOTAGES as LATENESS
+from chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
 from chaos.sabotage.retention import SABOTAGES as RETENTION
 from chaos.sabotage.rewinding import SABOTAGES as REWINDING
 from chaos.sabotage.sinks import SABOTAGES as SINKS
@@ -20,7 +21,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
-    for area in (CHANNELS, LATENESS, TASKS, SOURCES, STATE, COORDINATION, RETENTION, REWINDING, FENCING, SINKS, STORES)
+    for area in (CHANNELS, LATENESS, TASKS, SOURCES, STATE, LOCALDISK, COORDINATION, RETENTION, REWINDING, FENCING, SINKS, STORES)
     for sabotage in area
 }
 

@@ -71,6 +71,7 @@ SCENES = {
     "repeated_list_entry": Scene("counter", (RESCALE,)),
     "key_groups_rounded_down": Scene("windows", (RESCALE,), 2),
     "expired_at_the_barrier": Scene("states"),
+    "believed_copy": Scene("counter", (at(700, "damage_copies"),)),
     "early_notice": Scene("counter"),
     "missing_ack": Scene("counter"),
     "counted_acks": Scene("counter", (throughout("duplicate", "acks"),)),

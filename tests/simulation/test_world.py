@@ -20,6 +20,7 @@ MOMENTS: dict[str, Fault] = {
     "kill_driver": Fault("kill_driver", at_ms=500, amount=50),
     "kill_all": Fault("kill_all", at_ms=500, amount=50),
     "power_loss": Fault("power_loss", on="worker.WriteFile.", nth=4, amount=50),
+    "damage_copies": Fault("damage_copies", "workers", at_ms=700),
     "kill_recovering": Fault("kill_recovering", "worker", at_ms=1),
     "pause_worker": Fault("pause_worker", "worker-0", at_ms=400, duration_ms=2_500, amount=1),
     "pause_coordinator": Fault("pause_coordinator", at_ms=400, duration_ms=800),

@@ -1,0 +1,44 @@
+"""Copies of state on a worker's own disk, damaged by the simulator: what it changes, and that nothing but copies is touched."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from chaos.faults import Fault
+from chaos.localdisk import damage_copies
+from chaos.world import RunRequest, run_seed
+
+OWNER = Path("recovery", "job", "1-vertex-0-n1")
+
+
+def test_copies_are_damaged_and_other_names_of_them_are_not(tmp_path: Path) -> None:
+    owner = tmp_path / OWNER
+    owner.mkdir(parents=True)
+    (owner / "lock").touch()
+    contents = {f"{number:032x}": bytes([number]) * 50 for number in range(40)}
+    (tmp_path / "database").mkdir()
+    for name, content in contents.items():
+        (tmp_path / "database" / name).write_bytes(content)
+        os.link(tmp_path / "database" / name, owner / name)
+    count = damage_copies(str(tmp_path), random.Random(1))
+    found = {path.name: path.read_bytes() for path in owner.iterdir()}
+    assert found.pop("lock") == b""
+    assert 20 < count < 40
+    assert 0 < len(contents) - len(found) < count
+    assert sum(found.get(name) != content for name, content in contents.items()) > count // 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "database").iterdir()} == contents
+
+
+def test_without_copies_there_is_nothing_to_damage(tmp_path: Path) -> None:
+    assert damage_copies(str(tmp_path), random.Random(1)) == 0
+
+
+def test_a_restore_takes_what_is_intact_from_the_disk_and_the_rest_from_storage() -> None:
+    for backend in ("filesystem", "rocksdb"):
+        plan = (Fault("damage_copies", "workers", at_ms=700), Fault("kill_worker", "workers", at_ms=1_000))
+        run = run_seed(RunRequest(1, "counter", plan=plan, backend=backend))
+        assert run.result.violations == ()
+        assert run.result.faults_hit == (0, 1)
+        assert run.result.sometimes["restored_from_disk"] > 0
