@@ -1,22 +1,24 @@
 """What a completed snapshot holds: keyed state as Python values by key, and entries of operator lists.
 
-Bytes are decoded by the product's own readers (a snapshot is an open format, and its tables have golden files of their own);
-what must be in them is not the product's to say."""
+Whole tables are read with Arrow alone, as any other tool would: a snapshot is an open format. Lists, increments and native files
+are decoded by the product's own readers; what must be in them is not the product's to say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import pyarrow as pa
 
 from api.staterows import Row, read_rows
 from chaos.observations import StoreView
 from chaos.scenario import Positions
-from statebackends.errors import ObjectMissingError
-from statebackends.handles import OperatorState, StateMeta
+from statebackends.errors import CorruptStateError, ObjectMissingError
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, SegmentHandle, StateHandle, StateMeta
 from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
 from statebackends.metadata import SnapshotMetadata
 from statebackends.operator_state import read_entries
-from statebackends.snapshot import read_metadata
+from statebackends.snapshot import part_path, read_metadata
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.operations import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
 from statebackends.tablesources import TIME
@@ -85,7 +87,7 @@ class SnapshotView:
 
     def _state(self, operator: OperatorState, meta: StateMeta) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
-        for row in read_rows(operator, meta.name, self._storage, self._folder, limit=_ROWS_MAX):
+        for row in self._rows(operator, meta):
             key, value = _entry(row, meta.kind)
             if meta.kind == "list":
                 found.setdefault(key, []).append(value)
@@ -94,6 +96,29 @@ class SnapshotView:
             else:
                 found[key] = value
         return found
+
+    def _rows(self, operator: OperatorState, meta: StateMeta) -> Iterable[Row]:
+        pieces = [keyed for subtask in operator.subtasks for keyed in subtask.keyed]
+        if meta.kind == "list" or not all(_is_whole(keyed) for keyed in pieces):
+            return read_rows(operator, meta.name, self._storage, self._folder, limit=_ROWS_MAX)
+        return self._rows_of_tables(operator.uid, pieces, meta.name)
+
+    def _rows_of_tables(self, uid: str, pieces: list[KeyedStateHandle], name: str) -> Iterator[Row]:
+        for keyed in pieces:
+            for state, part in zip(keyed.states, keyed.parts, strict=True):
+                if state.name != name:
+                    continue
+                data = part.data if isinstance(part, InlineHandle) else self._content(uid, part)
+                try:
+                    rows: list[Row] = pa.ipc.open_file(data).read_all().to_pylist()
+                except (pa.ArrowException, OSError) as error:
+                    raise CorruptStateError(f"operator {uid}: state {name} is no Arrow file: {error}", operator=uid) from error
+                yield from rows
+
+    def _content(self, uid: str, part: StateHandle) -> bytes:
+        assert isinstance(part, FileHandle)
+        content: bytes = self._storage.execute(ReadFile(part_path(self._folder, part.path, operator=uid)))
+        return content
 
     def list_entries(self, uid: str, state: str) -> list[list[bytes]]:
         """Entries of an operator's list state, by subtask; empty if the snapshot lacks the operator."""
@@ -113,6 +138,12 @@ class SnapshotView:
     def positions(self, source_uids: Iterable[str]) -> Positions:
         """Entries of these sources, of all subtasks."""
         return {uid: [entry for subtask in self.list_entries(uid, "positions") for entry in subtask] for uid in source_uids}
+
+
+def _is_whole(keyed: KeyedStateHandle) -> bool:
+    """Each state is one Arrow file of its own, or inline."""
+    parts = all(isinstance(part, InlineHandle | FileHandle) and not isinstance(part, SegmentHandle) for part in keyed.parts)
+    return keyed.format == "arrow" and parts and len({state.name for state in keyed.states}) == len(keyed.parts)
 
 
 def _entry(row: Row, kind: str) -> tuple[Any, Any]:
