@@ -49,11 +49,13 @@ def choose_backend(name: str | None) -> str | None:
 
 
 def choose_faults(text: str | None, sabotage: Sabotage | None = None) -> tuple[tuple[str, ...], tuple[Fault, ...] | None]:
-    """Single kinds, or the plan of a file (`@plan.json`); if none is named those that make the sabotage show, else all.
+    """Single kinds, or the plan of a file (`@plan.json`); if none is named what makes the sabotage show, else all kinds.
 
     Raises InvalidConfigError."""
     if text is None:
-        return expand_kinds(sabotage.kinds) if sabotage is not None and sabotage.kinds else (), None
+        if sabotage is None:
+            return (), None
+        return expand_kinds(sabotage.kinds) if sabotage.kinds else (), sabotage.plan
     if text.startswith("@"):
         return (), read_plan(Path(text[1:]))
     names = tuple(name.strip() for name in text.split(",") if name.strip())

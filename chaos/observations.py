@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
-from barriers.messages import Answerable, SubtaskStatus, WorkerCommand
+from barriers.messages import Answerable, NotifyCheckpointAborted, SubtaskStatus, WorkerCommand
 from statebackends.storage.operations import Operation
 
 
@@ -82,6 +82,29 @@ class Reported(msgspec.Struct, frozen=True):
     item: SubtaskStatus | Answerable
 
 
+class SnapshotBegan(msgspec.Struct, frozen=True):
+    """A subtask begins to take its part of a checkpoint: the cut is here."""
+
+    at_ms: int
+    actor: str
+    attempt: int
+    vertex: str
+    subtask: int
+    checkpoint_id: int
+    aborts_unread: tuple[int, ...] = ()
+    """Ids whose notices of an abort wait in its mailbox: it can't know of them yet."""
+
+
+class DataEnded(msgspec.Struct, frozen=True):
+    """A subtask flushes what it has: all of its input has come, and nothing will."""
+
+    at_ms: int
+    actor: str
+    attempt: int
+    vertex: str
+    subtask: int
+
+
 class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or its start is done."""
 
@@ -128,7 +151,19 @@ class PhaseBegan(msgspec.Struct, frozen=True):
 
 
 Observation: TypeAlias = (
-    Stored | Requested | Answered | Commanded | Delivered | Reported | Led | Submitted | Lifecycle | FaultBegan | PhaseBegan
+    Stored
+    | Requested
+    | Answered
+    | Commanded
+    | Delivered
+    | Reported
+    | SnapshotBegan
+    | DataEnded
+    | Led
+    | Submitted
+    | Lifecycle
+    | FaultBegan
+    | PhaseBegan
 )
 
 
@@ -175,3 +210,8 @@ class WorldView(Protocol):
 
 Report: TypeAlias = Callable[[str, str], None]
 """(invariant, message) -> recorded as a ViolationRecord; the run ends at the first one."""
+
+
+def aborts_unread(subtask: Any) -> tuple[int, ...]:
+    """Ids whose notices of an abort wait in the mailbox of a subtask (operators.subtask.Subtask): it can't know of them yet."""
+    return tuple(mail.checkpoint_id for mail in subtask.mailbox._mails if isinstance(mail, NotifyCheckpointAborted))

@@ -5,20 +5,27 @@ thread, pool, watch) is here a series of events of the same process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from barriers.jobgraph import RocksDBConfig
-from barriers.messages import Answerable, Deployment, ShutdownWorker, SubtaskDeployment, SubtaskStatus, WorkerCommand
+from barriers.messages import (
+    Answerable,
+    Deployment,
+    ShutdownWorker,
+    SubtaskDeployment,
+    SubtaskStatus,
+    WorkerCommand,
+)
 from chaos.commandstream import command_kind
 from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork
 from chaos.gateway import SimGateway
 from chaos.injector import Injector
-from chaos.observations import Delivered, Observation, Reported
+from chaos.observations import DataEnded, Delivered, Observation, Reported, SnapshotBegan, aborts_unread
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
@@ -26,6 +33,7 @@ from operators.base import Operator
 from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
 from operators.pool import POOL_THREADS
 from operators.sessionevents import WorkerIdentity
+from operators.subtask import Subtask
 from operators.worker import Worker
 from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce
 from statebackends.localcopies import LocalRecovery
@@ -237,6 +245,7 @@ class WorkerHost:
         """Let faults hit the operators of a subtask: a wrapper on the instance takes the place of each method."""
         for node in deployed.subtask.chain.nodes:
             self._wrap(node.operator, node.context.uid)
+        self._watch_head(deployed.subtask)
 
     def _wrap(self, operator: Operator, uid: str) -> None:
         for method, what in (
@@ -246,6 +255,27 @@ class WorkerHost:
             ("close", "close"),
         ):
             setattr(operator, method, self._hook(getattr(operator, method), f"worker.{what}.{uid}", uid))
+
+    def _watch_head(self, subtask: Subtask) -> None:
+        """The head of a chain is the first to take part in a checkpoint, and to flush."""
+        head, key, attempt = subtask.chain.head.operator, subtask.key, subtask.attempt
+        kernel, process, observe = self._kernel, self.process, self._around.observe
+        snapshot_state, finish = head.snapshot_state, head.finish
+
+        def begin(checkpoint_id: int) -> None:
+            if process.alive:
+                unread = aborts_unread(subtask)
+                where = (process.name, attempt, key.vertex, key.subtask)
+                observe(SnapshotBegan(kernel.now_ms, *where, checkpoint_id, unread))
+            snapshot_state(checkpoint_id)
+
+        def end() -> Iterator[None]:
+            if process.alive:
+                observe(DataEnded(kernel.now_ms, process.name, attempt, key.vertex, key.subtask))
+            return finish()
+
+        for name, watched in (("snapshot_state", begin), ("finish", end)):
+            setattr(head, name, watched)
 
     def _hook(self, original: Callable[..., Any], point: str, uid: str) -> Callable[..., Any]:
         injector, process, clock = self._around.injector, self.process, self.clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chaos.checkers.aborts import AbortsChecker
 from chaos.checkers.attempts import AttemptsChecker
 from chaos.checkers.base import Checker
 from chaos.checkers.bounds import BoundsChecker
@@ -27,6 +28,7 @@ __all__ = ["CHECKERS", "INVARIANTS", "NOT_COVERED", "make_checkers"]
 CHECKERS: tuple[type[Checker], ...] = (
     RegisterChecker,
     CompletionChecker,
+    AbortsChecker,
     EffectsChecker,
     AttemptsChecker,
     DistributionChecker,
@@ -57,9 +59,9 @@ INVARIANTS: dict[str, str] = {
     "I10": "timers fire once over crashes, and event time never goes back within an attempt",
     "I11": "a completed checkpoint has every acknowledgement of its attempt, and all its files as long as it is claimed",
     "I12": "ids rise over restarts and leaders, and are never used again",
-    "I13": "an id is decided once, for good",
+    "I13": "an id is decided once, for good; what was given up, or is older than what is complete, is not taken up again",
     "I14": "a notice follows the durable record of what it says",
-    "I15": "a stale leader, attempt or process can't complete, commit or delete",
+    "I15": "a stale leader, attempt or process can't complete, abort, commit or delete",
     "I16": "retention, pauses and tolerated failures are as configured, and the newest checkpoint can be restored",
     "I17": "what is held in memory is bounded",
     "I18": "output is visible only once a checkpoint that covers it is complete",
@@ -88,6 +90,7 @@ def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[
     return [
         RegisterChecker(world, scenario, report, ledger),
         CompletionChecker(world, scenario, report, ledger),
+        AbortsChecker(world, scenario, report, ledger),
         EffectsChecker(world, scenario, report, ledger),
         AttemptsChecker(world, scenario, report, ledger),
         DistributionChecker(world, scenario, report, ledger),

@@ -20,7 +20,8 @@ from chaos.checkers.base import Checker
 from chaos.checkers.ledger import AttemptRecorded, EpochTaken, JobLedger
 from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
 from chaos.scenario import Scenario
-from coordinator.records import AttemptRecord
+from coordinator.records import METADATA, AttemptRecord
+from statebackends.storage import is_absolute_folder
 
 
 class AttemptsChecker(Checker):
@@ -74,6 +75,16 @@ class AttemptsChecker(Checker):
         found = record.restored.checkpoint_id if record.restored is not None else 0
         if wanted is not None and found != wanted:
             self.report("I16", f"attempt {record.attempt} begins at checkpoint {found}; the newest one is {wanted}")
+        submission = self._ledger.submissions.get(record.submission)
+        if submission is not None and record.restored is not None and found < submission.first_checkpoint_id:
+            self._check_named(record, submission.submission.restore or "")
+
+    def _check_named(self, record: AttemptRecord, restore: str) -> None:
+        """Whoever names a snapshot gets that one, and not another one of that id: a copy, or what it is a copy of."""
+        named = restore.rstrip("/").removesuffix(f"/{METADATA}")
+        assert record.restored is not None
+        if is_absolute_folder(named) and record.restored.folder.rstrip("/") != named:
+            self.report("I16", f"attempt {record.attempt} begins at {record.restored.folder}; its submission names {named}")
 
     def _deployed(self, deployment: Deployment, epoch: int) -> None:
         """Nothing of an attempt is deployed before its record is durable, nor otherwise than it says."""

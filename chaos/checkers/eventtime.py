@@ -1,4 +1,4 @@
-"""Event time never runs backwards within an attempt (I10), seen at the subtasks themselves; late records are counted (I4).
+"""Event time never runs backwards within an attempt, and ends only with all input (I10), seen at subtasks; late records are counted (I4).
 
 That a timer fires once over crashes is seen in the output of workloads with timers (I2) and in the timers of each cut (I7)."""
 
@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from barriers.jobgraph import JobGraph, Partitioning
 from barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from chaos.observations import Delivered, Observation, Report, Reported, Requested, Stored, WorldView
+from chaos.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
 from chaos.scenario import LateExpectation, Positions, Scenario
 from chaos.statereading import SnapshotView
 from statebackends.errors import HoldfastError
@@ -19,7 +20,7 @@ class EventTimeChecker(Checker):
     """Remembers the last watermark of every subtask of every process."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I10",)
-    hears: ClassVar[tuple[type, ...]] = (Requested,)
+    hears: ClassVar[tuple[type, ...]] = (Requested, Delivered, DataEnded)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report) -> None:
         super().__init__(world, scenario, report)
@@ -28,13 +29,39 @@ class EventTimeChecker(Checker):
         self._told: dict[tuple[str, int, str, int], int] = {}
         """The same, as its heartbeats tell it."""
 
+        self._graphs: dict[int, JobGraph] = {}
+        """Of each attempt."""
+        self._ended: set[tuple[int, str, int]] = set()
+        """(attempt, vertex, subtask) of those whose input has ended."""
+
     def observe(self, observation: Observation) -> None:
-        if not isinstance(observation, Requested) or not isinstance(observation.body, Heartbeat):
-            return
-        beat = observation.body
+        match observation:
+            case Requested(body=Heartbeat() as beat):
+                self._beat(observation.actor, beat)
+            case Delivered(command=Deploy(deployment=deployment)):
+                self._graphs[deployment.attempt] = deployment.graph
+            case DataEnded():
+                self._end(observation)
+            case _:
+                pass
+
+    def _end(self, fact: DataEnded) -> None:
+        """Nobody flushes while a producer may go on: of one that was merely stopped, a restored job reads on."""
+        self._ended.add((fact.attempt, fact.vertex, fact.subtask))
+        graph = self._graphs[fact.attempt]
+        for edge in graph.inputs(fact.vertex):
+            forward = edge.partitioning is Partitioning.FORWARD
+            producers = [fact.subtask] if forward else range(graph.vertex(edge.source).parallelism)
+            for index in producers:
+                if (fact.attempt, edge.source, index) not in self._ended:
+                    who = f"{fact.vertex} ({fact.subtask}) of attempt {fact.attempt} in {fact.actor}"
+                    self.report("I10", f"the data of {who} ends, and that of {edge.source} ({index}), which it reads, has not")
+                    return
+
+    def _beat(self, actor: str, beat: Heartbeat) -> None:
         for metrics in beat.metrics:
             if metrics.watermark_ms is not None:
-                key = (observation.actor, beat.attempt, metrics.vertex, metrics.subtask)
+                key = (actor, beat.attempt, metrics.vertex, metrics.subtask)
                 self._rises(self._told, key, metrics.watermark_ms)
 
     def look(self) -> None:

@@ -3,6 +3,7 @@
 Cleaning is allowed to fail: a process may die over it, a call may fail, and what a zombie writes afterwards is found by the next
 recovery (see recovery.py). Therefore only what was due in peace is held against the job:
 - completed checkpoints beyond the limit, and any after FINISHED, unless a deletion failed or the last leader died;
+- the registers of aborted ids, once nothing goes on below them, with the same exceptions;
 - what completed checkpoints shared, once none of them is left (I23), with the same exceptions;
 - the snapshot that the last submission claimed, once it has finished with a checkpoint of its own, unless a deletion failed or a
   coordinator was in trouble since that submission;
@@ -33,6 +34,7 @@ from chaos.checkers.descent import Descent
 from chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
 from chaos.observations import Answered, Delivered, Led, Lifecycle, Observation, Report, Requested, Stored, StoreView, WorldView
 from chaos.scenario import Scenario, SinkExpectation
+from coordinator.records import CLAIM, METADATA
 from statebackends.errors import StorageUnavailableError
 from statebackends.sharedpaths import SHARED_FOLDER, writer_of
 from statebackends.snapshot import file_handles
@@ -93,6 +95,8 @@ class RetentionChecker(Checker):
         self._discarded: list[_Discarded] = []
         self._deployed_ms: dict[int, int] = {}
         """Attempt -> when the first worker was given it."""
+        self._late: set[str] = set()
+        """Files in the state directory that a call brought about which had reported failure: they may come back."""
         self._deleted: set[str] = set()
         """Files in the state directory that somebody tried to delete, one by one."""
 
@@ -136,6 +140,8 @@ class RetentionChecker(Checker):
         if fact.added:
             for submission in self._ledger.submissions:
                 self._submitted_ms.setdefault(submission, fact.at_ms)
+        if fact.fate == "late":
+            self._late.update(fact.added)
         if isinstance(fact.operation, DeleteFile):
             self._deleted.add(fact.operation.path)
         if fact.added or isinstance(fact.operation, ListFolder):
@@ -216,6 +222,21 @@ class RetentionChecker(Checker):
             self.report("I16", f"the job is {result.state} and keeps the checkpoints {kept}, at most {limit} are to be kept")
         if not kept:
             self._check_shared(result.state)
+        self._check_aborted(result.state, max(kept, default=0))
+
+    def _check_aborted(self, state: str, newest: int) -> None:
+        """The registers of aborted ids go with the next checkpoint that completes, and with the job that finishes."""
+        for number in sorted(self._ledger.aborted & self._ledger.claims.keys()):
+            if state != "FINISHED" and number > newest:
+                continue
+            folder = f"{self.world.job_id}/chk-{number}"
+            register = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+            own = self._ledger.claims[number] == self._ledger.first_claims.get(number)
+            if own and self._ledger.abort_record(number) is not None and not register & self._late:
+                self.report(
+                    "I24", f"the job is {state}, and the register of checkpoint {number}, which was aborted, is still there"
+                )
+                return
 
     def _check_shared(self, state: str) -> None:
         """No checkpoint is left, so none refers to a file. What an aborted one wrote too late is the next recovery's matter."""

@@ -7,9 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.faults import Fault
+
 SEEDS_MAX = 20
 """Seeds that most sabotages are granted. One that shows more rarely has a number of its own: at least three times as many as it
 took to catch it in half of the cases."""
+
+THROUGHOUT_MS = 5_000
+"""Longer than a short job takes."""
 
 _ABSENT: Any = object()
 
@@ -53,6 +58,8 @@ class Sabotage:
     """Where it shows; empty: everywhere."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults, or families, that make it show; empty: all."""
+    plan: tuple[Fault, ...] | None = None
+    """The faults of every seed, where drawn ones would make it show too rarely; None: drawn."""
     seeds_max: int = SEEDS_MAX
     """It is caught within so many seeds."""
     backend: str | None = None
@@ -65,6 +72,11 @@ class Sabotage:
             for mutant in self.mutants:
                 stack.enter_context(mutant.applied())
             yield
+
+
+def throughout(kind: str, target: str, *, amount: int = 0, probability: float = 1.0) -> Fault:
+    """A fault that lasts from the beginning of a short job to its end."""
+    return Fault(kind, target, at_ms=0, duration_ms=THROUGHOUT_MS, amount=amount, probability=probability)
 
 
 def constant(value: Any) -> Callable[[Any], Any]:

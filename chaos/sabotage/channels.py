@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from barriers.aligner import Aligner
-from barriers.alignment import BlockChannel, UnblockChannels
+from barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
 from barriers.channels import OutputChannel
 from barriers.credits import ReceiverCredit, SenderCredit
 from barriers.elements import CheckpointBarrier
 from barriers.gate import InputGate
 from barriers.valve import StatusWatermarkValve
-from chaos.sabotage.base import Mutant, Sabotage
+from chaos.sabotage.base import Mutant, Sabotage, throughout
 
 
 def _never_blocks(original: Any) -> Any:
@@ -74,6 +74,14 @@ def _counts_only(original: Any) -> Any:
     return received
 
 
+def _forgets(original: Any) -> Any:
+    def take(self: AbortedIds, checkpoint_id: int) -> bool:
+        original(self, checkpoint_id)
+        return False
+
+    return take
+
+
 SABOTAGES = (
     Sabotage(
         "unblocked_channel",
@@ -96,6 +104,18 @@ SABOTAGES = (
         "a barrier overtakes the small batches that wait to be merged",
         ("I7", "I1", "I5", "I19"),
         (Mutant(OutputChannel, "add_event", _does_not_flush),),
+    ),
+    Sabotage(
+        "forgotten_abort",
+        "a subtask that was told of an abort takes the barrier that comes afterwards",
+        ("I13",),
+        (Mutant(AbortedIds, "take", _forgets),),
+        workloads=("timers", "windows"),
+        plan=(
+            throughout("slow_link", "all", amount=400, probability=0.3),
+            throughout("store_fails", "worker:WriteFile", probability=0.3),
+        ),
+        seeds_max=60,
     ),
     Sabotage(
         "fastest_watermark",

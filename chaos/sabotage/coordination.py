@@ -17,7 +17,7 @@ from barriers.messages import (
     SubtaskKey,
     WorkerCommand,
 )
-from chaos.sabotage.base import Mutant, Sabotage, constant
+from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator import events as on
 from coordinator.decisions import Decisions
 from coordinator.failures import FailureCounter
@@ -179,6 +179,14 @@ SABOTAGES = (
         ("I14", "I12", "I16"),
         (Mutant(store_module, "put_once", lambda original: _takes_ambiguous_for_done),),
         kinds=("store_late",),
+    ),
+    Sabotage(
+        "no_subsume",
+        "a checkpoint that is still pending when a newer one completes is not given up",
+        ("I13",),
+        (Mutant(Decisions, "_subsume_below", constant(None)),),
+        workloads=("counter", "windows", "timers", "fanout"),
+        plan=(throughout("store_slow", "worker:", amount=400, probability=0.3),),
     ),
     Sabotage(
         "savepoint_commits",

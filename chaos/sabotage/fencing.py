@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 import coordinator.effects as effects_module
+import coordinator.resolving as resolving_module
 import coordinator.settling as settling_module
 import coordinator.store as store_module
-from barriers.messages import FailureReason
-from chaos.sabotage.base import Mutant, Sabotage
+from barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
+from chaos.sabotage.base import Mutant, Sabotage, throughout
 from coordinator.decisions import Decisions
+from coordinator.lifecycle import Lifecycle
 from coordinator.machine import CheckpointCoordinator
 from coordinator.pending import PendingStatus
-from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob
-from coordinator.records import AbortRecord, JobPaths
+from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
+from coordinator.records import AbortRecord, JobPaths, RestorePoint
 from statebackends.storage.operations import Flow, PutIfAbsent
 
 
@@ -57,6 +61,39 @@ def _decides_nothing(original: Any) -> Any:
     return abort_checkpoint
 
 
+def _takes_any_decline(original: Any) -> Any:
+    def decline(self: Decisions, decline: DeclineCheckpoint, next_id: int) -> AckStatus:
+        for pending in self.sorted_pending():
+            if pending.status is PendingStatus.AWAITING_ACKS:
+                decline = msgspec.structs.replace(decline, checkpoint_id=pending.checkpoint_id, attempt=pending.attempt)
+        status: AckStatus = original(self, decline, next_id)
+        return status
+
+    return decline
+
+
+def _finds_the_newest(original: Any) -> Any:
+    """Whatever path is named: as for `latest`, if the job has something."""
+
+    def resolve(job: RecordedJob, submission: Any) -> Flow[RestorePoint | None]:
+        named: RestorePoint | None = yield from original(job, submission)
+        return derive_latest(job) or named
+
+    return resolve
+
+
+def _knows_no_base(original: Any) -> Any:
+    """Where a submission began is forgotten: an attempt begins at the newest checkpoint that the job ever had."""
+
+    def restore_point(self: Lifecycle) -> RestorePoint | None:
+        newest = self._coordinator.newest
+        if newest is None:
+            return self._setup.base
+        return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
+
+    return property(restore_point)
+
+
 SABOTAGES = (
     Sabotage(
         "reused_id",
@@ -75,6 +112,32 @@ SABOTAGES = (
         ),
         kinds=("pause_worker",),
         seeds_max=200,
+    ),
+    Sabotage(
+        "foreign_decline",
+        "a decline aborts what is pending, whichever checkpoint and attempt it was about",
+        ("I15",),
+        (Mutant(Decisions, "decline", _takes_any_decline),),
+        workloads=("windows", "timers", "aggregate", "fanout"),
+        plan=(
+            throughout("store_fails", "worker:WriteFile", probability=0.2),
+            throughout("delay", "acks", amount=400, probability=0.3),
+        ),
+    ),
+    Sabotage(
+        "unnamed_base",
+        "a job that is started from a savepoint by its path begins at the newest one that it has",
+        ("I16",),
+        (Mutant(resolving_module, "_resolve", _finds_the_newest),),
+        kinds=("restore", "drain"),
+    ),
+    Sabotage(
+        "forgotten_base",
+        "an attempt begins at the newest checkpoint of the job, not where its submission was to begin",
+        ("I16",),
+        (Mutant(Lifecycle, "restore_point", _knows_no_base),),
+        kinds=("restore", "drain"),
+        seeds_max=80,
     ),
     Sabotage(
         "loser_goes_on",

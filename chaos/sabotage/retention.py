@@ -119,6 +119,13 @@ SABOTAGES = (
         ),
     ),
     Sabotage(
+        "kept_aborted_ids",
+        "the coordinator forgets which ids it aborted, and their registers stay for ever",
+        ("I24",),
+        (Mutant(RetainedCheckpoints, "aborted", constant(None)),),
+        kinds=("store_fails", "disk_full"),
+    ),
+    Sabotage(
         "claimed_deleted_early",
         "a savepoint that the job claimed is deleted before it has a checkpoint of its own",
         ("I25",),

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from barriers.elements import CheckpointBarrier
+from barriers.elements import CheckpointBarrier, EndOfData
 from barriers.messages import Registered
 from chaos.sabotage.base import Mutant, Sabotage, constant
 from operators.chain import OperatorChain
+from operators.intake import Intake
 from operators.session import Session
 from operators.sinks.writer import ParquetSinkWriter
 from operators.subtask import Subtask
@@ -60,6 +61,29 @@ def _hears_no_end(original: Any) -> Any:
     return reconcile
 
 
+def _asks_the_first(original: Any) -> Any:
+    """Of several channels the first one to end says whether the data of all has ended, or their readers were stopped."""
+
+    def event(self: Intake, channel: int, event: Any) -> None:
+        if isinstance(event, EndOfData) and self._ended_channels:
+            event = EndOfData(self._drains)
+        original(self, channel, event)
+
+    return event
+
+
+def _waits_for_one(original: Any) -> Any:
+    def event(self: Intake, channel: int, event: Any) -> None:
+        if isinstance(event, EndOfData):
+            if self._ended_channels:
+                return
+            assert self._inputs is not None
+            self._ended_channels.update(range(len(self._inputs.indexes)))
+        original(self, channel, event)
+
+    return event
+
+
 SABOTAGES = (
     Sabotage(
         "late_emission",
@@ -90,6 +114,21 @@ SABOTAGES = (
         "a task ends although its sink has still to commit",
         ("I1", "I19"),
         (Mutant(Subtask, "_finish_if_due", _does_not_wait_for_commits),),
+    ),
+    Sabotage(
+        "stopped_is_ended",
+        "a subtask of which one input has ended flushes when the others are merely stopped",
+        ("I10",),
+        (Mutant(Intake, "_event", _asks_the_first),),
+        workloads=("ends", "random", "windows", "timers"),
+        kinds=("restore",),
+    ),
+    Sabotage(
+        "early_end",
+        "a subtask tells of the end of its data when the first of its inputs has ended",
+        ("I10", "I7", "I1"),
+        (Mutant(Intake, "_event", _waits_for_one),),
+        workloads=("ends", "random", "windows", "timers"),
     ),
     Sabotage(
         "unrepeated_finish",

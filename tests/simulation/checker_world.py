@@ -191,8 +191,16 @@ class Story:
         self.epoch = self.epoch + 1 if epoch is None else epoch
         self.put(f"{JOB}/leader/{self.epoch}", encode_record(LeaderRecord(self.epoch, f"n{self.epoch}")))
 
-    def submit(self, number: int = 1, base: RestorePoint | None = None, first: int = 1, *, repeat: bool = False) -> None:
-        told = Submission(self.graph, allow_output_repeat=repeat)
+    def submit(
+        self,
+        number: int = 1,
+        base: RestorePoint | None = None,
+        first: int = 1,
+        *,
+        repeat: bool = False,
+        restore: str | None = None,
+    ) -> None:
+        told = Submission(self.graph, allow_output_repeat=repeat, restore=restore)
         record = SubmissionRecord(number, self.epoch, told, base, first, f"n{self.epoch}")
         self.submission = number
         self.put(f"{JOB}/submissions/{number}.json", encode_record(record))
@@ -205,9 +213,9 @@ class Story:
         self.record_attempt(0)
         self.deploy()
 
-    def record_attempt(self, restored: int, attempt: int | None = None) -> None:
+    def record_attempt(self, restored: int, attempt: int | None = None, folder: str | None = None) -> None:
         self.attempt = self.attempt + 1 if attempt is None else attempt
-        point = RestorePoint(restored, self.folder(restored), 0) if restored else None
+        point = RestorePoint(restored, folder or self.folder(restored), 0) if restored else None
         record = AttemptRecord(self.attempt, self.epoch, self.submission, "", self.parallelism, point, 0, f"n{self.epoch}")
         self.put(f"{JOB}/attempts/{self.attempt}.json", encode_record(record))
 

@@ -23,7 +23,7 @@ class Job(Story):
         self.pending: list[SimpleNamespace] = []
         incidents = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            coordinator=SimpleNamespace(pending=self.pending), lifecycle=SimpleNamespace(incidents=incidents)
+            coordinator=SimpleNamespace(pending=self.pending, live_ids=()), lifecycle=SimpleNamespace(incidents=incidents)
         )
         self.begin()
         self.lead_alive()

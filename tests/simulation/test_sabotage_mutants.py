@@ -20,7 +20,7 @@ from barriers.frames import ChannelId
 from barriers.gate import Delivered, InputGate
 from barriers.valve import StatusWatermarkValve
 from chaos.checkers import INVARIANTS
-from chaos.faults import expand_kinds
+from chaos.faults import check_plan, expand_kinds
 from chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
 from chaos.workloads import WORKLOADS
 from coordinator import restore as restore_module
@@ -86,6 +86,7 @@ def test_it_names_what_exists(sabotage: Sabotage) -> None:
     assert set(sabotage.invariants) <= set(INVARIANTS)
     assert set(sabotage.workloads) <= set(WORKLOADS)
     assert expand_kinds(sabotage.kinds)
+    check_plan(sabotage.plan or ())
     assert 1 <= sabotage.seeds_max <= 200
 
 

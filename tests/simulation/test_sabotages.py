@@ -11,6 +11,7 @@ from chaos.cli import make_campaign
 from chaos.faults import Fault, check_plan
 from chaos.results import ViolationRecord
 from chaos.sabotage import SABOTAGES
+from chaos.sabotage.base import throughout
 from chaos.world import RunRequest, run_seed
 
 SEEDS_MAX = 12
@@ -19,10 +20,6 @@ SEEDS_MAX = 12
 
 def at(ms: int, kind: str, target: str = "", *, amount: int = 0, duration_ms: int = 0) -> Fault:
     return Fault(kind, target, at_ms=ms, amount=amount, duration_ms=duration_ms)
-
-
-def throughout(kind: str, target: str, *, amount: int = 0, probability: float = 1.0) -> Fault:
-    return Fault(kind, target, at_ms=0, duration_ms=5_000, amount=amount, probability=probability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,20 @@ class Scene:
     """State backend instead of the workload's."""
 
 
+def drawn(name: str, *, first: int) -> Scene:
+    """The faults that it brings, in the first of its workloads."""
+    sabotage = SABOTAGES[name]
+    assert sabotage.plan is not None
+    return Scene(sabotage.workloads[0], sabotage.plan, first, sabotage.backend)
+
+
 UNEVEN_LINKS = throughout("slow_link", "all", amount=10, probability=0.5)
 SLOW_WRITES = throughout("store_slow", "worker:WriteFile", amount=60)
 UPLOADS_FAIL = throughout("store_fails", "worker:UploadFile", probability=0.1)
 COUNT_FAILS = at(600, "user_error", "count")
 COORDINATOR_DIES = at(600, "kill_coordinator", amount=1)
 SAVEPOINT = at(500, "savepoint")
+STOP = at(500, "restore")
 RESCALE = at(500, "rescale", amount=3)
 
 SCENES = {
@@ -72,6 +77,14 @@ SCENES = {
     "key_groups_rounded_down": Scene("windows", (RESCALE,), 2),
     "expired_at_the_barrier": Scene("states"),
     "believed_copy": Scene("counter", (at(700, "damage_copies"),)),
+    "forgotten_abort": drawn("forgotten_abort", first=0),
+    "stopped_is_ended": Scene("ends", (STOP,)),
+    "early_end": Scene("ends"),
+    "no_subsume": drawn("no_subsume", first=0),
+    "foreign_decline": drawn("foreign_decline", first=0),
+    "unnamed_base": Scene("counter", (STOP,)),
+    "forgotten_base": Scene("counter", (STOP,)),
+    "kept_aborted_ids": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.2),)),
     "early_notice": Scene("counter"),
     "missing_ack": Scene("counter"),
     "counted_acks": Scene("counter", (throughout("duplicate", "acks"),)),
@@ -143,6 +156,13 @@ def test_a_sabotage_brings_the_backend_in_which_it_shows() -> None:
     assert make_campaign(None, 0, (), None, "needed_shared_file_deleted", None).backend == "rocksdb"
     assert make_campaign(None, 0, (), None, "needed_shared_file_deleted", "memory").backend == "memory"
     assert make_campaign(None, 0, (), None, "missing_ack", None).backend is None
+
+
+def test_a_sabotage_brings_the_plan_that_makes_it_show() -> None:
+    sabotage = SABOTAGES["no_subsume"]
+    assert sabotage.plan is not None
+    assert make_campaign(None, 0, (), None, "no_subsume", None).plan == sabotage.plan
+    assert make_campaign(None, 0, (), "drop", "no_subsume", None).plan is None
 
 
 def test_a_family_of_faults_is_taken_for_its_kinds() -> None:

@@ -1,0 +1,134 @@
+"""Checkpoints that are given up: who may abort one, and that one that was given up stays so. Of I13 and I15.
+
+A decline counts as the worker's loop gave it. What a subtask was told is what has left its mailbox: a notice that waits there
+can't have stopped anything yet."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+)
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Decided, JobLedger
+from chaos.observations import (
+    Commanded,
+    Delivered,
+    Observation,
+    Report,
+    Reported,
+    SnapshotBegan,
+    Stored,
+    WorldView,
+    aborts_unread,
+)
+from chaos.scenario import Scenario
+
+_OF_SUBTASKS = (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureReason.TASK_NOT_READY)
+"""Reasons that only a subtask has to abort a checkpoint."""
+
+
+class AbortsChecker(Checker):
+    """Judges each decision, and each snapshot that begins."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I13", "I15")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Delivered, Reported, SnapshotBegan)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report)
+        self._ledger = ledger
+        self._declined: set[tuple[int, int, FailureReason]] = set()
+        """(attempt, id, reason) of every decline."""
+        self._told: dict[str, set[tuple[int, int]]] = {}
+        """Process -> (attempt, id) of every notice of an abort."""
+        self._noticed: set[tuple[int, int]] = set()
+        """(epoch, id) of those that somebody was told are complete."""
+        self._released: dict[int, int] = {}
+        """Epoch -> highest id that its leader completed, of those that a job recovers from."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Reported(item=DeclineCheckpoint() as decline):
+                self._declined.add((decline.attempt, decline.checkpoint_id, decline.reason))
+            case Reported(item=AcknowledgeCheckpoint()) | Stored(added=()):
+                pass
+            case Delivered(command=NotifyCheckpointAborted() as notice, actor=actor):
+                self._told.setdefault(actor, set()).add((notice.attempt, notice.checkpoint_id))
+            case Commanded(command=NotifyCheckpointComplete(checkpoint_id=number), epoch=epoch):
+                if (epoch, number) not in self._noticed:
+                    self._noticed.add((epoch, number))
+                    self._check_subsumed(number, epoch)
+            case SnapshotBegan():
+                self._began(observation)
+            case Stored():
+                for change in self._ledger.changes(observation):
+                    if isinstance(change, Decided) and change.claim is not None:
+                        self._decided(change, is_late=observation.fate == "late")
+            case _:
+                pass
+
+    # -------------------------------------------------------------------------------------------------------- at subtasks
+
+    def _began(self, fact: SnapshotBegan) -> None:
+        """A subtask remembers that an id is off: neither barrier nor trigger of it is taken up afterwards."""
+        told = self._told.get(fact.actor)
+        if told is not None and (fact.attempt, fact.checkpoint_id) in told and fact.checkpoint_id not in fact.aborts_unread:
+            self._taken_up(fact.actor, fact.vertex, fact.subtask, fact.checkpoint_id)
+
+    def look(self) -> None:
+        """Nor does a subtask wait for the other barriers of such an id."""
+        if not self._told:
+            return
+        for host in self.world.workers():
+            told = self._told.get(host.process.name)
+            if told is None or host.worker._commands:
+                continue
+            for each in host.subtasks():
+                subtask = each.subtask
+                for number in () if each.gate is None else each.gate.pending:
+                    if (subtask.attempt, number) in told and number not in aborts_unread(subtask):
+                        self._taken_up(host.process.name, subtask.key.vertex, subtask.key.subtask, number)
+
+    def _taken_up(self, actor: str, vertex: str, subtask: int, number: int) -> None:
+        """A stop with drain waits for the work in front of it: one that is aborted meanwhile is taken, and ends the attempt."""
+        claim = self._ledger.first_claims.get(number)
+        if claim is not None and claim.kind is not CheckpointKind.STOP_SAVEPOINT:
+            self.report("I13", f"{vertex} ({subtask}) in {actor} takes checkpoint {number}, which it heard is aborted")
+
+    # --------------------------------------------------------------------------------------------------------- at leaders
+
+    def _check_subsumed(self, number: int, epoch: int) -> None:
+        """When a leader tells of a checkpoint, nobody works for an older one any more; savepoints are their users'."""
+        for host in self.world.coordinators():
+            for service in host.services:
+                older = [each for each in service._master.coordinator.live_ids if each < number] if service.epoch == epoch else []
+                for other in older:
+                    claim = self._ledger.first_claims.get(other)
+                    if claim is not None and not claim.kind.is_savepoint:
+                        self.report("I13", f"checkpoint {number} is complete, and epoch {epoch} goes on with checkpoint {other}")
+                        return
+
+    def _decided(self, change: Decided, *, is_late: bool) -> None:
+        number, claim = change.checkpoint_id, change.claim
+        assert claim is not None
+        if change.snapshot is None:
+            record = self._ledger.abort_record(number)
+            if record is None or record.reason not in _OF_SUBTASKS:
+                return
+            if (claim.attempt, number, record.reason) not in self._declined:
+                said = f"is aborted as {record.reason.value}, and no subtask of attempt {claim.attempt} said so"
+                self.report("I15", f"checkpoint {number} {said}")
+            return
+        epoch = change.snapshot.metadata.epoch
+        if not change.snapshot.is_recovery_point:
+            return
+        newest = self._released.get(epoch, 0)
+        if number < newest and not claim.kind.is_savepoint and not is_late:
+            self.report("I13", f"checkpoint {number} completes after {newest}, which made it useless")
+        self._released[epoch] = max(newest, number)
