@@ -56,7 +56,7 @@ INVARIANTS: dict[str, str] = {
     "I7": "a checkpoint holds the effect of exactly the records in front of its cut",
     "I8": "sources go on at the positions of the restored checkpoint, which leave no gap and overlap nowhere",
     "I9": "nothing is emitted between a barrier and its snapshot: seen as I2 or I7",
-    "I10": "timers fire once over crashes, and event time never goes back within an attempt",
+    "I10": "timers fire once over crashes, and within an attempt event time never goes back, nor ends before the input",
     "I11": "a completed checkpoint has every acknowledgement of its attempt, and all its files as long as it is claimed",
     "I12": "ids rise over restarts and leaders, and are never used again",
     "I13": "an id is decided once, for good; what was given up, or is older than what is complete, is not taken up again",

@@ -1,4 +1,4 @@
-"""Event time never runs backwards within an attempt, and ends only with all input (I10), seen at subtasks; late records are counted (I4).
+"""Event time never runs backwards within an attempt, and ends only with all input (I10); late records are counted (I4).
 
 That a timer fires once over crashes is seen in the output of workloads with timers (I2) and in the timers of each cut (I7)."""
 

@@ -110,10 +110,10 @@ SABOTAGES = (
         "a subtask that was told of an abort takes the barrier that comes afterwards",
         ("I13",),
         (Mutant(AbortedIds, "take", _forgets),),
-        workloads=("timers", "windows"),
+        workloads=("timers",),
         plan=(
-            throughout("slow_link", "all", amount=400, probability=0.3),
-            throughout("store_fails", "worker:WriteFile", probability=0.3),
+            throughout("slow_link", "all", amount=400, probability=0.5),
+            throughout("store_fails", "worker:WriteFile", probability=0.1),
         ),
         seeds_max=60,
     ),
