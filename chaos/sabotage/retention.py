@@ -8,7 +8,7 @@ from typing import Any
 import coordinator.effects as effects_module
 import coordinator.settling as settling_module
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
-from chaos.sabotage.base import Mutant, Sabotage, constant
+from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator.decisions import Decisions
 from coordinator.records import JobPaths
 from coordinator.releasing import Release, Releases
@@ -164,6 +164,20 @@ SABOTAGES = (
             Mutant(settling_module, "derive_shared_garbage", constant(())),
         ),
         backend="rocksdb",
+    ),
+    Sabotage(
+        "late_files_left",
+        "files that come with an acknowledgement after its checkpoint was aborted are left behind",
+        ("I24",),
+        (Mutant(Decisions, "_discard_late", constant(None)),),
+        workloads=("windows",),
+        plan=(
+            throughout("store_fails", "worker:", probability=0.03),
+            throughout("store_slow", "worker:UploadFile", amount=400, probability=0.5),
+            throughout("delay", "abort", amount=2_500),
+        ),
+        backend="rocksdb",
+        seeds_max=100,
     ),
     Sabotage(
         "oldest_restored",
