@@ -210,7 +210,7 @@ SABOTAGES = (
         "periodic checkpoints don't wait for the pause after the last one",
         ("I16",),
         (Mutant(RequestQueue, "next", _knows_no_pause),),
-        seeds_max=60,
+        seeds_max=120,
     ),
     Sabotage(
         "lasting_failures",
