@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from barriers.messages import (
-    AcknowledgeCheckpoint,
     CheckpointKind,
     DeclineCheckpoint,
     FailureReason,
@@ -53,11 +52,14 @@ class AbortsChecker(Checker):
         """Epoch -> highest id that its leader completed, of those that a job recovers from."""
 
     def observe(self, observation: Observation) -> None:
+        if isinstance(observation, Stored):  # first: most facts are of stores, and say nothing here
+            for change in self._ledger.changes(observation) if observation.added else ():
+                if isinstance(change, Decided) and change.claim is not None:
+                    self._decided(change, is_late=observation.fate == "late")
+            return
         match observation:
             case Reported(item=DeclineCheckpoint() as decline):
                 self._declined.add((decline.attempt, decline.checkpoint_id, decline.reason))
-            case Reported(item=AcknowledgeCheckpoint()) | Stored(added=()):
-                pass
             case Delivered(command=NotifyCheckpointAborted() as notice, actor=actor):
                 self._told.setdefault(actor, set()).add((notice.attempt, notice.checkpoint_id))
             case Commanded(command=NotifyCheckpointComplete(checkpoint_id=number), epoch=epoch):
@@ -66,10 +68,6 @@ class AbortsChecker(Checker):
                     self._check_subsumed(number, epoch)
             case SnapshotBegan():
                 self._began(observation)
-            case Stored():
-                for change in self._ledger.changes(observation):
-                    if isinstance(change, Decided) and change.claim is not None:
-                        self._decided(change, is_late=observation.fate == "late")
             case _:
                 pass
 
