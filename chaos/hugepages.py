@@ -5,9 +5,8 @@ address cache costs two walks of page tables, 5 to 10 % of a run's time in all."
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
+from contextlib import suppress
 
 _HUGE_BYTES = 1 << 21
 _MADV_COLLAPSE = 25
@@ -16,18 +15,20 @@ _MADV_COLLAPSE = 25
 
 def collapse_memory() -> int:
     """Let this process's private memory be moved to huge pages, as it is now. Only advice: nothing changes where a kernel
-    refuses, or has no such thing. Returns the bytes of the ranges that it took."""
+    refuses, or has no such thing. Returns the bytes of the ranges that it took whole."""
     if sys.platform != "linux":
         return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return sum(end - start for start, end in _ranges() if madvise(start, end - start, _MADV_COLLAPSE) == 0)
+    with suppress(ImportError, AttributeError, OSError):
+        import ctypes
+
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        return sum(end - start for start, end in _ranges() if madvise(start, end - start, _MADV_COLLAPSE) == 0)
+    return 0
 
 
 def _ranges() -> list[tuple[int, int]]:
     """Whole huge pages of the anonymous memory that can be written."""
-    if not os.path.exists("/proc/self/maps"):
-        return []
     found = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
         for line in lines:

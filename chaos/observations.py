@@ -32,7 +32,8 @@ class Stored(msgspec.Struct, frozen=True):
     added: tuple[str, ...] = ()
     """Paths that exist now and did not before."""
     fate: str = ""
-    """What a fault made of it: `lie` and `late` (the caller was told of a failure), `partial`, `full`, `fail`; else nothing."""
+    """What a fault made of it: `lie` and `late` (the caller was told of a failure), `postponed` (the caller is told of a failure
+    now, and it comes `late`), `partial`, `full`, `fail`; else nothing."""
 
 
 class Requested(msgspec.Struct, frozen=True):

@@ -117,7 +117,10 @@ class SnapshotView:
 
     def _content(self, uid: str, part: StateHandle) -> bytes:
         assert isinstance(part, FileHandle)
-        content: bytes = self._storage.execute(ReadFile(part_path(self._folder, part.path, operator=uid)))
+        path = part_path(self._folder, part.path, operator=uid)
+        content: bytes = self._storage.execute(ReadFile(path))
+        if checksum_of(content) != part.checksum:  # Arrow itself does not survive every damage
+            raise CorruptStateError(f"operator {uid}: {path} is not what was stored", path=path, operator=uid)
         return content
 
     def list_entries(self, uid: str, state: str) -> list[list[bytes]]:

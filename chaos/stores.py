@@ -182,6 +182,8 @@ class StoreClient:
             return self._failed(actor, operation, _error(self._root, operation, errno.ETIMEDOUT))
         sent = _as_sent(operation)
 
+        error = _unclear(self._root, operation)
+
         def arrive() -> None:
             if around.medium.power_losses != losses:
                 return  # it was on its way within the machine
@@ -189,8 +191,8 @@ class StoreClient:
                 self._perform(actor, sent, "late")
 
         around.kernel.after(delay_ms * 1000, arrive)
-        around.kernel.trace.add(actor, "store", f"{self._described(operation)} postponed")
-        return _unclear(self._root, operation)
+        self._tell(actor, operation, error, self._existing(operation), "postponed")
+        return error
 
     @contextmanager
     def _hooked(self, hook: CallHook) -> Iterator[None]:

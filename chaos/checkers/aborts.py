@@ -49,7 +49,9 @@ class AbortsChecker(Checker):
         self._noticed: set[tuple[int, int]] = set()
         """(epoch, id) of those that somebody was told are complete."""
         self._released: dict[int, int] = {}
-        """Epoch -> highest id that its leader completed, of those that a job recovers from."""
+        """Epoch -> highest id that its leader told somebody is complete, of those that a job recovers from.
+
+        Not from when it is stored: a leader that got no clear answer does not know of it."""
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, Stored):  # first: most facts are of stores, and say nothing here
@@ -65,6 +67,7 @@ class AbortsChecker(Checker):
             case Commanded(command=NotifyCheckpointComplete(checkpoint_id=number), epoch=epoch):
                 if (epoch, number) not in self._noticed:
                     self._noticed.add((epoch, number))
+                    self._released[epoch] = max(self._released.get(epoch, 0), number)
                     self._check_subsumed(number, epoch)
             case SnapshotBegan():
                 self._began(observation)
@@ -102,11 +105,12 @@ class AbortsChecker(Checker):
     # --------------------------------------------------------------------------------------------------------- at leaders
 
     def _check_subsumed(self, number: int, epoch: int) -> None:
-        """When a leader tells of a checkpoint, nobody works for an older one any more; savepoints are their users'."""
+        """When a leader tells of a checkpoint, nobody works for an older one any more; savepoints are their users', and of one that
+        is being written only storage decides."""
         for host in self.world.coordinators():
             for service in host.services:
-                older = [each for each in service._master.coordinator.live_ids if each < number] if service.epoch == epoch else []
-                for other in older:
+                pending = service._master.coordinator.pending if service.epoch == epoch else ()
+                for other in (each.checkpoint_id for each in pending if each.is_undecided and each.checkpoint_id < number):
                     claim = self._ledger.first_claims.get(other)
                     if claim is not None and not claim.kind.is_savepoint:
                         self.report("I13", f"checkpoint {number} is complete, and epoch {epoch} goes on with checkpoint {other}")
@@ -129,4 +133,3 @@ class AbortsChecker(Checker):
         newest = self._released.get(epoch, 0)
         if number < newest and not claim.kind.is_savepoint and not is_late:
             self.report("I13", f"checkpoint {number} completes after {newest}, which made it useless")
-        self._released[epoch] = max(newest, number)

@@ -53,11 +53,11 @@ class Descent:
         found = _ATTEMPT.search(name)
         if found is None or not self.holds(number):
             return self.holds(number)
-        ledger, attempt = self._ledger, int(found[1])
+        ledger, claims, attempt = self._ledger, self._ledger.first_claims, int(found[1])
         line = {each.checkpoint_id for each in ledger.completed.values() if each.is_recovery_point}
         begun = [each for each in ledger.submissions.values() if self.holds(each.first_checkpoint_id)]
         line |= {each.base.checkpoint_id for each in begun if each.base is not None}
-        return any(number <= each and self.holds(each) and ledger.first_claims[each].attempt == attempt for each in line)
+        return any(number <= each and self.holds(each) and each in claims and claims[each].attempt == attempt for each in line)
 
 
 def descent(submissions: Mapping[int, SubmissionRecord]) -> Ranges:

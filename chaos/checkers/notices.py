@@ -70,13 +70,18 @@ class NoticesChecker(Checker):
 
     def look(self) -> None:
         for number, (at_ms, leader) in list(self._due.items()):
-            if self.world.now_ms - at_ms > NOTICE_MS_MAX:
+            if self.world.now_ms - at_ms <= NOTICE_MS_MAX:
+                continue
+            if self._can_tell(number, leader):
                 del self._due[number]
-                if self._has_workers(leader):
-                    self.report("I30", f"checkpoint {number} was aborted at {at_ms} ms, and {leader} has told no task of it")
+                self.report("I30", f"checkpoint {number} was aborted at {at_ms} ms, and {leader} has told no task of it")
+            else:
+                self._due[number] = (self.world.now_ms, leader)
 
-    def _has_workers(self, leader: str) -> bool:
-        """Somebody is there who can be told."""
+    def _can_tell(self, number: int, leader: str) -> bool:
+        """The leader knows that the abort is stored, and somebody's command stream is open: else a notice waits."""
         hosts = [host for host in self.world.coordinators() if host.process.name == leader]
-        slots = [slot for host in hosts for service in host.services for slot in service._master.workforce.slots]
-        return any(slot.outbox is not None for slot in slots)
+        masters = [service._master for host in hosts for service in host.services]
+        if any(each.checkpoint_id == number for master in masters for each in master.coordinator.pending):
+            return False  # storage did not say clearly whether it is stored
+        return any(slot.connected for master in masters for slot in master.workforce.slots)

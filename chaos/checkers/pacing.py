@@ -160,6 +160,8 @@ class PacingChecker(Checker):
     def _began(self, record: AttemptRecord) -> None:
         """An attempt is given up for failed checkpoints only when there were too many in a row."""
         leader, master = self._leaders.get(record.epoch), self._master(record.epoch)
+        if leader is not None:
+            leader.at_least = 0  # it may have counted more, of which nobody was told, and begins again
         if leader is None or master is None:
             return
         incident = master.lifecycle.incidents.newest

@@ -128,7 +128,8 @@ class RetentionChecker(Checker):
             self._worker_trouble_ms.append(at_ms)
 
     def _stored(self, fact: Stored) -> None:
-        if isinstance(fact.result, StorageUnavailableError):
+        # Of an operation that is told as done its caller may have heard otherwise.
+        if isinstance(fact.result, StorageUnavailableError) or fact.fate in ("lie", "late", "postponed"):
             self._trouble(fact.actor, fact.at_ms)
             if isinstance(fact.operation, DeleteFile | DeleteFolder):
                 self._deletion_failed = True

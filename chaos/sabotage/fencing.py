@@ -13,7 +13,6 @@ import coordinator.store as store_module
 from barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
 from chaos.sabotage.base import Mutant, Sabotage, throughout
 from coordinator.decisions import Decisions
-from coordinator.lifecycle import Lifecycle
 from coordinator.machine import CheckpointCoordinator
 from coordinator.pending import PendingStatus
 from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
@@ -82,18 +81,6 @@ def _finds_the_newest(original: Any) -> Any:
     return resolve
 
 
-def _knows_no_base(original: Any) -> Any:
-    """Where a submission began is forgotten: an attempt begins at the newest checkpoint that the job ever had."""
-
-    def restore_point(self: Lifecycle) -> RestorePoint | None:
-        newest = self._coordinator.newest
-        if newest is None:
-            return self._setup.base
-        return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
-
-    return property(restore_point)
-
-
 SABOTAGES = (
     Sabotage(
         "reused_id",
@@ -130,14 +117,6 @@ SABOTAGES = (
         ("I16",),
         (Mutant(resolving_module, "_resolve", _finds_the_newest),),
         kinds=("restore", "drain"),
-    ),
-    Sabotage(
-        "forgotten_base",
-        "an attempt begins at the newest checkpoint of the job, not where its submission was to begin",
-        ("I16",),
-        (Mutant(Lifecycle, "restore_point", _knows_no_base),),
-        kinds=("restore", "drain"),
-        seeds_max=80,
     ),
     Sabotage(
         "loser_goes_on",

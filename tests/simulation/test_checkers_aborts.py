@@ -112,8 +112,9 @@ def test_a_subtask_waits_for_barriers_of_a_checkpoint_that_it_heard_is_aborted(s
 # ------------------------------------------------------------------------------------------------------------- subsumed
 
 
-def leader(story: Story, *live: int) -> Any:
-    master = SimpleNamespace(coordinator=SimpleNamespace(live_ids=live, pending=()))
+def leader(story: Story, *pending: int, is_undecided: bool = True) -> Any:
+    entries = [SimpleNamespace(checkpoint_id=number, is_undecided=is_undecided) for number in pending]
+    master = SimpleNamespace(coordinator=SimpleNamespace(pending=entries))
     return SimpleNamespace(services=[SimpleNamespace(epoch=story.epoch, _master=master)])
 
 
@@ -122,6 +123,16 @@ def test_a_checkpoint_completes_after_a_newer_one(story: Story) -> None:
     story.complete(3)
     story.decide(2, story.snapshot(2, acknowledged))
     assert story.broken == ["I13"]
+
+
+def test_a_leader_that_does_not_know_of_the_newer_one_may_complete_an_older(story: Story) -> None:
+    """Storage gave it no clear answer when it stored the newer one."""
+    older = story.acknowledge(2)
+    story.claim(3)
+    story.trigger(3)
+    story.decide(3, story.snapshot(3, story.acknowledge(3)))
+    story.decide(2, story.snapshot(2, older))
+    assert story.broken == []
 
 
 def test_a_savepoint_may_complete_after_a_newer_checkpoint(story: Story) -> None:
@@ -138,6 +149,12 @@ def test_a_leader_goes_on_with_a_checkpoint_below_a_complete_one(story: Story) -
     story.live_coordinators = [leader(story, 2)]
     story.complete(3)
     assert story.broken == ["I13"]
+
+
+def test_what_is_being_written_is_decided_by_storage(story: Story) -> None:
+    story.live_coordinators = [leader(story, 2, is_undecided=False)]
+    story.complete(3)
+    assert story.broken == []
 
 
 def test_a_leader_may_go_on_with_what_is_newer(story: Story) -> None:

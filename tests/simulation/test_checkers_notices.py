@@ -17,8 +17,8 @@ def story() -> Story:
     """Checkpoint 2 was triggered and is aborted. No other checker looks at this coordinator, of which only the slots are there."""
     story = Story()
     story.checkers = [each for each in story.checkers if isinstance(each, NoticesChecker)]
-    slots = [SimpleNamespace(outbox=object())]
-    service = SimpleNamespace(_master=SimpleNamespace(workforce=SimpleNamespace(slots=slots)))
+    slots, coordinator = [SimpleNamespace(connected=True)], SimpleNamespace(pending=[])
+    service = SimpleNamespace(_master=SimpleNamespace(workforce=SimpleNamespace(slots=slots), coordinator=coordinator))
     story.live_coordinators = [process("coordinator-1", services=[service])]
     story.begin()
     story.complete(1)
@@ -62,9 +62,21 @@ def test_another_one_leads(story: Story) -> None:
     assert broken_later(story) == []
 
 
-def test_nobody_is_there_to_be_told(story: Story) -> None:
-    story.live_coordinators[0].services[0]._master.workforce.slots[0].outbox = None
+def test_who_can_be_told_later_is_told_later(story: Story) -> None:
+    """No command stream is open: the notice waits for one."""
+    slot = story.live_coordinators[0].services[0]._master.workforce.slots[0]
+    slot.connected = False
     assert broken_later(story) == []
+    slot.connected = True
+    assert broken_later(story) == ["I30"]
+
+
+def test_leader_that_got_no_clear_answer_asks_again_before_it_tells(story: Story) -> None:
+    coordinator = story.live_coordinators[0].services[0]._master.coordinator
+    coordinator.pending.append(SimpleNamespace(checkpoint_id=2))
+    assert broken_later(story) == []
+    coordinator.pending.clear()
+    assert broken_later(story) == ["I30"]
 
 
 def test_tasks_that_were_never_asked_need_not_be_told() -> None:

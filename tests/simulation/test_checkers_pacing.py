@@ -168,3 +168,14 @@ def test_a_new_leader_counts_anew() -> None:
     job.fail(2)
     job.take(3)
     assert job.violations == []
+
+
+def test_a_failure_of_which_nobody_was_told_counts_for_its_leader() -> None:
+    """It gives up an attempt earlier than the notices say, and counts anew."""
+    job = Job(tolerable_failed_checkpoints=1)
+    job.fail(1, told=False)
+    job.fail(2)
+    job.give_up(2)
+    job.fail(3)
+    job.take(4)
+    assert job.violations == []

@@ -80,9 +80,11 @@ def test_a_coordinator_that_died_need_not_drop_them(story: Story, change: str) -
     assert story.violations == []
 
 
-def test_a_deletion_that_failed_is_an_excuse(story: Story) -> None:
-    error = StorageUnavailableError("no", path="x")
-    story.tell(Stored(story.now_ms, "coordinator-1", STATE, DeleteFile(f"{JOB}/chk-1/_claim"), error))
+@pytest.mark.parametrize("fate", ["", "lie", "postponed"])
+def test_a_deletion_that_failed_is_an_excuse(story: Story, fate: str) -> None:
+    """Of one that was done, and told as failed, too."""
+    result = True if fate == "lie" else StorageUnavailableError("no", path="x")
+    story.tell(Stored(story.now_ms, "coordinator-1", STATE, DeleteFile(f"{JOB}/chk-1/_claim"), result, fate=fate))
     finish_without_dropping(story)
     story.end()
     assert story.violations == []

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,9 +14,19 @@ import pytest
 from chaos.oracle import CommittedOutput, Growing, OutputDamagedError, Sequences, committed, compare, compare_states, counted
 from chaos.scenario import Possibly, Row, SinkExpectation
 from chaos.statereading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
+from statebackends.errors import CorruptStateError
+from statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorState,
+    OperatorSubtaskState,
+    StateMeta,
+)
 from statebackends.handles import OperatorListHandle as ListHandle
 from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.storage.checksums import checksum_of
 
 LEDGER = SinkExpectation("/out", "led/ger", None, ordered_by=(0, 1), steps_by_one=True)
 FOLDER = "_holdfast/led%2Fger"
@@ -250,3 +261,28 @@ def test_state_and_positions_are_those_of_all_subtasks() -> None:
 def test_a_key_on_two_subtasks_is_refused() -> None:
     with pytest.raises(StateDoubledError, match="operator op: state count has 1 twice"):
         read_keyed_state(snapshot(keyed((1, 5)), keyed((1, 6))), "job/chk-1", "op")
+
+
+def stored(state: OperatorSubtaskState, name: str) -> tuple[OperatorSubtaskState, bytes]:
+    """The same, with its table in a file of the snapshot."""
+    (handle,) = state.keyed
+    (inline,) = handle.parts
+    assert isinstance(inline, InlineHandle)
+    part = FileHandle(name, inline.length, checksum_of(inline.data))
+    return OperatorSubtaskState(keyed=(msgspec.structs.replace(handle, parts=(part,)),), operator=state.operator), inline.data
+
+
+def test_whole_tables_are_read_without_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("chaos.statereading.read_rows")
+    in_file, data = stored(keyed((1, 5), (2, 6)), "op-0")
+    view = snapshot(in_file, keyed((3, 7)))
+    view.files["job/chk-1/op-0"] = data
+    assert read_keyed_state(view, "job/chk-1", "op") == {"count": {1: 5, 2: 6, 3: 7}}
+
+
+def test_a_table_that_is_not_what_was_stored_is_refused() -> None:
+    in_file, data = stored(keyed((1, 5)), "op-0")
+    view = snapshot(in_file)
+    view.files["job/chk-1/op-0"] = data[:-20] + b"\xff" + data[-19:]
+    with pytest.raises(CorruptStateError, match="op-0 is not what was stored"):
+        read_keyed_state(view, "job/chk-1", "op")

@@ -83,7 +83,6 @@ SCENES = {
     "no_subsume": drawn("no_subsume", first=0),
     "foreign_decline": drawn("foreign_decline", first=0),
     "unnamed_base": Scene("counter", (STOP,)),
-    "forgotten_base": Scene("counter", (STOP,)),
     "late_files_left": drawn("late_files_left", first=4),
     "kept_aborted_ids": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.2),)),
     "early_notice": Scene("counter"),
