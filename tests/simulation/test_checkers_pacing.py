@@ -23,7 +23,7 @@ class Job(Story):
         self.pending: list[SimpleNamespace] = []
         incidents = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            coordinator=SimpleNamespace(pending=self.pending, live_ids=()), lifecycle=SimpleNamespace(incidents=incidents)
+            coordinator=SimpleNamespace(pending=self.pending), lifecycle=SimpleNamespace(incidents=incidents)
         )
         self.begin()
         self.lead_alive()
@@ -34,7 +34,9 @@ class Job(Story):
     def take(self, number: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT, *, periodic: bool = True) -> None:
         """An id is claimed for a request that its leader took up just now, and triggered."""
         self.pending[:] = [
-            SimpleNamespace(checkpoint_id=number, started_ms=self.now_ms, request=SimpleNamespace(periodic=periodic))
+            SimpleNamespace(
+                checkpoint_id=number, started_ms=self.now_ms, request=SimpleNamespace(periodic=periodic), is_undecided=False
+            )
         ]
         self.claim(number, kind)
         self.trigger(number)
