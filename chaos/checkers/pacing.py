@@ -105,7 +105,7 @@ class PacingChecker(Checker):
         leader = self._leaders.get(record.epoch) if record is not None else None
         if record is None or leader is None or record.reason not in _COUNTED:
             return
-        if record.reason is FailureReason.IO_EXCEPTION and claim.kind is not CheckpointKind.CHECKPOINT:
+        if record.reason is FailureReason.IO_EXCEPTION and claim.kind.is_savepoint:
             return
         leader.aborted[number] = record.reason
         leader.at_most.append((number, len(leader.stored)))

@@ -334,9 +334,9 @@ class Story:
             self.command(command, slot)
             self.deliver(command, slot)
 
-    def abort(self, number: int, epoch: int | None = None) -> None:
+    def abort(self, number: int, epoch: int | None = None, reason: FailureReason = FailureReason.EXPIRED) -> None:
         """ABORTED is stored."""
-        record = AbortRecord(number, FailureReason.EXPIRED, epoch or self.epoch, "n")
+        record = AbortRecord(number, reason, epoch or self.epoch, "n")
         self.put(f"{JOB}/chk-{number}/_metadata", encode_record(record))
 
     def notify_aborted(self, number: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind
+from barriers.messages import CheckpointKind, FailureReason
 from coordinator.incidents import Incident
 from tests.simulation.checker_world import Story, graph, process
 
@@ -181,3 +181,12 @@ def test_a_failure_of_which_nobody_was_told_counts_for_its_leader() -> None:
     job.fail(3)
     job.take(4)
     assert job.violations == []
+
+
+@pytest.mark.parametrize(("kind", "broken"), [(CheckpointKind.FINAL, []), (CheckpointKind.SAVEPOINT, ["I16"])])
+def test_failing_storage_counts_unless_it_is_a_savepoint_that_it_failed(kind: CheckpointKind, broken: list[str]) -> None:
+    job = Job(tolerable_failed_checkpoints=0)
+    job.take(1, kind)
+    job.abort(1, reason=FailureReason.IO_EXCEPTION)
+    job.give_up(1)
+    assert job.broken == broken
