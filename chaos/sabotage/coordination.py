@@ -217,9 +217,8 @@ SABOTAGES = (
         "a completed checkpoint doesn't reset the count of failed ones",
         ("I16",),
         (Mutant(FailureCounter, "completed", constant(None)),),
-        workloads=("counter", "fanout"),
-        kinds=("store_fails", "disk_full"),
-        seeds_max=80,
+        workloads=("windows", "counter"),
+        plan=(throughout("store_fails", "worker:WriteFile", probability=0.15),),
     ),
     Sabotage(
         "tolerated_failures",
