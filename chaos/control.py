@@ -14,6 +14,7 @@ import msgspec
 
 from api.errors import ConnectionLostError
 from barriers import codec
+from barriers.messages import RegisterWorker, StatusBatch, SubtaskStatus
 from chaos.injector import Injector
 from chaos.observations import Answered, Observation, Requested
 from chaos.processes import Kernel, Process
@@ -124,7 +125,7 @@ class ControlNetwork:
         self.observe(Requested(self.kernel.now_ms, sender.name, request, body))
         content = codec.encode(body)
         fate = self.injector.message(request, slot)
-        said = "" if self.kernel.opaque else f" {zlib.crc32(content):08x}"
+        said = "" if self.kernel.opaque else f" {zlib.crc32(_without_tracebacks(body, content)):08x}"
         self.kernel.trace.add(sender.name, f"asks {request}", f"{endpoint.process.name}{said}{' lost' if fate.lost else ''}")
         self.kernel.after(ANSWER_TIMEOUT_US, lambda: exchange.end(unreachable("no answer in time")), sender)
         if fate.lost:
@@ -132,6 +133,15 @@ class ControlNetwork:
         for _ in range(fate.copies):
             delay_us = self.way_us() + fate.delay_us
             self.kernel.after(delay_us, lambda: exchange.arrive(endpoint, content, type(body)))
+
+
+def _without_tracebacks(body: Any, content: bytes) -> bytes:
+    """What a request says, but for the folders that the code lies in: the same on every machine."""
+    statuses: tuple[SubtaskStatus, ...] = body.subtasks if isinstance(body, StatusBatch | RegisterWorker) else ()
+    if not any(status.traceback for status in statuses):
+        return content
+    bare = tuple(msgspec.structs.replace(status, traceback="") for status in statuses)
+    return codec.encode(msgspec.structs.replace(body, subtasks=bare))
 
 
 class JobClient:

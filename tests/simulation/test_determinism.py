@@ -7,12 +7,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+import operators.subtask as subtask_module
 from chaos.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
+from chaos.faults import Fault
 from chaos.results import ViolationRecord
 from chaos.runner import SeedRunner
 from chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
 from chaos.workloads import WORKLOADS
-from chaos.world import RunRequest
+from chaos.world import RunRequest, run_seed
 from tests.examples import examples
 from tests.simulation import fakes
 from tests.simulation.fakes import make_task
@@ -55,6 +57,15 @@ def test_a_workload_that_repeats_is_not_blamed() -> None:
     outcomes = twice("good", 5)
     assert [outcome.result.seed for outcome in outcomes] == list(range(5))
     assert all(outcome.result.violations == () for outcome in outcomes)
+
+
+def test_where_the_code_lies_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback names folders; another machine has others."""
+    request = RunRequest(3, "counter", plan=(Fault("user_error", "count", at_ms=300),), backend="memory")
+    here = run_seed(request).result
+    assert here.faults_hit == (0,)
+    monkeypatch.setattr(subtask_module, "TRACEBACK_CHARS_MAX", 100)
+    assert run_seed(request).result.trace_digest == here.trace_digest
 
 
 def test_the_order_of_a_set_is_found() -> None:
