@@ -14,7 +14,7 @@ from api.staterows import Row, read_rows
 from chaos.observations import StoreView
 from chaos.scenario import Positions
 from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, SegmentHandle, StateHandle, StateMeta
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
 from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
 from statebackends.metadata import SnapshotMetadata
 from statebackends.operator_state import read_entries
@@ -145,7 +145,7 @@ class SnapshotView:
 
 def _is_whole(keyed: KeyedStateHandle) -> bool:
     """Each state is one Arrow file of its own, or inline."""
-    parts = all(isinstance(part, InlineHandle | FileHandle) and not isinstance(part, SegmentHandle) for part in keyed.parts)
+    parts = all(type(part) in (InlineHandle, FileHandle) for part in keyed.parts)
     return keyed.format == "arrow" and parts and len({state.name for state in keyed.states}) == len(keyed.parts)
 
 

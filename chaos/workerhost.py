@@ -12,14 +12,7 @@ from typing import Any
 import msgspec
 
 from barriers.jobgraph import RocksDBConfig
-from barriers.messages import (
-    Answerable,
-    Deployment,
-    ShutdownWorker,
-    SubtaskDeployment,
-    SubtaskStatus,
-    WorkerCommand,
-)
+from barriers.messages import Answerable, Deployment, ShutdownWorker, SubtaskDeployment, SubtaskStatus, WorkerCommand
 from chaos.commandstream import command_kind
 from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork

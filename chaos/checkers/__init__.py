@@ -87,22 +87,4 @@ NOT_COVERED: dict[str, str] = {}
 def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[Checker]:
     """The checkers of one run, over one ledger of the job's records."""
     ledger = JobLedger(world)
-    return [
-        RegisterChecker(world, scenario, report, ledger),
-        CompletionChecker(world, scenario, report, ledger),
-        AbortsChecker(world, scenario, report, ledger),
-        EffectsChecker(world, scenario, report, ledger),
-        AttemptsChecker(world, scenario, report, ledger),
-        DistributionChecker(world, scenario, report, ledger),
-        OutputChecker(world, scenario, report, ledger),
-        CutChecker(world, scenario, report, ledger),
-        RetentionChecker(world, scenario, report, ledger),
-        RecoveryChecker(world, scenario, report, ledger),
-        RepairChecker(world, scenario, report, ledger),
-        PacingChecker(world, scenario, report, ledger),
-        EventTimeChecker(world, scenario, report),
-        LateChecker(world, scenario, report, ledger),
-        BoundsChecker(world, scenario, report),
-        NoticesChecker(world, scenario, report, ledger),
-        LivenessChecker(world, scenario, report, ledger),
-    ]
+    return [checker(world, scenario, report, ledger) for checker in CHECKERS]

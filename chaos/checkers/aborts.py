@@ -40,8 +40,7 @@ class AbortsChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Delivered, Reported, SnapshotBegan)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._declined: set[tuple[int, int, FailureReason]] = set()
         """(attempt, id, reason) of every decline."""
         self._told: dict[str, set[tuple[int, int]]] = {}
@@ -55,7 +54,7 @@ class AbortsChecker(Checker):
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, Stored):  # first: most facts are of stores, and say nothing here
-            for change in self._ledger.changes(observation) if observation.added else ():
+            for change in self.ledger.changes(observation) if observation.added else ():
                 if isinstance(change, Decided) and change.claim is not None:
                     self._decided(change, is_late=observation.fate == "late")
             return
@@ -98,7 +97,7 @@ class AbortsChecker(Checker):
 
     def _taken_up(self, actor: str, vertex: str, subtask: int, number: int) -> None:
         """A stop with drain waits for the work in front of it: one that is aborted meanwhile is taken, and ends the attempt."""
-        claim = self._ledger.first_claims.get(number)
+        claim = self.ledger.first_claims.get(number)
         if claim is not None and claim.kind is not CheckpointKind.STOP_SAVEPOINT:
             self.report("I13", f"{vertex} ({subtask}) in {actor} takes checkpoint {number}, which it heard is aborted")
 
@@ -111,7 +110,7 @@ class AbortsChecker(Checker):
             for service in host.services:
                 pending = service._master.coordinator.pending if service.epoch == epoch else ()
                 for other in (each.checkpoint_id for each in pending if each.is_undecided and each.checkpoint_id < number):
-                    claim = self._ledger.first_claims.get(other)
+                    claim = self.ledger.first_claims.get(other)
                     if claim is not None and not claim.kind.is_savepoint:
                         self.report("I13", f"checkpoint {number} is complete, and epoch {epoch} goes on with checkpoint {other}")
                         return
@@ -120,7 +119,7 @@ class AbortsChecker(Checker):
         number, claim = change.checkpoint_id, change.claim
         assert claim is not None
         if change.snapshot is None:
-            record = self._ledger.abort_record(number)
+            record = self.ledger.abort_record(number)
             if record is None or record.reason not in _OF_SUBTASKS:
                 return
             if (claim.attempt, number, record.reason) not in self._declined:

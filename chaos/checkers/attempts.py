@@ -31,8 +31,7 @@ class AttemptsChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered, Delivered, Reported, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._holders: dict[tuple[int, int], str] = {}
         """(attempt, slot) -> the process that was given it."""
         self._given: dict[str, list[int]] = {}
@@ -46,7 +45,7 @@ class AttemptsChecker(Checker):
             case Stored(added=()):
                 pass
             case Stored() | Lifecycle():
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     if isinstance(change, EpochTaken) and change.epoch != change.newest + 1:
                         self.report("I15", f"epoch {change.epoch} follows {change.newest}")
                     elif isinstance(change, AttemptRecorded):
@@ -66,16 +65,16 @@ class AttemptsChecker(Checker):
         record = change.record
         if record.attempt != change.newest + 1:
             self.report("I15", f"attempt {record.attempt} follows {change.newest}")
-        if record.epoch == self._ledger.newest_epoch:
+        if record.epoch == self.ledger.newest_epoch:
             self._check_start(record)
 
     def _check_start(self, record: AttemptRecord) -> None:
         """A new attempt begins at the newest completed checkpoint of its submission, else at the submission's base."""
-        wanted = self._ledger.recovery_point(record.submission)
+        wanted = self.ledger.recovery_point(record.submission)
         found = record.restored.checkpoint_id if record.restored is not None else 0
         if wanted is not None and found != wanted:
             self.report("I16", f"attempt {record.attempt} begins at checkpoint {found}; the newest one is {wanted}")
-        submission = self._ledger.submissions.get(record.submission)
+        submission = self.ledger.submissions.get(record.submission)
         if submission is not None and record.restored is not None and found < submission.first_checkpoint_id:
             self._check_named(record, submission.submission.restore or "")
 
@@ -88,7 +87,7 @@ class AttemptsChecker(Checker):
 
     def _deployed(self, deployment: Deployment, epoch: int) -> None:
         """Nothing of an attempt is deployed before its record is durable, nor otherwise than it says."""
-        record = self._ledger.attempts.get(deployment.attempt)
+        record = self.ledger.attempts.get(deployment.attempt)
         if record is None or record.epoch != epoch:
             held = "nobody" if record is None else f"epoch {record.epoch}"
             self.report("I15", f"epoch {epoch} deploys attempt {deployment.attempt}, which {held} has on record")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from chaos.checkers.ledger import JobLedger
 from chaos.observations import Observation, Report, WorldView
 from chaos.scenario import Scenario
 
@@ -16,10 +17,12 @@ class Checker:
     hears: ClassVar[tuple[type, ...]] = ()
     """Types of observations that it wants."""
 
-    def __init__(self, world: WorldView, scenario: Scenario, report: Report) -> None:
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        """`ledger`: the job's records so far, one for all checkers of a run."""
         self.world = world
         self.scenario = scenario
         self.report = report
+        self.ledger = ledger
 
     def observe(self, observation: Observation) -> None:
         """A fact of a type in `hears`, right when it happened."""

@@ -13,6 +13,7 @@ from barriers.elements import Batch
 from barriers.gate import QUEUED_ELEMENTS_MAX
 from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
+from chaos.checkers.ledger import JobLedger
 from chaos.observations import Report, WorldView
 from chaos.scenario import Scenario
 from coordinator.decisions import ABORTED_FOLDERS_MAX
@@ -40,8 +41,8 @@ class BoundsChecker(Checker):
 
     invariants: ClassVar[tuple[str, ...]] = ("I17",)
 
-    def __init__(self, world: WorldView, scenario: Scenario, report: Report) -> None:
-        super().__init__(world, scenario, report)
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
         self._overdue: dict[tuple[str, int, int], int] = {}
         """(coordinator, epoch, id) of a checkpoint that has no time left -> when that was seen first, ms."""
 

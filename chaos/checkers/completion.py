@@ -43,8 +43,7 @@ class CompletionChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Reported, Commanded, Delivered, Answered, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._acks: dict[tuple[int, int], dict[SubtaskKey, AcknowledgeCheckpoint]] = {}
         """(attempt, id) -> who acknowledged."""
         self._finished: set[tuple[int, SubtaskKey]] = set()
@@ -69,14 +68,14 @@ class CompletionChecker(Checker):
             case Answered(answer=Registered() as registered):
                 self._registered(registered)
             case Lifecycle():
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     if isinstance(change, PowerLost):
                         self._power_lost(change)
             case _:
                 pass
 
     def _stored(self, fact: Stored) -> None:
-        for change in self._ledger.changes(fact):
+        for change in self.ledger.changes(fact):
             match change:
                 case Decided():
                     self._decided(change)
@@ -102,7 +101,7 @@ class CompletionChecker(Checker):
     def _check_acks(self, snapshot: Snapshot) -> None:
         """Every subtask of the graph, with the very state that the snapshot has of it."""
         number, claim = snapshot.checkpoint_id, snapshot.claim
-        submission = self._ledger.submissions.get(claim.submission)
+        submission = self.ledger.submissions.get(claim.submission)
         if submission is None:
             self.report("I11", f"checkpoint {number} completed for submission {claim.submission}, which is not on record")
             return
@@ -130,7 +129,7 @@ class CompletionChecker(Checker):
             if problem:
                 self.report("I11", f"checkpoint {snapshot.checkpoint_id}: {handle.path} {problem}")
         for entry in snapshot.metadata.external:
-            if not any(self._ledger.exists(place) for place in external_places(entry)):
+            if not any(self.ledger.exists(place) for place in external_places(entry)):
                 self.report("I11", f"checkpoint {snapshot.checkpoint_id}: the external file {entry} is missing")
 
     # ------------------------------------------------------------------------------------------------------------ files
@@ -157,15 +156,15 @@ class CompletionChecker(Checker):
 
     def _removed(self, location: str, fact: Stored) -> None:
         for number in sorted(self._kept.get(location, ())):
-            if self._ledger.is_subsumed(number):
+            if self.ledger.is_subsumed(number):
                 self._forget(number)
                 continue
             is_shared = f"/{SHARED_FOLDER}/" in location.removeprefix(self.world.state.root)
-            invariant = "I25" if self._ledger.completed[number].kind.is_savepoint else "I23" if is_shared else "I11"
+            invariant = "I25" if self.ledger.completed[number].kind.is_savepoint else "I23" if is_shared else "I11"
             self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {number} needs")
         for holder, entry in self._external.get(location, {}).items():
-            if not any(self._ledger.exists(place) for place in external_places(entry)):
-                invariant = "I25" if self._ledger.completed[holder].kind.is_savepoint else "I20"
+            if not any(self.ledger.exists(place) for place in external_places(entry)):
+                invariant = "I25" if self.ledger.completed[holder].kind.is_savepoint else "I20"
                 self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {holder} needs from outside")
 
     def _power_lost(self, change: PowerLost) -> None:
@@ -177,9 +176,9 @@ class CompletionChecker(Checker):
 
     def at_end(self) -> None:
         """What is still claimed is as it was when it completed."""
-        for number in sorted(self._ledger.completed):
-            if self._ledger.stands(number) and not self._ledger.is_subsumed(number):
-                self._check_files(self._ledger.completed[number])
+        for number in sorted(self.ledger.completed):
+            if self.ledger.stands(number) and not self.ledger.is_subsumed(number):
+                self._check_files(self.ledger.completed[number])
 
     # ---------------------------------------------------------------------------------------------------------- notices
 
@@ -189,13 +188,13 @@ class CompletionChecker(Checker):
                 self._complete(number, "is notified as complete")
             case NotifyCheckpointAborted(checkpoint_id=number, newest_completed=newest) if by_leader:
                 # A worker that lost notices is told to let go of whatever is not live any more: not judged at its end.
-                if number not in self._ledger.aborted:
+                if number not in self.ledger.aborted:
                     self.report("I14", f"checkpoint {number} is notified as aborted and is not")
                 if newest:
                     self._complete(newest, f"is named as the newest one in the abort of {number}")
             case FinishTasks(checkpoint_id=number):
                 self._complete(number, "ends the job")
-                snapshot = self._ledger.completed.get(number)
+                snapshot = self.ledger.completed.get(number)
                 if snapshot is not None and snapshot.kind not in _ENDING:
                     self.report("I14", f"checkpoint {number} ends the job and is a {snapshot.kind}")
             case _:
@@ -206,7 +205,7 @@ class CompletionChecker(Checker):
             self._complete(registered.newest_completed, "is named as the newest one to a worker")
 
     def _complete(self, number: int, how: str) -> None:
-        if number not in self._ledger.completed:
+        if number not in self.ledger.completed:
             self.report("I14", f"checkpoint {number} {how} and is not durably completed")
         self._told.add(number)
 

@@ -31,15 +31,14 @@ class CutChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored,)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._attempt = 0
         """Of the last completed checkpoint."""
 
     def observe(self, observation: Observation) -> None:
         if not self.scenario.cuts or not isinstance(observation, Stored) or not observation.added:
             return
-        for change in self._ledger.changes(observation):
+        for change in self.ledger.changes(observation):
             # A drain ends event time in front of its snapshot: what fires then is no matter of positions.
             if isinstance(change, Decided) and change.snapshot is not None and not change.snapshot.claim.drain:
                 self._look_at(change.snapshot)

@@ -30,8 +30,7 @@ class DistributionChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._slots: dict[int, dict[int, Deployment]] = {}
         """Attempt -> slot -> what it was given."""
         self._judged: set[int] = set()
@@ -45,7 +44,7 @@ class DistributionChecker(Checker):
                 if len(slots) == 1:
                     self._deploy(slots.pop(), deployment)
             case Stored() if observation.added:
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     if isinstance(change, Decided) and change.snapshot is not None:
                         for operator in change.snapshot.metadata.operators:
                             self._check_ranges(change.snapshot, operator)
@@ -114,7 +113,7 @@ class DistributionChecker(Checker):
             if any(each.restore for each in given.values()):
                 self.report("I8", f"attempt {attempt} begins empty, and with state")
             return
-        snapshot = self._ledger.completed.get(restored)
+        snapshot = self.ledger.completed.get(restored)
         if snapshot is None:
             self.report("I8", f"attempt {attempt} begins at checkpoint {restored}, which is not completed")
             return

@@ -49,8 +49,7 @@ class EffectsChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._sinks = [
             _Sink(sink.sink_id, sink.path.rstrip("/"), join(sink.path, "_holdfast", quote(sink.sink_id, safe="")))
             for sink in scenario.sinks
@@ -65,7 +64,7 @@ class EffectsChecker(Checker):
             return
         if not isinstance(observation, Stored) or not (observation.added or observation.removed):
             return
-        changes = self._ledger.changes(observation)
+        changes = self.ledger.changes(observation)
         if self._descent.follow():
             self._find_newest()
         for change in changes:
@@ -105,10 +104,10 @@ class EffectsChecker(Checker):
 
     def _commit(self, sink: _Sink, entry: dict[str, Any]) -> None:
         checkpoint, where = entry["checkpoint_id"], f"sink {sink.sink_id}: checkpoint {entry['checkpoint_id']}"
-        if max(self._ledger.released, self._begun_with()) < checkpoint:
-            plain = [number for number in self._ledger.completed if number >= checkpoint]
+        if max(self.ledger.released, self._begun_with()) < checkpoint:
+            plain = [number for number in self.ledger.completed if number >= checkpoint]
             invariant = "I21" if plain else "I18"
-            why = f"only savepoint {plain[0]} is" if plain else f"only {self._ledger.released} is"
+            why = f"only savepoint {plain[0]} is" if plain else f"only {self.ledger.released} is"
             self.report(invariant, f"{where} is committed, and {why} complete")
         if entry["attempt"] < sink.attempt:
             self.report("I15", f"{where} is committed by attempt {entry['attempt']}, and attempt {sink.attempt} has the sink")
@@ -122,13 +121,13 @@ class EffectsChecker(Checker):
             name = file["name"]
             if name in sink.names:
                 self.report("I19", f"{where}: {name} is committed twice")
-            if not self._ledger.exists(f"{sink.folder}/data/{name}"):
+            if not self.ledger.exists(f"{sink.folder}/data/{name}"):
                 self.report("I19", f"{where}: {name} is committed and is not in its place")
             sink.names.add(name)
 
     def _begun_with(self) -> int:
         """Highest id that a submission was started from: who goes on from a plain savepoint commits what it held back."""
-        bases = [record.base for record in self._ledger.submissions.values()]
+        bases = [record.base for record in self.ledger.submissions.values()]
         return max((base.checkpoint_id for base in bases if base is not None), default=0)
 
     # ------------------------------------------------------------------------------------------------------ taking back
@@ -146,7 +145,7 @@ class EffectsChecker(Checker):
     def _swept(self, name: str, fact: Stored) -> None:
         """What was staged and not committed may go only once a later attempt runs."""
         found = _ATTEMPT.search(name)
-        if found is not None and int(found[1]) >= self._ledger.newest_attempt:
+        if found is not None and int(found[1]) >= self.ledger.newest_attempt:
             self.report("I20", f"{fact.actor} deleted {name}, which the attempt that runs has staged")
 
     def _look_again(self) -> None:
@@ -175,7 +174,7 @@ class EffectsChecker(Checker):
     def _restored(self, change: AttemptRecorded) -> None:
         """Nobody goes back behind what is visible, unless the user said that output may repeat."""
         record = change.record
-        if record.epoch < self._ledger.newest_epoch:
+        if record.epoch < self.ledger.newest_epoch:
             return
         restored = record.restored.checkpoint_id if record.restored is not None else 0
         for sink in self._sinks:

@@ -22,8 +22,8 @@ class EventTimeChecker(Checker):
     invariants: ClassVar[tuple[str, ...]] = ("I10",)
     hears: ClassVar[tuple[type, ...]] = (Requested, Delivered, DataEnded)
 
-    def __init__(self, world: WorldView, scenario: Scenario, report: Report) -> None:
-        super().__init__(world, scenario, report)
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
         self._seen: dict[tuple[str, int, str, int], int] = {}
         """(process, attempt, vertex, subtask) -> watermark, ms, as the subtask has it."""
         self._told: dict[tuple[str, int, str, int], int] = {}
@@ -90,8 +90,7 @@ class LateChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Delivered, Reported, Stored)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._positions: dict[int, Positions] = {}
         """Of completed snapshots, read while they are there."""
         self._deployed: dict[int, Deployment] = {}
@@ -108,7 +107,7 @@ class LateChecker(Checker):
             case Reported(item=SubtaskStatus(drained=True, metrics=metrics) as status) if metrics is not None:
                 self._dropped.setdefault((status.attempt, status.vertex), {})[status.subtask] = metrics.late_dropped
             case Stored() if observation.added:
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     if isinstance(change, Decided) and change.snapshot is not None:
                         self._decided(late, change.snapshot)
             case _:

@@ -28,8 +28,7 @@ class LivenessChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (PhaseBegan, Stored, Reported)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._began_ms: int | None = None
         self._progressed = False
         self._reported = False
@@ -45,7 +44,7 @@ class LivenessChecker(Checker):
             case Reported(item=AcknowledgeCheckpoint() as ack):
                 self._acks.setdefault(ack.checkpoint_id, set()).add(f"{ack.vertex[:6]}/{ack.subtask}")
             case Stored() if observation.added:
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     if isinstance(change, Decided):
                         self._acks.pop(change.checkpoint_id, None)
                     if isinstance(change, ResultRecorded) or (isinstance(change, Decided) and change.snapshot is not None):
@@ -74,7 +73,7 @@ class LivenessChecker(Checker):
 
     def standing(self) -> str:
         """How far the job is, for a message: its numbers, and which ids wait for whom."""
-        ledger = self._ledger
+        ledger = self.ledger
         undecided = sorted(number for number in ledger.claims if number not in ledger.completed and number not in ledger.aborted)
         waits = [f"{number} (acknowledged by {', '.join(sorted(self._acks.get(number, ()))) or 'nobody'})" for number in undecided]
         return (

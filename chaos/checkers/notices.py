@@ -25,8 +25,7 @@ class NoticesChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._triggered: dict[int, str] = {}
         """Undecided id -> the coordinator that triggered it."""
         self._cancelled = 0
@@ -55,12 +54,12 @@ class NoticesChecker(Checker):
                 pass
 
     def _stored(self, fact: Stored) -> None:
-        for change in self._ledger.changes(fact):
+        for change in self.ledger.changes(fact):
             match change:
                 case Decided(checkpoint_id=number, claim=claim):
                     leader = self._triggered.pop(number, None)
-                    record = self._ledger.abort_record(number)
-                    mine = claim is not None and record is not None and record.epoch == claim.epoch == self._ledger.newest_epoch
+                    record = self.ledger.abort_record(number)
+                    mine = claim is not None and record is not None and record.epoch == claim.epoch == self.ledger.newest_epoch
                     if leader is not None and mine and claim is not None and claim.attempt > self._cancelled:
                         self._due[number] = (fact.at_ms, leader)
                 case AttemptRecorded() | EpochTaken() | ResultRecorded():

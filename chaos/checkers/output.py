@@ -50,8 +50,7 @@ class OutputChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._sinks = [_Sink(world, sink) for sink in scenario.sinks]
         self._sources = tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
         self._cuts = bool(self._sources) and any(sink.at_cut is not None for sink in scenario.sinks)
@@ -71,7 +70,7 @@ class OutputChecker(Checker):
             for sink in self._sinks:  # a user may have gone back: other rows count
                 sink.restart()
         if self._cuts:
-            for change in self._ledger.changes(observation):
+            for change in self.ledger.changes(observation):
                 if isinstance(change, Decided) and change.snapshot is not None:
                     self._remember(change.snapshot)
         for path in observation.added:
@@ -135,7 +134,7 @@ class OutputChecker(Checker):
 
     def at_end(self) -> None:
         """All of the output is there, once, as it was committed."""
-        newest = self._ledger.results.get(max(self._ledger.submissions, default=0))
+        newest = self.ledger.results.get(max(self.ledger.submissions, default=0))
         finished = newest is not None and newest.state == "FINISHED"
         for sink in self._sinks:
             self._read(sink)

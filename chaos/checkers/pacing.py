@@ -59,8 +59,7 @@ class PacingChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Led)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._leaders: dict[int, _Leader] = {}
         """By epoch."""
         self._triggered: set[int] = set()
@@ -70,7 +69,7 @@ class PacingChecker(Checker):
             case Stored(added=()):
                 pass
             case Stored():
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     if isinstance(change, Decided):
                         self._decided(change, observation.at_ms)
                     elif isinstance(change, AttemptRecorded):
@@ -101,7 +100,7 @@ class PacingChecker(Checker):
                 leader.at_least = 0
                 leader.is_unsure = leader.is_unsure or not change.snapshot.is_recovery_point
             return
-        record = self._ledger.abort_record(number)
+        record = self.ledger.abort_record(number)
         leader = self._leaders.get(record.epoch) if record is not None else None
         if record is None or leader is None or record.reason not in _COUNTED:
             return
@@ -168,7 +167,7 @@ class PacingChecker(Checker):
         found = None if incident is None else _CHECKPOINT_FAILED.match(incident.error)
         if found is None:
             return
-        claim = self._ledger.first_claims.get(int(found[1]))
+        claim = self.ledger.first_claims.get(int(found[1]))
         if claim is None or claim.kind is CheckpointKind.STOP_SAVEPOINT:  # sources may have stopped: it always fails the attempt
             return
         failures, tolerable = len(leader.at_most), leader.config.tolerable_failed_checkpoints

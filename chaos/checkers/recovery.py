@@ -36,8 +36,7 @@ class RecoveryChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (PhaseBegan,)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._paths = JobPaths(world.job_id)
 
     def observe(self, observation: Observation) -> None:
@@ -71,7 +70,7 @@ class RecoveryChecker(Checker):
         if submission is None or not job.is_live:
             return
         point = derive_recovery_point(job, submission)
-        found, wanted = 0 if point is None else point.checkpoint_id, self._ledger.recovery_point(submission.number)
+        found, wanted = 0 if point is None else point.checkpoint_id, self.ledger.recovery_point(submission.number)
         if wanted is not None and found != wanted:
             self.report("I29", f"a recovery would begin at checkpoint {found}; the newest one is {wanted}")
 
@@ -89,7 +88,7 @@ class RecoveryChecker(Checker):
         if checkpoint.claim is None:
             return set()
         owned = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
-        snapshot = self._ledger.completed.get(number)
+        snapshot = self.ledger.completed.get(number)
         savepoint = checkpoint.kind.is_savepoint
         if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:
             for operator in snapshot.metadata.operators:

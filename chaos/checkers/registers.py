@@ -35,8 +35,7 @@ class RegisterChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Led, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._led_epoch = 0
         """Highest epoch whose leader has settled what older ones left."""
         self._triggered: dict[int, int] = {}
@@ -50,11 +49,11 @@ class RegisterChecker(Checker):
                 if isinstance(observation, Stored) and not (observation.added or observation.removed):
                     self._put(observation)
                     return
-                for change in self._ledger.changes(observation):
+                for change in self.ledger.changes(observation):
                     self._judge(change)
             case Led(epoch=epoch):
                 self._led_epoch = max(self._led_epoch, epoch)
-                if epoch == self._ledger.newest_epoch:
+                if epoch == self.ledger.newest_epoch:
                     self._check_settled(epoch)
             case Commanded(command=TriggerCheckpoint() as trigger, epoch=epoch):
                 self._trigger(trigger, epoch)
@@ -84,7 +83,7 @@ class RegisterChecker(Checker):
 
     def _is_own(self, number: int, claim: ClaimRecord) -> bool:
         """The id's first claim, not what a stale leader wrote into a deleted register."""
-        return self._ledger.first_claims.get(number) == claim
+        return self.ledger.first_claims.get(number) == claim
 
     # --------------------------------------------------------------------------------------------------------- claiming
 
@@ -92,7 +91,7 @@ class RegisterChecker(Checker):
         number, record = change.checkpoint_id, change.record
         if record.checkpoint_id != number:
             self.report("I12", f"the claim of checkpoint {number} is for {record.checkpoint_id}")
-        stale = record.epoch < self._ledger.newest_epoch
+        stale = record.epoch < self.ledger.newest_epoch
         if change.before is not None and change.before != record and not stale:
             self.report(
                 "I12",
@@ -106,10 +105,10 @@ class RegisterChecker(Checker):
         number = trigger.checkpoint_id
         if self._triggered.get(number) == epoch:
             return
-        first = self._ledger.first_claims.get(number)
+        first = self.ledger.first_claims.get(number)
         if first is None or (first.epoch, first.attempt, first.kind) != (epoch, trigger.attempt, trigger.kind):
             self.report("I12", f"epoch {epoch} triggers checkpoint {number} of attempt {trigger.attempt}; its claim is {first}")
-        if epoch == self._ledger.newest_epoch:
+        if epoch == self.ledger.newest_epoch:
             highest = max((found for other, found in self._newest_trigger.items() if other < epoch), default=0)
             if number <= highest:
                 self.report("I12", f"epoch {epoch} triggers checkpoint {number}; an older one had triggered {highest}")
@@ -120,8 +119,8 @@ class RegisterChecker(Checker):
 
     def _check_settled(self, epoch: int) -> None:
         """Before anybody leads, every id that older leaders had claimed is decided."""
-        for number, claim in sorted(self._ledger.claims.items()):
-            decided = number in self._ledger.completed or number in self._ledger.aborted
+        for number, claim in sorted(self.ledger.claims.items()):
+            decided = number in self.ledger.completed or number in self.ledger.aborted
             if claim.epoch < epoch and not decided and self._is_own(number, claim):
                 self.report("I13", f"epoch {epoch} leads, and checkpoint {number}, which epoch {claim.epoch} claimed, is undecided")
 
@@ -129,7 +128,7 @@ class RegisterChecker(Checker):
         number, snapshot = change.checkpoint_id, change.snapshot
         if snapshot is None or change.claim is None:
             return
-        if number in self._ledger.aborted:
+        if number in self.ledger.aborted:
             self.report("I13", f"checkpoint {number} completed after it was aborted")
         claim, metadata = change.claim, snapshot.metadata
         if metadata.checkpoint_id != number:
@@ -142,7 +141,7 @@ class RegisterChecker(Checker):
             )
         if metadata.epoch < self._led_epoch:
             self.report("I15", f"epoch {metadata.epoch} completed checkpoint {number} while epoch {self._led_epoch} leads")
-        newer = [each.attempt for each in self._ledger.attempts.values() if each.epoch >= metadata.epoch]
+        newer = [each.attempt for each in self.ledger.attempts.values() if each.epoch >= metadata.epoch]
         if max(newer, default=0) > metadata.attempt:
             self.report("I15", f"checkpoint {number} of attempt {metadata.attempt} completed after attempt {max(newer)} began")
 
@@ -153,13 +152,13 @@ class RegisterChecker(Checker):
         if not self._is_own(number, claim):
             return
         if snapshot is None:
-            if number not in self._ledger.aborted and claim.epoch == self._ledger.newest_epoch:
+            if number not in self.ledger.aborted and claim.epoch == self.ledger.newest_epoch:
                 self.report("I13", f"checkpoint {number} was dropped before it was decided")
             return
         if snapshot.kind.is_savepoint:
             self.report("I25", f"savepoint {number} was dropped: it belongs to its user")
             return
-        ledger = self._ledger
+        ledger = self.ledger
         points = [other for other, each in ledger.completed.items() if each.is_recovery_point and ledger.stands(other)]
         results = [result for submission, result in ledger.results.items() if submission >= claim.submission]
         if max(points, default=0) <= number and all(result.state == "FAILED" for result in results):

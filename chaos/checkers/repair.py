@@ -35,8 +35,7 @@ class RepairChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (PhaseBegan, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._paths = JobPaths(world.job_id)
         self._moments = 0
 
@@ -116,7 +115,7 @@ class RepairChecker(Checker):
         """Files of the completed checkpoints, as the run has seen them completed."""
         found: set[str] = set()
         for checkpoint in job.with_fact(CheckpointFact.COMPLETED):
-            snapshot = self._ledger.completed.get(checkpoint.checkpoint_id)
+            snapshot = self.ledger.completed.get(checkpoint.checkpoint_id)
             if snapshot is None or checkpoint.kind.is_savepoint:
                 continue
             for operator in snapshot.metadata.operators:

@@ -76,8 +76,7 @@ class RetentionChecker(Checker):
     hears: ClassVar[tuple[type, ...]] = (Stored, Requested, Answered, Delivered, Led, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        super().__init__(world, scenario, report)
-        self._ledger = ledger
+        super().__init__(world, scenario, report, ledger)
         self._sinks = [_Staging(sink, join("_holdfast", quote(sink.sink_id, safe=""), "staged")) for sink in scenario.sinks]
         self._descent = Descent(ledger)
         self._deletion_failed = False
@@ -133,13 +132,13 @@ class RetentionChecker(Checker):
             self._trouble(fact.actor, fact.at_ms)
             if isinstance(fact.operation, DeleteFile | DeleteFolder):
                 self._deletion_failed = True
-        for change in self._ledger.changes(fact) if fact.added else ():
+        for change in self.ledger.changes(fact) if fact.added else ():
             if isinstance(change, ResultRecorded):
                 self._result_ms = fact.at_ms
             elif isinstance(change, AttemptRecorded):
                 self._result_ms = None
         if fact.added:
-            for submission in self._ledger.submissions:
+            for submission in self.ledger.submissions:
                 self._submitted_ms.setdefault(submission, fact.at_ms)
         if fact.fate == "late":
             self._late.update(fact.added)
@@ -168,7 +167,7 @@ class RetentionChecker(Checker):
                 self._discard(fact, item)
 
     def _discard(self, fact: Answered, ack: AcknowledgeCheckpoint) -> None:
-        claim = self._ledger.first_claims.get(ack.checkpoint_id)
+        claim = self.ledger.first_claims.get(ack.checkpoint_id)
         if claim is not None and claim.kind.is_savepoint:
             return
         folder = f"{self.world.job_id}/chk-{ack.checkpoint_id}"
@@ -188,7 +187,7 @@ class RetentionChecker(Checker):
 
     def _check_discarded(self, due: list[_Discarded]) -> None:
         for each in due:
-            leads = self._leaders.get(each.leader) == self._ledger.newest_epoch
+            leads = self._leaders.get(each.leader) == self.ledger.newest_epoch
             if not leads or self._trouble_ms.get(each.leader, -1) >= each.at_ms:
                 continue
             if any(path in self._deleted for path in each.paths):
@@ -207,16 +206,16 @@ class RetentionChecker(Checker):
 
     def _check_retained(self) -> None:
         """Not more completed checkpoints than were to be kept, and none of a job that finished."""
-        submission = max(self._ledger.submissions, default=0)
-        result = self._ledger.results.get(submission)
-        if result is None or result.epoch < self._ledger.newest_epoch or self._deletion_failed or self._is_disturbed():
+        submission = max(self.ledger.submissions, default=0)
+        result = self.ledger.results.get(submission)
+        if result is None or result.epoch < self.ledger.newest_epoch or self._deletion_failed or self._is_disturbed():
             return
         kept = [
             number
-            for number, each in self._ledger.completed.items()
-            if self._ledger.stands(number) and each.kind in (CheckpointKind.CHECKPOINT, CheckpointKind.FINAL)
+            for number, each in self.ledger.completed.items()
+            if self.ledger.stands(number) and each.kind in (CheckpointKind.CHECKPOINT, CheckpointKind.FINAL)
         ]
-        limit = self._ledger.submissions[submission].graph.config.retained_checkpoints
+        limit = self.ledger.submissions[submission].graph.config.retained_checkpoints
         if result.state == "FINISHED":
             limit = 0
         if len(kept) > limit:
@@ -227,13 +226,13 @@ class RetentionChecker(Checker):
 
     def _check_aborted(self, state: str, newest: int) -> None:
         """The registers of aborted ids go with the next checkpoint that completes, and with the job that finishes."""
-        for number in sorted(self._ledger.aborted & self._ledger.claims.keys()):
+        for number in sorted(self.ledger.aborted & self.ledger.claims.keys()):
             if state != "FINISHED" and number > newest:
                 continue
             folder = f"{self.world.job_id}/chk-{number}"
             register = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
-            own = self._ledger.claims[number] == self._ledger.first_claims.get(number)
-            if own and self._ledger.abort_record(number) is not None and not register & self._late:
+            own = self.ledger.claims[number] == self.ledger.first_claims.get(number)
+            if own and self.ledger.abort_record(number) is not None and not register & self._late:
                 self.report(
                     "I24", f"the job is {state}, and the register of checkpoint {number}, which was aborted, is still there"
                 )
@@ -242,20 +241,20 @@ class RetentionChecker(Checker):
     def _check_shared(self, state: str) -> None:
         """No checkpoint is left, so none refers to a file. What an aborted one wrote too late is the next recovery's matter."""
         for path in self.world.state.paths(f"{self.world.job_id}/{SHARED_FOLDER}"):
-            if writer_of(path.rpartition("/")[2]) in self._ledger.completed:
+            if writer_of(path.rpartition("/")[2]) in self.ledger.completed:
                 self.report("I23", f"the job is {state} and keeps no checkpoint, and {path} is still there")
                 return
 
     def _check_claimed(self) -> None:
         """What a finished job owned, and has replaced, is gone."""
-        number = max(self._ledger.submissions, default=0)
-        record, result = self._ledger.submissions.get(number), self._ledger.results.get(number)
+        number = max(self.ledger.submissions, default=0)
+        record, result = self.ledger.submissions.get(number), self.ledger.results.get(number)
         if record is None or record.base is None or not record.base.claim or result is None or result.state != "FINISHED":
             return
         begun_ms = self._submitted_ms[number]
-        if self._deletion_failed or result.epoch < self._ledger.newest_epoch or self._was_trouble_since(begun_ms):
+        if self._deletion_failed or result.epoch < self.ledger.newest_epoch or self._was_trouble_since(begun_ms):
             return
-        own = [each for each in self._ledger.completed.values() if each.checkpoint_id >= record.first_checkpoint_id]
+        own = [each for each in self.ledger.completed.values() if each.checkpoint_id >= record.first_checkpoint_id]
         left = self.world.store(record.base.folder).paths()
         if left and any(each.is_recovery_point for each in own):
             self.report("I24", f"the job has finished and left {left[0]} of {record.base.folder}, which it had claimed")
@@ -271,7 +270,7 @@ class RetentionChecker(Checker):
     # ------------------------------------------------------------------------------------------------------------- sinks
 
     def _check_sink(self, sink: _Staging) -> None:
-        result: Any = self._ledger.results.get(max(self._ledger.submissions, default=0))
+        result: Any = self.ledger.results.get(max(self.ledger.submissions, default=0))
         if result is None or result.state != "FINISHED":
             return
         view, sink_id = self.world.store(sink.expected.path), sink.expected.sink_id
@@ -307,7 +306,7 @@ class RetentionChecker(Checker):
             return True
         if begun_ms <= sink.listed_ms:
             return True
-        claims, aborted = self._ledger.first_claims, self._ledger.aborted
+        claims, aborted = self.ledger.first_claims, self.ledger.aborted
         if any(number >= first and claim.attempt == attempt and number not in aborted for number, claim in claims.items()):
             return True
         return any(at_ms >= begun_ms for at_ms in self._worker_trouble_ms)
