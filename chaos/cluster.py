@@ -47,6 +47,12 @@ MEMORY_FOLDER = "/dev/shm"
 MEMORY_BYTES_MIN = 1 << 30
 """A container may give it 64 MiB, which RocksDB's preallocation fills."""
 
+OBJECTS_SHARE = 0.35
+"""Of the runs, those on an object store instead of a disk."""
+
+WIRE_SHARE = 0.5
+"""Of these, those that reach it through the product's S3 shell; the others fail whole operations."""
+
 COPIES_SHARE = 0.5
 """Of the runs whose state is on a disk of the worker's own anyway, those that keep copies of it there, too."""
 
@@ -82,7 +88,9 @@ class Cluster:
         self.observe = observe
         self.random = streams.of("world")
         self.injector = Injector(kernel, plan, Strikes(self), observe)
-        self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=streams.of("stores").random() < 0.35)
+        objects = streams.of("stores").random() < OBJECTS_SHARE
+        wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
+        self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
         self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe)
         self.control = control

@@ -22,6 +22,8 @@ from statebackends.storage.local import TEMPORARY_FOLDER
 class _Object(NamedTuple):
     content: bytes
     modified_ms: int
+    maker: str = ""
+    """Which create made it, where creates say so."""
 
 
 class SimObjectStore:
@@ -37,7 +39,7 @@ class SimObjectStore:
         self._keys: list[str] = []
         """Sorted."""
 
-    def storage(self, location: str) -> ObjectStorage:
+    def storage(self, location: str) -> ops.Storage:
         """Raises InvalidConfigError for a location without a name."""
         return ObjectStorage(_root_of(location), self)
 
@@ -50,20 +52,20 @@ class SimObjectStore:
 
     # ---------------------------------------------------------------------------------------------------------- requests
 
-    def put(self, key: str, content: bytes) -> bool:
+    def put(self, key: str, content: bytes, maker: str = "") -> bool:
         """Create an object unless it exists (If-None-Match: *); True if this request created it."""
         self._request("put", key, len(content))
-        return self._create(key, content)
+        return self._create(key, content, maker)
 
     def copy(self, source: str, target: str) -> bool:
         """Create an object with the content of another, unless it exists. Raises KeyError when there is no source."""
         self._request("copy", target, 0)
         return self._create(target, self._objects[source].content)
 
-    def _create(self, key: str, content: bytes) -> bool:
+    def _create(self, key: str, content: bytes, maker: str = "") -> bool:
         if key in self._objects:
             return False
-        self._objects[key] = _Object(content, self._now_ms())
+        self._objects[key] = _Object(content, self._now_ms(), maker)
         bisect.insort(self._keys, key)
         return True
 
@@ -118,6 +120,11 @@ class SimObjectStore:
         found = self._objects.get(key)
         return None if found is None else found.content
 
+    def maker(self, key: str) -> str:
+        """Which create made the object; empty if none said so."""
+        found = self._objects.get(key)
+        return "" if found is None else found.maker
+
     def look(self, prefix: str) -> Iterator[str]:
         """As keys, without a request."""
         position = bisect.bisect_left(self._keys, prefix)
@@ -138,7 +145,7 @@ class ObjectStorage:
     def root(self) -> str:
         return self._root
 
-    def at(self, location: str) -> ObjectStorage:
+    def at(self, location: str) -> ops.Storage:
         return self._store.storage(location)
 
     def execute(self, operation: ops.Operation) -> Any:
@@ -254,7 +261,8 @@ class ObjectView:
     def paths(self, prefix: str = "") -> list[str]:
         prefix = prefix.rstrip("/")
         below = f"{self._prefix}{prefix}/" if prefix else self._prefix
-        return [key[len(self._prefix) :] for key in self._store.look(below)]
+        hidden = f"{self._prefix}{TEMPORARY_FOLDER}/"
+        return [key[len(self._prefix) :] for key in self._store.look(below) if not key.startswith(hidden)]
 
 
 def read_local(path: str) -> bytes:

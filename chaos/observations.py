@@ -34,6 +34,8 @@ class Stored(msgspec.Struct, frozen=True):
     fate: str = ""
     """What a fault made of it: `lie` and `late` (the caller was told of a failure), `postponed` (the caller is told of a failure
     now, and it comes `late`), `partial`, `full`, `fail`; else nothing."""
+    on_wire: bool = False
+    """It went through the S3 shell, whose requests may have met with the fault, and the operation with none."""
 
 
 class Requested(msgspec.Struct, frozen=True):

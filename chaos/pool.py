@@ -124,12 +124,13 @@ class FlowPool:
         """At the store, whoever is alive."""
         result: Any = None
         error: Exception | None = None
+        before_us = self._storage.waited_us()
         try:
             result = task.storage.execute(operation)
         except Exception as raised:
             error = raised
         self._injector.point(f"{point}.done", self._process)
-        back_us = self._random.between(*WAY_US)
+        back_us = self._random.between(*WAY_US) + self._storage.waited_us() - before_us
         self._kernel.after(back_us, lambda: self._answered(task, result, error), self._process)
 
     def _answered(self, task: _Task, result: Any, error: BaseException | None) -> None:

@@ -42,6 +42,8 @@ SOMETIMES: dict[str, str] = {
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
     "write_ambiguous": "the store can't tell whether a write happened",
+    "wire_answer_lost": "S3 does not answer a create, and its sender finds out that the object is its own",
+    "wire_request_late": "a request to S3 arrives when its sender has asked again",
     "zombie_refused": "a process that was replaced comes back and is refused",
     "worker_reconnects": "a worker registers again without having died",
     "stale_command": "a command of an attempt that is over reaches a worker",
@@ -120,6 +122,10 @@ class Sometimes:
             self._used(fact, operation)
         if isinstance(fact.result, AmbiguousWriteError) or (fact.fate in ("lie", "late") and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
+        if fact.on_wire and fact.fate == "late":
+            self._visit("wire_request_late")
+        elif fact.on_wire and fact.fate == "lie" and fact.added and not isinstance(fact.result, Exception):
+            self._visit("wire_answer_lost")
         if isinstance(operation, PutIfAbsent):
             self._put(fact, operation)
         elif isinstance(operation, DeleteFile) and operation.path.endswith("/_claim") and fact.removed:

@@ -20,6 +20,7 @@ from chaos.disk import CallHook, SimDisk
 from chaos.objectstore import SimObjectStore, read_local
 from chaos.observations import Observation, Stored, StoreView
 from chaos.processes import Kernel, Process
+from chaos.wire import SimS3
 from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
 from statebackends.storage import operations as ops
 from statebackends.storage.operations import Operation, Storage
@@ -71,15 +72,25 @@ class SimStores:
     """The storage of a world: one medium, any number of roots."""
 
     def __init__(
-        self, kernel: Kernel, faults: StoreFaults, observe: Callable[[Observation], None], root: str, *, objects: bool
+        self,
+        kernel: Kernel,
+        faults: StoreFaults,
+        observe: Callable[[Observation], None],
+        root: str,
+        *,
+        objects: bool,
+        wire: random.Random | None = None,
     ) -> None:
+        """`objects`: on an object store instead of a disk; `wire`: through the product's S3 shell, faults drawn from here."""
+
         def wall_ms() -> int:
             return EPOCH_MS + kernel.now_ms
 
         self.root = root
         """Location of the state directory."""
-        self.medium: Medium = SimObjectStore(wall_ms) if objects else SimDisk(wall_ms)
-        self._around = _Around(kernel, faults, observe, self.medium)
+        wired = SimS3(wall_ms, wire) if wire is not None else None
+        self.medium: Medium = wired or (SimObjectStore(wall_ms) if objects else SimDisk(wall_ms))
+        self._around = _Around(kernel, faults, observe, self.medium, wired)
         self._views: dict[str, StoreView] = {}
 
     def client(self, process: Process | None = None) -> StoreClient:
@@ -105,6 +116,8 @@ class _Around:
     faults: StoreFaults
     observe: Callable[[Observation], None]
     medium: Medium
+    wire: SimS3 | None
+    """The medium, if there is a wire in front of it."""
 
 
 class StoreClient:
@@ -141,6 +154,8 @@ class StoreClient:
         process = self._process or around.kernel.current
         actor, role = ("nobody", "") if process is None else (process.name, process.role)
         decision = around.faults.decide(actor, role, operation)
+        if decision.outcome != "ok" and around.wire is not None:
+            return self._on_wire(around.wire, actor, operation, decision)
         match decision.outcome:
             case "ok":
                 return self._perform(actor, operation)
@@ -194,6 +209,25 @@ class StoreClient:
         self._tell(actor, operation, error, self._existing(operation), "postponed")
         return error
 
+    def _on_wire(self, wire: SimS3, actor: str, operation: Operation, decision: StoreDecision) -> Any:
+        """The requests of the operation go astray; what comes of it is up to the shell that sends them."""
+        sent = _as_sent(operation) if decision.outcome == "late" else operation
+
+        def later(act: Callable[[], Any]) -> None:
+            self._around.kernel.after(decision.delay_ms * 1000, lambda: self._arrive(actor, sent, act))
+
+        with wire.troubled(decision.outcome, decision.fraction, later):
+            return self._perform(actor, operation, "postponed" if decision.outcome == "late" else decision.outcome)
+
+    def _arrive(self, actor: str, operation: Operation, act: Callable[[], Any]) -> None:
+        """One late request of an operation."""
+        before = self._existing(operation)
+        self._tell(actor, operation, act(), before, "late")
+
+    def waited_us(self) -> int:
+        """How long all callers together have waited on the wire, since the world began."""
+        return 0 if self._around.wire is None else int(self._around.wire.waited_ms * 1_000)
+
     @contextmanager
     def _hooked(self, hook: CallHook) -> Iterator[None]:
         medium = self._around.medium
@@ -227,7 +261,8 @@ class StoreClient:
         around.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
         if isinstance(operation, _PLAIN_READS) and not isinstance(result, Exception):
             return  # no news, and a third of all operations
-        around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note))
+        on_wire = around.wire is not None
+        around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note, on_wire))
 
     def _described(self, operation: Operation) -> str:
         return f"{type(operation).__name__} {self._shown}{ops.path_of(operation)}"

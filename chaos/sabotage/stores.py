@@ -1,12 +1,15 @@
-"""Mistakes of the store on a directory: durability, and create-if-absent."""
+"""Mistakes of the stores: durability and create-if-absent on a directory, answers that never came on S3."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from chaos.sabotage.base import Mutant, Sabotage
-from statebackends.storage.local import LocalStorage
+from chaos.sabotage.base import Mutant, Sabotage, throughout
+from statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage
+from statebackends.storage.s3_failures import FailureKind, RequestFailure
+from statebackends.storage.s3_transfer import Found, Transfers
 
 
 def _does_not_sync(original: Any) -> Any:
@@ -29,6 +32,45 @@ def _overwrites(original: Any) -> Any:
     return put_if_absent
 
 
+def _believes_silence(original: Any) -> Any:
+    def decide(self: Transfers, key: str, nonce: str, create: Callable[[], Any]) -> bool:
+        def believing() -> Any:
+            try:
+                return create()
+            except RequestFailure as failure:
+                if failure.kind is not FailureKind.UNCLEAR:
+                    raise
+                return {}
+
+        decided: bool = original(self, key, nonce, believing)
+        return decided
+
+    return decide
+
+
+def _claims_all(original: Any) -> Any:
+    def head_once(self: Transfers, key: str) -> Found | None:
+        found: Found | None = original(self, key)
+        if found is None or TEMPORARY_FOLDER in key.split("/"):  # the shell would find a store that does this out, and refuse it
+            return found
+        return replace(found, nonce=_OWN)
+
+    return head_once
+
+
+class _Own(str):
+    """Equal to whatever it is compared with."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+_OWN = _Own()
+
+
 SABOTAGES = (
     Sabotage(
         "unsynced_write",
@@ -42,5 +84,20 @@ SABOTAGES = (
         "put-if-absent overwrites what stands",
         ("I13", "I12"),
         (Mutant(LocalStorage, "_put_if_absent", _overwrites),),
+    ),
+    Sabotage(
+        "believed_silence",
+        "a create that S3 did not answer counts as done",
+        ("I11", "I12", "I13", "I14", "I16", "I30"),
+        (Mutant(Transfers, "_decide", _believes_silence),),
+        plan=(throughout("store_fails", "PutIfAbsent", probability=0.3),),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "claimed_name",
+        "whoever finds a name taken on S3 believes that he took it",
+        ("I12", "I13", "I30"),
+        (Mutant(Transfers, "_head_once", _claims_all),),
+        seeds_max=60,
     ),
 )

@@ -5,6 +5,7 @@ Its own retries are off: it would repeat a conditional create and report its own
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -84,10 +85,14 @@ class S3Connection:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+        connect: Callable[[S3Settings], Any] | None = None,
     ) -> None:
+        """`clock` and `sleep` in seconds; `uniform` draws between two bounds; `connect` makes what stands for boto3's client."""
         self.settings = settings if settings is not None else S3Settings()
         self.settings.check()
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._uniform = clock, sleep, uniform
+        self._connect = connect or _make_client
         self._lock = threading.Lock()
         self._client: Any = None
         self._pool: ThreadPoolExecutor | None = None
@@ -130,11 +135,12 @@ class S3Connection:
         """What the action returns, which is run again while its failures may pass. Raises the last RequestFailure."""
         allowed_ms = self.settings.retry_timeout_ms if timeout_ms is None else timeout_ms
         deadline = self._clock() + allowed_ms / 1000
+        longest = tenacity.wait_exponential(
+            multiplier=self.settings.backoff_first_ms / 1000, max=self.settings.backoff_max_ms / 1000
+        )
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, RequestFailure) and error.kind in RETRYABLE),
-            wait=tenacity.wait_random_exponential(
-                multiplier=self.settings.backoff_first_ms / 1000, max=self.settings.backoff_max_ms / 1000
-            ),
+            wait=lambda state: self._uniform(0.0, longest(state)),
             stop=lambda state: self._clock() + state.upcoming_sleep >= deadline,
             sleep=self._sleep,
             reraise=True,
@@ -175,7 +181,7 @@ class S3Connection:
     def _connected(self) -> Any:
         with self._lock:
             if self._client is None:
-                self._client = _make_client(self.settings)
+                self._client = self._connect(self.settings)
             return self._client
 
 

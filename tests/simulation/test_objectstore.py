@@ -11,6 +11,7 @@ import pytest
 
 from chaos.disk import SimDisk
 from chaos.objectstore import SimObjectStore
+from chaos.wire import SimS3
 from statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from statebackends.storage import operations as ops
 from statebackends.storage.operations import Operation, Storage
@@ -72,10 +73,15 @@ def answer(storage: Storage, operation: Operation) -> Any:
     return found
 
 
+def store_behind_a_wire() -> SimObjectStore:
+    return SimS3(lambda: 0, random.Random(1))
+
+
+@pytest.mark.parametrize("make", [SimObjectStore, store_behind_a_wire], ids=["alone", "through the S3 shell"])
 @pytest.mark.parametrize("seed", range(10))
-def test_object_store_and_directory_answer_alike(tmp_path: Path, seed: int) -> None:
+def test_object_store_and_directory_answer_alike(tmp_path: Path, seed: int, make: Callable[[], SimObjectStore]) -> None:
     rng = random.Random(seed)
-    disk, store = SimDisk(), SimObjectStore()
+    disk, store = SimDisk(), make()
     directory, objects = disk.storage("/state"), store.storage("/state")
     for _ in range(500):
         operation = some_operation(rng, tmp_path)

@@ -39,12 +39,13 @@ class Scripted:
 class Bench:
     """A world of one process and its storage."""
 
-    def __init__(self, *, objects: bool = False) -> None:
+    def __init__(self, *, objects: bool = False, wire: bool = False, seed: int = 7) -> None:
         self.trace = Trace(lambda: self.kernel.now_us)
         self.kernel = Kernel(Streams(7), self.trace)
         self.faults = Scripted()
         self.observed: list[Observation] = []
-        self.stores = SimStores(self.kernel, self.faults, self.observed.append, ROOT, objects=objects)
+        rng = random.Random(seed) if wire else None
+        self.stores = SimStores(self.kernel, self.faults, self.observed.append, ROOT, objects=objects, wire=rng)
         self.process = Process("worker-1.1", "worker")
         self.client = self.stores.client(self.process)
         self.view = self.stores.view(ROOT)
@@ -74,9 +75,9 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 class TestContract(StorageContract):
     """Without faults a client is a storage like any other."""
 
-    @pytest.fixture(params=[False, True], ids=["disk", "objects"])
+    @pytest.fixture(params=["disk", "objects", "wire"])
     def storage(self, request: pytest.FixtureRequest) -> Storage:
-        return Bench(objects=request.param).client
+        return Bench(objects=request.param != "disk", wire=request.param == "wire").client
 
 
 CHANGES: list[Operation] = [

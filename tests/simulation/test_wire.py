@@ -1,0 +1,156 @@
+"""The S3 shell over the simulated wire: whatever becomes of its requests, what it says of an operation is true."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from chaos.observations import Stored
+from chaos.stores import StoreDecision
+from chaos.wire import HICCUPS_MAX, Fate, SimClient, SimS3, Trouble
+from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
+from statebackends.storage import operations as ops
+from statebackends.storage.operations import Operation
+from tests.simulation.test_stores import Bench
+from tests.statebackends.storage_contract import DATA, PATH
+
+NEW = "job/new"
+CREATES: list[Operation] = [ops.PutIfAbsent(NEW, DATA), ops.WriteFile(NEW, [DATA]), ops.LinkFile(PATH, NEW)]
+
+
+def wired(seed: int = 7) -> Bench:
+    bench = Bench(objects=True, wire=True, seed=seed)
+    bench.told(ops.PutIfAbsent(PATH, DATA))
+    return bench
+
+
+@pytest.mark.parametrize("operation", CREATES, ids=lambda operation: type(operation).__name__)
+def test_who_made_an_object_is_found_out_when_the_answer_is_lost(operation: Operation) -> None:
+    for seed in range(40):
+        bench = wired(seed)
+        told = bench.told(operation, StoreDecision("lie"))
+        assert told in (True, len(DATA)), seed
+        assert bench.view.peek(NEW) == DATA
+        assert bench.last.on_wire
+        assert bench.told(ops.PutIfAbsent(NEW, b"other"), StoreDecision("lie")) is False, "the name is taken, by another create"
+        assert bench.view.peek(NEW) == DATA
+
+
+@pytest.mark.parametrize("operation", CREATES, ids=lambda operation: type(operation).__name__)
+def test_a_create_that_never_gets_through_says_whether_it_may_have_happened(operation: Operation) -> None:
+    seen: set[type] = set()
+    for seed in range(40):
+        bench = wired(seed)
+        told = bench.told(operation, StoreDecision("fail"))
+        assert isinstance(told, StorageUnavailableError)
+        assert bench.view.peek(NEW) is None
+        seen.add(type(told))
+    assert AmbiguousWriteError in seen or isinstance(operation, ops.LinkFile)
+    assert len(seen) > 1, "a refusal leaves no doubt"
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.6, 0.99])
+@pytest.mark.parametrize("operation", CREATES, ids=lambda operation: type(operation).__name__)
+def test_an_operation_that_breaks_down_on_its_way_tells_no_lie(operation: Operation, fraction: float) -> None:
+    for seed in range(20):
+        bench = wired(seed)
+        told = bench.told(operation, StoreDecision("partial", fraction=fraction))
+        is_there = bench.view.peek(NEW) == DATA
+        assert is_there or isinstance(told, HoldfastError), seed
+        assert not (is_there and isinstance(told, HoldfastError)) or isinstance(told, AmbiguousWriteError), seed
+
+
+def test_a_late_create_finds_that_its_sender_asked_again() -> None:
+    bench = wired()
+    assert bench.told(ops.PutIfAbsent(NEW, DATA), StoreDecision("late", delay_ms=50)) is True
+    assert bench.kernel.step()
+    assert bench.last.fate == "late"
+    assert bench.last.result is False
+    assert bench.view.peek(NEW) == DATA
+
+
+def test_a_late_create_comes_back_when_its_object_was_deleted() -> None:
+    """As S3 has it: whoever deletes a name that a create of its own may still be on its way to finds it again."""
+    bench = wired()
+    assert bench.told(ops.PutIfAbsent(NEW, DATA), StoreDecision("late", delay_ms=50)) is True
+    assert bench.told(ops.DeleteFile(NEW)) is True
+    assert bench.kernel.step()
+    assert (bench.last.fate, bench.last.added) == ("late", (NEW,))
+    assert bench.view.peek(NEW) == DATA
+
+
+def test_reads_get_through_what_is_cut_and_refused() -> None:
+    for seed in range(40):
+        bench = wired(seed)
+        assert bench.told(ops.ReadFile(PATH), StoreDecision("lie")) == DATA
+        assert bench.told(ops.StatFile(PATH), StoreDecision("late", delay_ms=50)) == len(DATA)
+        assert bench.told(ops.ListFolder("job"), StoreDecision("lie")) == ["chk-1/"]
+
+
+def test_a_full_store_takes_nothing_and_gives_all() -> None:
+    bench = wired()
+    assert isinstance(bench.told(ops.PutIfAbsent(NEW, DATA), StoreDecision("full")), StorageUnavailableError)
+    assert bench.told(ops.ReadFile(PATH), StoreDecision("full")) == DATA
+    assert bench.told(ops.DeleteFile(PATH), StoreDecision("full")) is True
+
+
+def test_waiting_takes_virtual_time() -> None:
+    bench = wired()
+    before_us = bench.client.waited_us()
+    bench.told(ops.ReadFile(PATH))
+    assert bench.client.waited_us() == before_us
+    bench.told(ops.PutIfAbsent(NEW, DATA), StoreDecision("late", delay_ms=50))
+    assert bench.client.waited_us() > before_us + 300_000
+
+
+def test_listings_come_in_pages_and_folders_are_deleted_whole() -> None:
+    bench = wired()
+    names = [f"many/{number:02}" for number in range(20)]
+    for name in names:
+        bench.told(ops.PutIfAbsent(name, b""))
+    assert bench.told(ops.ListFiles("many")) == names
+    assert bench.told(ops.ListFolder("many")) == [name.removeprefix("many/") for name in names]
+    assert bench.told(ops.DeleteFolder("many"), StoreDecision("lie")) == 20
+    assert bench.told(ops.ListFiles("many")) == []
+
+
+def test_every_fate_is_met() -> None:
+    met: set[Fate] = set()
+    names = ("head_object", "put_object", "get_object", "complete_multipart_upload")
+    for outcome in ("lie", "late", "fail", "partial", "full"):
+        for seed in range(200):
+            trouble = Trouble(outcome, 0.5, random.Random(seed), lambda act: None)
+            met |= {trouble.fate(name) for name in names for _ in range(3)}
+    assert met == set(Fate)
+
+
+def test_hiccups_end() -> None:
+    trouble = Trouble("lie", 0.0, random.Random(1), lambda act: None)
+    fates = [trouble.fate("head_object") for _ in range(200)]
+    assert sum(fate is not Fate.FINE for fate in fates) == HICCUPS_MAX
+
+
+def test_an_upload_is_completed_once() -> None:
+    store = SimS3(lambda: 0, random.Random(1))
+    client = SimClient(store)
+
+    def complete() -> dict[str, Any]:
+        parts: dict[str, Any] = {"Parts": [{"PartNumber": 1}, {"PartNumber": 2}]}
+        return client.complete_multipart_upload(Bucket="sim", Key="a", UploadId="upload-1", MultipartUpload=parts, IfNoneMatch="*")
+
+    client.create_multipart_upload(Bucket="sim", Key="a", Metadata={"holdfast-nonce": "n"})
+    client.upload_part(Bucket="sim", Key="a", UploadId="upload-1", PartNumber=2, Body=b"2")
+    client.upload_part(Bucket="sim", Key="a", UploadId="upload-1", PartNumber=1, Body=b"1")
+    complete()
+    assert (store.peek("/a"), store.maker("/a")) == (b"12", "n")
+    with pytest.raises(Exception, match="NoSuchUpload"):
+        complete()
+
+
+def test_the_facts_say_that_a_wire_was_there() -> None:
+    plain = Bench(objects=True)
+    plain.told(ops.PutIfAbsent(PATH, DATA))
+    assert not plain.last.on_wire
+    assert isinstance(wired().observed[0], Stored)
