@@ -210,10 +210,11 @@ class OperationStatus(Record):
 
 
 class FailureCause(Record):
-    """Flink serialises a Java exception; clients read `class` and `stack-trace`."""
+    """`class` and `stack-trace` for people, and the same as a Java object in base64, which Flink's clients read alone."""
 
     class_: Annotated[str, Field(alias="class")]
     stack_trace: Annotated[str, Field(alias="stack-trace")]
+    serialized_throwable: Annotated[str, Field(alias="serialized-throwable")]
 
 
 class _Operation(BaseModel):
@@ -251,13 +252,13 @@ class SavepointTriggerStatus(Record):
 
 
 class CheckpointTriggerRequest(RequestBody):
-    checkpointType: Literal["CONFIGURED", "FULL", "INCREMENTAL"] = "CONFIGURED"
+    checkpointType: Literal["CONFIGURED", "FULL", "INCREMENTAL"] | None = None
     triggerId: HexId | None = None
 
 
 class SavepointTriggerRequest(RequestBody):
     target_directory: Annotated[str | None, Field(alias="target-directory")] = None
-    cancel_job: Annotated[bool, Field(alias="cancel-job")] = False
+    cancel_job: Annotated[bool | None, Field(alias="cancel-job")] = None
     formatType: Literal["CANONICAL", "NATIVE"] | None = None
     triggerId: HexId | None = None
 
@@ -280,6 +281,6 @@ class SavepointDisposalRequest(RequestBody):
 
 class StopRequest(RequestBody):
     targetDirectory: str | None = None
-    drain: bool | None = False
+    drain: bool | None = None
     formatType: Literal["CANONICAL", "NATIVE"] | None = None
     triggerId: HexId | None = None

@@ -23,7 +23,6 @@ from api.runfile import read_run_record
 from api.settings import check_url
 from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.messages import FailureReason
 from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
 from operators.leader_retrieval import Target, is_safe_step, next_target
@@ -278,20 +277,10 @@ def _reason(error: BaseException) -> str:
     return text.rpartition(": ")[2] if isinstance(error, urllib3.exceptions.NewConnectionError) else text
 
 
-_REASONS: dict[str, str] = {
-    FailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks of the job run just now: try again when it is RUNNING",
-    FailureReason.JOB_FINISHING: "the job has ended, or is about to: it takes no more snapshots",
-    FailureReason.JOB_FAILOVER: "the job failed meanwhile and restarts: try again when it is RUNNING",
-    FailureReason.TOO_MANY_REQUESTS: "too many snapshots were asked for and wait: try again later",
-    FailureReason.EXPIRED: "it took longer than checkpoint_timeout_ms",
-}
-"""What users are told where the coordinator gives the bare reason."""
-
-
 def _raise_cause(cause: dict[str, Any] | None, job_id: str) -> None:
     if cause is not None:
         reason, text = str(cause["class"]), str(cause["stack-trace"])
-        raise CheckpointFailedError(_REASONS.get(text, text), job_id=job_id, reason=reason)
+        raise CheckpointFailedError(text, job_id=job_id, reason=reason)
 
 
 def _decode(read: Callable[[], T], url: str) -> T:

@@ -4,12 +4,14 @@ Nothing is stored in flight by aligned checkpoints: buffered and persisted data 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 
 from api import checkpoint_schemas as schemas
+from api.flink.serialized_throwable import serialize_throwable
 from api.schemas import UNKNOWN
 from api.snapshots.disposals import Disposal
-from barriers.messages import CheckpointKind
+from barriers.messages import CheckpointKind, FailureReason
 from coordinator.views import (
     CheckpointConfigView,
     CheckpointStatsView,
@@ -218,12 +220,29 @@ def checkpoint_config(view: CheckpointConfigView) -> schemas.CheckpointConfig:
 # -------------------------------------------------------------------------------------------------------- asynchronous
 
 
+_REASONS: dict[str, str] = {
+    FailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks of the job run just now: try again when it is RUNNING",
+    FailureReason.JOB_FINISHING: "the job has ended, or is about to: it takes no more snapshots",
+    FailureReason.COORDINATOR_SHUTDOWN: "the job was cancelled or has failed: it takes no more snapshots",
+    FailureReason.SUSPENDED: "the job failed meanwhile, or is led elsewhere by now: try again when it is RUNNING",
+    FailureReason.JOB_FAILOVER: "the job failed meanwhile and restarts: try again when it is RUNNING",
+    FailureReason.TOO_MANY_REQUESTS: "too many snapshots were asked for and wait: try again later",
+    FailureReason.MINIMUM_TIME_BETWEEN: "the last checkpoint ended less than min_pause_ms ago: try again later",
+    FailureReason.EXPIRED: "it took longer than checkpoint_timeout_ms",
+}
+"""What users are told where the coordinator gives the bare reason."""
+
+
 def _cause(view: TriggerView) -> schemas.FailureCause | None:
     if view.failure is None and view.failure_reason is None:
         return None
-    return schemas.FailureCause(
-        class_=view.failure_reason or "CheckpointFailedError", stack_trace=view.failure or view.failure_reason or ""
-    )
+    reason, text = view.failure_reason or "CheckpointFailedError", view.failure or view.failure_reason or ""
+    return _failure_cause(reason, _REASONS.get(text, text))
+
+
+def _failure_cause(kind: str, text: str) -> schemas.FailureCause:
+    thrown = base64.b64encode(serialize_throwable(kind, text)).decode()
+    return schemas.FailureCause(class_=kind, stack_trace=text, serialized_throwable=thrown)
 
 
 def _status(view: TriggerView) -> schemas.OperationStatus:
@@ -249,8 +268,7 @@ def savepoint_trigger(view: TriggerView) -> schemas.SavepointTriggerStatus:
 def disposal(found: Disposal) -> schemas.DisposalStatus:
     if found.in_progress:
         return schemas.DisposalStatus(status=schemas.OperationStatus(id="IN_PROGRESS"), operation=None)
-    failed = bool(found.failure_kind)
-    cause = schemas.FailureCause(class_=found.failure_kind, stack_trace=found.failure) if failed else None
+    cause = _failure_cause(found.failure_kind, found.failure) if found.failure_kind else None
     return schemas.DisposalStatus(
         status=schemas.OperationStatus(id="COMPLETED"), operation=schemas.DisposalOperation(failure_cause=cause)
     )

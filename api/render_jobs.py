@@ -71,15 +71,16 @@ def job_details(view: JobView) -> schemas.JobDetails:
         maxParallelism=max((vertex.max_parallelism for vertex in view.vertices), default=schemas.UNKNOWN),
         now=view.now_ms,
         timestamps={state: view.timestamps.get(state, schemas.UNKNOWN) for state in JOB_STATES},
-        vertices=[_vertex(vertex, view.now_ms) for vertex in view.vertices],
+        vertices=[_vertex(overview.job_id, vertex, view.now_ms) for vertex in view.vertices],
         status_counts=_task_counts({state: vertex_states.count(state) for state in set(vertex_states)}),
         plan=_plan(overview.job_id, view.graph),
     )
 
 
-def _vertex(view: VertexView, now_ms: int) -> schemas.JobVertexDetails:
+def _vertex(job_id: str, view: VertexView, now_ms: int) -> schemas.JobVertexDetails:
     return schemas.JobVertexDetails(
         id=view.vertex_id,
+        slotSharingGroupId=job_id,  # a slot holds a subtask of each vertex: there is one group, and it needs an id
         name=view.name,
         maxParallelism=view.max_parallelism,
         parallelism=view.parallelism,

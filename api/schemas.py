@@ -15,6 +15,10 @@ ID_PATTERN = "^[0-9a-f]{32}$"
 
 HexId = Annotated[str, Field(pattern=ID_PATTERN)]
 
+JOB_TYPE = "STREAMING"
+SCHEDULER_TYPE = "Default"
+"""Flink's word for one that deploys a job at the parallelism that it was given."""
+
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
@@ -33,7 +37,7 @@ class DashedRecord(BaseModel):
 
 
 class RequestBody(BaseModel):
-    """A request body: unknown fields are refused, as Flink does."""
+    """A request body: unknown fields are refused, as Flink does; null in a field that may be left out is its default."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
 
@@ -102,12 +106,16 @@ class Jobs(Record):
 class JobOverview(DashedRecord):
     jid: HexId
     name: str
+    jobType: str = JOB_TYPE
+    schedulerType: str = SCHEDULER_TYPE
     start_time: int
     end_time: int
     duration: int
     state: str
     last_modification: int
     tasks: dict[str, int]
+    pending_operators: int = 0
+    """Of batch jobs: operators that are no tasks yet. Flink's clients refuse an answer without it."""
 
 
 class JobsOverview(Record):
@@ -132,6 +140,7 @@ class JobVertexDetails(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     id: HexId
+    slotSharingGroupId: HexId
     name: str
     maxParallelism: int
     parallelism: int
@@ -174,6 +183,8 @@ class JobDetails(BaseModel):
     name: str
     isStoppable: bool
     state: str
+    job_type: Annotated[str, Field(alias="job-type")] = JOB_TYPE
+    schedulerType: str = SCHEDULER_TYPE
     start_time: Annotated[int, Field(alias="start-time")]
     end_time: Annotated[int, Field(alias="end-time")]
     duration: int
@@ -183,6 +194,7 @@ class JobDetails(BaseModel):
     vertices: list[JobVertexDetails]
     status_counts: Annotated[dict[str, int], Field(alias="status-counts")]
     plan: Plan
+    pending_operators: Annotated[int, Field(alias="pending-operators")] = 0
 
 
 class JobStatus(Record):

@@ -152,14 +152,17 @@ class CheckpointStats:
         view = self._finished.get(checkpoint_id)
         if view is not None:
             self._finished[checkpoint_id] = replace(view, discarded=True)
-        latest = self._latest.get("completed")
-        if latest is not None and latest.checkpoint_id == checkpoint_id:
-            self._latest["completed"] = replace(latest, discarded=True)
+        for kind, latest in self._latest.items():
+            if latest.checkpoint_id == checkpoint_id:
+                self._latest[kind] = replace(latest, discarded=True)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
-        """One checkpoint of the history or in progress."""
+        """One checkpoint in progress, of the history, or the latest of its kind, however old that is."""
         tracked = self._in_progress.get(checkpoint_id)
-        return tracked.view("IN_PROGRESS") if tracked is not None else self._finished.get(checkpoint_id)
+        if tracked is not None:
+            return tracked.view("IN_PROGRESS")
+        known = (self._finished.get(checkpoint_id), *self._latest.values())
+        return next((view for view in known if view is not None and view.checkpoint_id == checkpoint_id), None)
 
     def view(self) -> CheckpointStatsView:
         running = [tracked.view("IN_PROGRESS") for tracked in self._in_progress.values()]

@@ -156,7 +156,7 @@ def trigger_savepoint(
         job_id,
         _target(body.target_directory),
         format_type=body.formatType or "CANONICAL",
-        cancel=body.cancel_job,
+        cancel=bool(body.cancel_job),
         trigger_id=body.triggerId,
     )
     return checkpoints_of.TriggerAccepted(request_id=request_id)

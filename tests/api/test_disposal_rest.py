@@ -89,7 +89,7 @@ def test_what_must_stay_is_told_as_the_cause(served: Served, tmp_path: Path) -> 
         found = ended(served, ask(served, path)["request-id"])
         cause = found["operation"]["failure-cause"]
         assert (cause["class"], bool(cause["stack-trace"])) == (kind, True), path
-        assert cause.keys() == {"class", "stack-trace"}
+        assert cause.keys() == {"class", "stack-trace", "serialized-throwable"}
     assert {folder: files_below(tmp_path / folder) for folder in before} == before
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from barriers.messages import AcknowledgeCheckpoint, CheckpointMetrics, FailureReason, SubtaskKey
+from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from coordinator import views
 from coordinator.events import CheckpointRequest
 from coordinator.stats import HISTORY_MAX, CheckpointStats
@@ -75,6 +75,26 @@ def test_id_that_failed_before_its_trigger_is_not_shown() -> None:
     stats = CheckpointStats()
     stats.failed(1, FailureReason.TRIGGER_FAILURE, "", 1)
     assert stats.view().counts.total == 0
+
+
+def test_the_latest_of_each_kind_is_found_by_its_id_when_the_history_has_forgotten_it() -> None:
+    """Flink's dashboard goes on from `latest.savepoint` to the details of that id."""
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(CheckpointKind.SAVEPOINT), TASKS, 1_000)
+    stats.completed(1, "/sp/savepoint-1", 1_030)
+    stats.triggered(2, CheckpointRequest(), TASKS, 1_000)
+    stats.failed(2, FailureReason.EXPIRED, "no acknowledgement in time", 1_100)
+    for number in range(3, HISTORY_MAX + 4):
+        complete(stats, number)
+    seen = stats.view()
+    assert min(view.checkpoint_id for view in seen.history) > 2
+    assert stats.checkpoint(1) == seen.latest_savepoint is not None
+    assert stats.checkpoint(2) == seen.latest_failed is not None
+    stats.dropped(1)
+    found = stats.checkpoint(1)
+    assert found is not None
+    assert found.discarded, "a stop-savepoint that its own job claimed and deleted"
+    assert stats.checkpoint(3) is None
 
 
 def test_history_is_bounded_and_counts_go_on() -> None:

@@ -1,0 +1,1 @@
+"""Flink's dialect of REST: what its clients read beyond plain JSON."""
