@@ -21,7 +21,7 @@ from api.metrics import CoordinatorCollector, HttpMetrics, MeasureRequests
 from api.routes import flink, health, jobs, snapshots, workers
 from api.settings import ServerSettings
 from api.snapshots.disposals import Disposals
-from api.snapshots.disposing import dispose_of
+from api.snapshots.disposing import dispose_confined
 from api.version import VERSION
 from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
@@ -60,7 +60,7 @@ def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
     )
     app.state.service = service
     app.state.settings = settings
-    app.state.disposals = Disposals(dispose_of)
+    app.state.disposals = Disposals(dispose_confined)
     app.state.registry = CollectorRegistry(auto_describe=False)
     app.state.registry.register(CoordinatorCollector(service))
     app.state.http_metrics = HttpMetrics(app.state.registry)

@@ -21,6 +21,7 @@ from coordinator.views import (
     ClusterView,
     JobOverviewView,
     JobView,
+    SavepointPlaces,
     TriggerView,
     VertexCheckpointView,
 )
@@ -163,6 +164,9 @@ class Coordinator(Protocol):
     def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView: ...
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
+
+    def savepoint_places(self) -> SavepointPlaces:
+        """Of every job that is led from here or on record here; of the newest 1,000 requests of each."""
 
     def cluster(self) -> ClusterView: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from barriers.jobgraph import JobConfig
 from barriers.messages import CheckpointKind
 from coordinator.execution import Execution
 from coordinator.jobmaster import JobMaster
@@ -14,6 +15,7 @@ from coordinator.views import (
     JobOverviewView,
     JobView,
     Quantiles,
+    SavepointPlaces,
 )
 
 
@@ -85,6 +87,21 @@ def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
         epoch=result.epoch,
         failure=result.cause or None,
     )
+
+
+def view_savepoint_places(master: JobMaster) -> SavepointPlaces:
+    return SavepointPlaces(_directories(master.setup.graph.config), master.triggers.savepoints())
+
+
+def view_recorded_savepoint_places(job: RecordedJob) -> SavepointPlaces:
+    decisions = [checkpoint.decision for checkpoint in job.checkpoints.values()]
+    folders = frozenset(decision.folder for decision in decisions if isinstance(decision, SavepointRecord))
+    record = job.newest_submission
+    return SavepointPlaces(_directories(record.graph.config) if record is not None else frozenset(), folders)
+
+
+def _directories(config: JobConfig) -> frozenset[str]:
+    return frozenset({config.savepoint_directory} if config.savepoint_directory else ())
 
 
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:

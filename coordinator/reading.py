@@ -11,7 +11,14 @@ from barriers.messages import RegisterWorker
 from coordinator.jobevents import Event, RegistrationReceived
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService, wall_clock_ms
-from coordinator.jobview import view_job, view_overview, view_recorded_checkpoints, view_recorded_job
+from coordinator.jobview import (
+    view_job,
+    view_overview,
+    view_recorded_checkpoints,
+    view_recorded_job,
+    view_recorded_savepoint_places,
+    view_savepoint_places,
+)
 from coordinator.publication import RecordedJob
 from coordinator.registry import JobRegistry
 from coordinator.views import (
@@ -21,6 +28,7 @@ from coordinator.views import (
     ClusterView,
     JobOverviewView,
     JobView,
+    SavepointPlaces,
     VertexCheckpointView,
 )
 from statebackends.errors import FencedError, NotFoundError, NotLeaderError, StorageUnavailableError
@@ -90,6 +98,17 @@ class ReadModels:
             return CheckpointConfigView(recorded.newest_submission.graph.config, self._storage_root)
         config = self._read(job_id, lambda master: master.setup.graph.config)
         return CheckpointConfigView(config, self._storage_root)
+
+    def savepoint_places(self) -> SavepointPlaces:
+        services = self._registry.services()
+        futures = [service.query(view_savepoint_places) for service in services]
+        known = {service.job_id for service in services}
+        places = [view_recorded_savepoint_places(job) for job in self._registry.recorded_jobs() if job.job_id not in known]
+        places += [self._wait_for(future) for future in futures]
+        return SavepointPlaces(
+            directories=frozenset().union(*(place.directories for place in places)),
+            folders=frozenset().union(*(place.folders for place in places)),
+        )
 
     def cluster(self) -> ClusterView:
         jobs = self.jobs()

@@ -52,6 +52,10 @@ class TriggerRegister:
         self._cancel_after.discard(view.trigger_id)
         return wanted and not failed
 
+    def savepoints(self) -> frozenset[str]:
+        """Folders of the savepoints that were taken."""
+        return frozenset(view.location for view in self._triggers.values() if view.kind.is_savepoint and view.location is not None)
+
     def _forget(self) -> None:
         for trigger_id in list(self._triggers):
             if len(self._triggers) <= TRIGGERS_MAX:

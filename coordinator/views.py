@@ -270,6 +270,15 @@ class TriggerView(msgspec.Struct, frozen=True):
     """A FailureReason value."""
 
 
+class SavepointPlaces(msgspec.Struct, frozen=True):
+    """Where savepoints of jobs lie, as the jobs' settings and records name it: nobody has looked whether they are there."""
+
+    directories: frozenset[str] = frozenset()
+    """`savepoint_directory` of jobs."""
+    folders: frozenset[str] = frozenset()
+    """Of single savepoints, wherever they were asked for."""
+
+
 class ClusterView(msgspec.Struct, frozen=True):
     """Numbers over all jobs."""
 

@@ -189,13 +189,14 @@ def stop(
     "/savepoint-disposal", status_code=202, openapi_extra=describe_model(checkpoints_of.SavepointDisposalRequest, required=True)
 )
 def dispose(
+    service: Service,
     directories: Directories,
     disposals: KnownDisposals,
     body: Annotated[checkpoints_of.SavepointDisposalRequest, Depends(body_of(checkpoints_of.SavepointDisposalRequest))],
 ) -> checkpoints_of.TriggerAccepted:
     """Begin to delete a savepoint. `savepoint-path`: a folder or its `_metadata`; a relative one is below the state directory."""
-    location = directories.confine(body.savepoint_path).removesuffix("/_metadata")
-    return checkpoints_of.TriggerAccepted(request_id=disposals.begin(directories.confine(location), body.triggerId))
+    location = directories.confine_savepoint(body.savepoint_path, service.savepoint_places)
+    return checkpoints_of.TriggerAccepted(request_id=disposals.begin(location, body.triggerId))
 
 
 @router.get("/savepoint-disposal/{triggerid}")

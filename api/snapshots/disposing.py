@@ -14,6 +14,13 @@ from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import run_flow
 
 
+def dispose_confined(folder: str) -> str:
+    """As `dispose_of`, of a place that was judged in its one form. Raises NotFoundError if a link has taken it since."""
+    if "://" not in folder and os.path.realpath(folder) != folder:
+        raise NotFoundError(f"{folder} is a link by now: it holds no snapshot of its own", path=folder)
+    return dispose_of(folder)
+
+
 def dispose_of(location: Location) -> str:
     """Delete the savepoint at a path or URL; where it was.
 

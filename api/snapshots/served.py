@@ -5,18 +5,23 @@ A path comes from whoever has a token. It is brought into its one form first, sy
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from coordinator.views import SavepointPlaces
 from statebackends.errors import InvalidConfigError
 from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.places import absolute_location
+from statebackends.storage import is_absolute_folder
 from statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 if TYPE_CHECKING:
     from api.snapshots.snapshot import Snapshot
 
 PATH_CHARACTERS_MAX = 4_096
+
+DIRECTORIES_NAMED_MAX = 10
+"""In the message that refuses a path."""
 
 
 class SnapshotDirectories:
@@ -25,6 +30,16 @@ class SnapshotDirectories:
     def __init__(self, directories: Iterable[str]) -> None:
         """The first one is the state directory; relative paths are below it."""
         self._directories = [_resolved(directory) for directory in directories]
+        self._folders: frozenset[str] = frozenset()
+        """Of single snapshots."""
+
+    def with_savepoints(self, places: SavepointPlaces) -> SnapshotDirectories:
+        """These, and where jobs have savepoints: below the directories that they name, but for the root, and single folders."""
+        wider = SnapshotDirectories(self._directories)
+        named = sorted(place for place in map(_resolved_place, places.directories) if place not in ("", "/"))
+        wider._directories += [directory for directory in named if directory not in wider._directories]
+        wider._folders = frozenset(map(_resolved_place, places.folders)) - {""}
+        return wider
 
     def open(self, path: str) -> Snapshot:
         """Raises InvalidConfigError for a path that leads out, also through a savepoint's pointer, or as `Snapshot` does."""
@@ -33,6 +48,19 @@ class SnapshotDirectories:
         snapshot = Snapshot(self._confined(path))
         self._confined(snapshot.location)
         return snapshot
+
+    def confine_savepoint(self, path: str, places: Callable[[], SavepointPlaces]) -> str:
+        """The folder of a savepoint in its one form. `places`: asked where no directory that is shown holds it.
+
+        Raises InvalidConfigError unless it lies where snapshots are shown or jobs have savepoints."""
+        try:
+            return self._folder(path)
+        except InvalidConfigError:
+            return self.with_savepoints(places())._folder(path)
+
+    def _folder(self, path: str) -> str:
+        """Of a snapshot, or the one that its `_metadata` is in. That has to be confined in its turn: a directory is no snapshot."""
+        return self._confined(self._confined(path).removesuffix(f"/{METADATA_NAME}"))
 
     def _confined(self, path: str) -> str:
         """As `confine`, of the snapshot's folder and of the file in it: that may be a link, too."""
@@ -48,13 +76,26 @@ class SnapshotDirectories:
         if "://" not in path and not path.startswith(("/", "file:")):
             path = f"{self._directories[0]}/{path}"
         resolved = _resolved(path)
-        if not any(resolved.startswith(f"{directory.rstrip('/')}/") for directory in self._directories):
+        inside = any(resolved.startswith(f"{directory.rstrip('/')}/") for directory in self._directories)
+        if not inside and resolved.removesuffix(f"/{METADATA_NAME}") not in self._folders:
+            named = ", ".join(self._directories[:DIRECTORIES_NAMED_MAX])
+            more = ", ..." if len(self._directories) > DIRECTORIES_NAMED_MAX else ""
             raise InvalidConfigError(
-                f"{path!r} lies in none of the directories whose snapshots are shown: {', '.join(self._directories)} "
-                "(HOLDFAST_SNAPSHOT_DIRS)",
+                f"{path!r} lies in none of the directories whose snapshots are shown: {named}{more} (HOLDFAST_SNAPSHOT_DIRS)",
                 path=path,
             )
         return resolved
+
+
+def _resolved_place(location: str) -> str:
+    """As `_resolved`, of what a job names; empty for what is no absolute place, where no savepoint is."""
+    path = location.partition("://")[2] or location
+    if not is_absolute_folder(location) or any(name in (".", "..") for name in path.split("/")):
+        return ""
+    try:
+        return _resolved(location)
+    except InvalidConfigError:
+        return ""
 
 
 def _resolved(location: str) -> str:

@@ -52,6 +52,7 @@ from coordinator.views import (
     JobView,
     Quantiles,
     RestoredView,
+    SavepointPlaces,
     SubtaskCheckpointView,
     SubtaskView,
     TriggerView,
@@ -208,6 +209,7 @@ class FakeCoordinator:
     subscriptions: list[FakeSubscription] = field(default_factory=list)
     overviews: tuple[JobOverviewView, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
+    places: SavepointPlaces = field(default_factory=SavepointPlaces)
 
     def reset(self) -> None:
         """As new."""
@@ -331,6 +333,9 @@ class FakeCoordinator:
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)
         return CheckpointConfigView(JobConfig(checkpoint_interval_ms=1_000), self.directory)
+
+    def savepoint_places(self) -> SavepointPlaces:
+        return self.places
 
     def cluster(self) -> ClusterView:
         return ClusterView(2, 1, 1, 0, 0, 0, 1)

@@ -12,8 +12,10 @@ import pytest
 
 from api.snapshots import disposals
 from api.snapshots.disposals import Disposal, Disposals
+from api.snapshots.disposing import dispose_confined
 from barriers.headers import ERROR_HEADER
 from coordinator.records import JobPaths, OwnerRecord, encode_record
+from coordinator.views import SavepointPlaces
 from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent
@@ -123,6 +125,72 @@ def test_no_path_leads_out_and_bad_requests_are_refused(served: Served, tmp_path
     assert served.json("GET", f"/v1/savepoint-disposal/{OTHER}", status=404)["errors"]
     assert served.request("GET", "/v1/savepoint-disposal/short").status == 400
     assert served.request("POST", "/v1/savepoint-disposal", {"savepoint-path": "a"}, token="another-token-of-length").status == 401
+
+
+@pytest.fixture
+def anywhere(tmp_path: Path) -> tuple[FakeCoordinator, Path]:
+    """A coordinator with a job whose savepoints go to a directory that is not shown, and a savepoint in there."""
+    written = write(tmp_path, "savepoint-7", SOME, canonical=True, storage=LocalStorage(tmp_path / "jobs-own"))
+    return FakeCoordinator(), Path(written.location)
+
+
+@pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "{folder}/_metadata", "{folder}/"])
+def test_a_savepoint_in_a_directory_of_a_job_is_deleted(anywhere: tuple[FakeCoordinator, Path], tmp_path: Path, form: str) -> None:
+    coordinator, folder = anywhere
+    with serving(coordinator, tmp_path / "state") as served:
+        ask(served, form.format(folder=folder), status=400)
+        coordinator.places = SavepointPlaces(directories=frozenset({"/elsewhere", f"file://{folder.parent}/"}))
+        assert ended(served, ask(served, form.format(folder=folder))["request-id"])["operation"] == {}
+    assert not folder.exists()
+
+
+def test_a_savepoint_on_record_is_deleted_and_none_beside_it(anywhere: tuple[FakeCoordinator, Path], tmp_path: Path) -> None:
+    coordinator, folder = anywhere
+    beside = write(tmp_path, "savepoint-8", SOME, canonical=True, storage=LocalStorage(folder.parent)).location
+    coordinator.places = SavepointPlaces(folders=frozenset({str(folder)}))
+    with serving(coordinator, tmp_path / "state") as served:
+        for path in (beside, f"{folder}/../savepoint-8", folder.parent, f"{folder}/inner", f"{folder}8"):
+            ask(served, path, status=400)
+        assert ended(served, ask(served, folder)["request-id"])["operation"] == {}
+    assert not folder.exists()
+    assert (Path(beside) / "_metadata").exists()
+
+
+def test_what_a_job_names_opens_no_way_out(anywhere: tuple[FakeCoordinator, Path], tmp_path: Path) -> None:
+    """A setting comes from whoever submits a job: no root, nothing relative, and links are followed before it is judged."""
+    coordinator, folder = anywhere
+    named = tmp_path / "named"
+    named.mkdir()
+    (named / "link").symlink_to(folder)
+    (named / "inner").mkdir()
+    (named / "inner" / "_metadata").symlink_to(folder / "_metadata")
+    (named / "_metadata").write_bytes((folder / "_metadata").read_bytes())
+    places = ("/", "file:///", ".", "..", f"{named}/../jobs-own", "ftp://x/y", "s3://", "http://[", "a\0b", str(named))
+    coordinator.places = SavepointPlaces(directories=frozenset(places))
+    before = {place: files_below(place) for place in (folder, named)}
+    with serving(coordinator, tmp_path / "state") as served:
+        for path in (
+            folder,
+            f"{named}/../jobs-own/savepoint-7",
+            named / "link",
+            named / "inner",
+            named,
+            f"{named}/_metadata",
+            f"file://{named}/%2e%2e/jobs-own/savepoint-7",
+            "../jobs-own/savepoint-7",
+        ):
+            assert "lies in none of the directories" in ask(served, path, status=400)["errors"][0], path
+    assert {place: files_below(place) for place in before} == before
+
+
+def test_a_place_that_a_link_has_taken_since_it_was_judged_is_left_alone(anywhere: tuple[FakeCoordinator, Path]) -> None:
+    _, folder = anywhere
+    judged = folder.with_name("judged")
+    judged.symlink_to(folder)
+    with pytest.raises(NotFoundError, match="is a link by now"):
+        dispose_confined(str(judged))
+    assert (folder / "_metadata").exists()
+    assert dispose_confined(str(folder)) == str(folder)
 
 
 def test_openapi_describes_it(served: Served) -> None:

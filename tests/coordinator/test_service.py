@@ -13,6 +13,7 @@ from barriers.jobgraph import ClaimMode
 from barriers.messages import AckStatus, Heartbeat, TaskState
 from coordinator.config import ServiceConfig
 from coordinator.service import CoordinatorService
+from coordinator.views import SavepointPlaces
 from statebackends.errors import (
     BackendMismatchError,
     FencedError,
@@ -297,6 +298,32 @@ def test_savepoint_is_kept_outside_and_releases_nothing(open_service: Open, tmp_
     shown = service.checkpoints(crew.job_id).latest_savepoint
     assert shown is not None
     assert shown.savepoint_format == "CANONICAL"
+
+
+def test_places_of_savepoints_are_known_of_jobs_that_are_led_and_of_jobs_on_record(open_service: Open, tmp_path: Path) -> None:
+    """Whoever disposes of savepoints over REST finds them by these, also after a restart and when the job has ended."""
+    service = open_service()
+    assert service.savepoint_places() == SavepointPlaces()
+    crew = running(service, savepoint_directory=str(tmp_path / "own"))
+    finished(crew, service.request_savepoint(crew.job_id, str(tmp_path / "once"), trigger_id="5" * 32))
+    finished(crew, service.request_checkpoint(crew.job_id, "c" * 32))
+    (tmp_path / "file").write_text("in the way")
+    finished(crew, service.request_savepoint(crew.job_id, str(tmp_path / "file"), trigger_id="6" * 32))
+    (folder,) = (tmp_path / "once").glob("savepoint-*")
+    expected = SavepointPlaces(frozenset({str(tmp_path / "own")}), frozenset({str(folder)}))
+    assert service.savepoint_places() == expected
+    service.close()
+    again = open_service()
+    assert again.savepoint_places() == expected
+    crew.service = again
+    for worker in crew.workers:
+        worker.service = again
+        worker.register()
+    again.cancel(crew.job_id)
+    crew.until_state("CANCELED")
+    assert again.savepoint_places() == expected
+    again.close()
+    assert open_service().savepoint_places() == expected
 
 
 def test_a_trigger_id_is_that_of_one_request(open_service: Open, tmp_path: Path) -> None:
