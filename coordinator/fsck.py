@@ -39,6 +39,7 @@ from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata_file, verify_file, verify_snapshot
+from statebackends.snapshots.external import ExternalReport, UncheckedFile, check_external
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -93,6 +94,8 @@ class FsckReport:
     deleted: tuple[OwnedFile, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     """Jobs with orphans that a repair left alone, and why."""
+    unchecked: tuple[UncheckedFile, ...] = ()
+    """Files outside the state directory that retained checkpoints need, and that could not be asked for; only with checksums."""
 
     @property
     def is_clean(self) -> bool:
@@ -128,8 +131,13 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
     if request.job_id is None:
         files[""] = assign_directory(directory.files, directory.savepoints, directory.targets, ages)
     problems: list[SnapshotProblem] = []
+    unchecked: list[UncheckedFile] = []
     for evidence in chosen:
         problems += yield from _find_problems(evidence, checksums=request.checksums)
+        if request.checksums:
+            external = yield from _check_external(evidence)
+            problems += external.problems
+            unchecked += external.unchecked
     deleted: list[OwnedFile] = []
     refused: dict[str, str] = {}
     if request.repair:
@@ -150,6 +158,7 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
         damaged_jobs={evidence.job_id: evidence.damage for evidence in chosen if evidence.job is None},
         deleted=tuple(sorted(deleted, key=lambda file: file.path)),
         refused=refused,
+        unchecked=tuple(unchecked),
     )
 
 
@@ -313,6 +322,26 @@ def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[Snaps
             continue  # it was dropped meanwhile
         problems += found
     return problems
+
+
+def _check_external(evidence: JobEvidence) -> Flow[ExternalReport]:
+    """Files outside the folders of a job's retained checkpoints, each once however many checkpoints name it."""
+    paths = JobPaths(evidence.job_id)
+    named = {number: metadata.external for number, metadata in evidence.snapshots.items() if metadata.external}
+    while True:
+        report = yield from check_external(entry for number in sorted(named) for entry in named[number])
+        if not report.problems:
+            return report
+        claims: list[int | None] = yield from _together([_size(paths.claim(number)) for number in named])
+        standing = {number: named[number] for number, size in zip(named, claims, strict=True) if size is not None}
+        if len(standing) == len(named):
+            return report
+        named = standing  # the others were dropped meanwhile, and with them the need for what they name
+
+
+def _size(path: str) -> Flow[int | None]:
+    size: int | None = yield StatFile(path)
+    return size
 
 
 def _path_of(folder: str, path: str) -> str:

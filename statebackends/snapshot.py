@@ -175,7 +175,7 @@ def read_metadata_file(path: str) -> Flow[bytes]:
 
 
 def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:
-    """Every file that is missing, of the wrong length or with the wrong checksum; empty means that a restore can start.
+    """Every file that is missing, of the wrong length or with the wrong checksum; external ones are not looked at.
 
     checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once, and tables have
     to begin and end as those of their format do."""
@@ -196,9 +196,6 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                     looks.append(verify_file(handle, folder, operator.uid, subtask, table_format, checksums=checksums))
                     sizes.append(min(handle.length, VERIFY_BYTES) if checksums else 0)
     problems += yield InParallel(looks, sizes)
-    for path in metadata.external:
-        if not (yield from external_exists(path)):
-            problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))
     return [problem for problem in problems if problem is not None]
 
 

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"], responses=ERRORS)
 VERIFICATIONS_MAX = 2
 """At a time: each reads every byte of a snapshot."""
 PROBLEMS_MAX = 1_000
-"""In one answer; their number is told."""
+"""In one answer, and as many files that were not checked; the number of each is told."""
 
 _verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
 
@@ -46,4 +46,10 @@ def verify(
     finally:
         _verifying.release()
     document = describe_verified(snapshot, report)
-    return {**document, "problems": document["problems"][:PROBLEMS_MAX], "problem_count": len(report.problems)}
+    return {
+        **document,
+        "problems": document["problems"][:PROBLEMS_MAX],
+        "problem_count": len(report.problems),
+        "unchecked": document["unchecked"][:PROBLEMS_MAX],
+        "unchecked_count": len(report.unchecked),
+    }

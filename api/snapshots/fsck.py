@@ -12,6 +12,7 @@ from api.leading import without_coordinator
 from api.settings import state_url
 from coordinator.fsck import FsckReport, FsckRequest, check_directory
 from coordinator.records import DIRECTORY_FILE, derive_job_id, is_job_id
+from coordinator.routing import RoutedStorage
 from statebackends.errors import InvalidConfigError, NotFoundError
 from statebackends.snapshots.places import Location
 from statebackends.storage.locations import open_storage
@@ -49,7 +50,7 @@ def fsck(
                 else f"coordinators on other machines can't be seen from here, and {url} says nothing of them"
             )
         request = FsckRequest(job_id, safety_age_ms, checksums, repair, doubt, uuid.uuid4().hex)
-        return run_flow(check_directory(request, storage.root, int(time.time() * 1_000)), storage)
+        return run_flow(check_directory(request, storage.root, int(time.time() * 1_000)), RoutedStorage(storage))
 
 
 def _find_job(storage: Storage, job: str | None) -> str | None:

@@ -39,7 +39,7 @@ def fsck(
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job: its id or its name.")] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Delete what nothing owns and is older than the safety age.")] = False,
     safety_age: Annotated[str, typer.Option("--safety-age", help="Younger files are left alone: 90s, 30m, 1h.")] = "1h",
-    checksums: Annotated[bool, typer.Option("--checksums", help="Read every file of the retained checkpoints.")] = False,
+    checksums: Annotated[bool, typer.Option("--checksums", help="Read every file that retained checkpoints need.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Whose every file of a state directory is, what nothing owns, and what it adds up to; exit code 1 if something is wrong."""
@@ -71,6 +71,10 @@ def _show(report: FsckReport) -> None:
         console.show_line(f"job {job_id}: {damage}")
     for problem in report.problems:
         console.show_line(str(problem))
+    for each in report.unchecked[:FILES_SHOWN_MAX]:
+        console.show_line(f"not checked: {each}")
+    if len(report.unchecked) > FILES_SHOWN_MAX:
+        console.show_line(f"not checked: {len(report.unchecked) - FILES_SHOWN_MAX} more; --json lists all")
     _show_files("orphan", report.orphans)
     _show_files("too young to be an orphan", report.young)
     _show_files("unknown", report.unknown)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from api.snapshots.frames import change_of
 from api.snapshots.opening import open_snapshot, target_of
 from api.staterows import Row, rows_of
+from coordinator.routing import RoutedStorage
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import SnapshotMetadata
@@ -140,8 +141,10 @@ class Snapshot:
             yield from rows_of(reader, stored)
 
     def verify(self) -> VerifyReport:
-        """Check length and checksum of every file; never raises for what is wrong with one."""
-        return run_flow(verify_files(self._stored), self._stored.storage)
+        """Check length and checksum of every file; never raises for what is wrong with one.
+
+        Files outside its folder are asked of the storage that their path names."""
+        return run_flow(verify_files(self._stored), RoutedStorage(self._stored.storage))
 
     def diff(self, other: Snapshot, *, uid: str | None = None, state: str | None = None, keys_max: int = 10) -> SnapshotDiff:
         """What changed from this snapshot to another, at any parallelism and backend.

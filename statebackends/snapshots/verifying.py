@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from statebackends.errors import CorruptStateError, StorageUnavailableError
 from statebackends.handles import FileHandle
-from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, external_exists, file_problem, formatted_files
+from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem, formatted_files
 from statebackends.snapshots.contents import StoredSnapshot
+from statebackends.snapshots.external import UncheckedFile, check_external
 from statebackends.storage.operations import Flow, InParallel
 
 T = TypeVar("T")
@@ -29,8 +30,9 @@ class VerifyReport:
     size: int
     """Bytes of state that the snapshot names in them."""
     problems: tuple[SnapshotProblem, ...]
-    unchecked: tuple[str, ...]
-    """Files outside a savepoint's folder: where its job's state directory is can't be known."""
+    unchecked: tuple[UncheckedFile, ...]
+    """Files outside the snapshot's folder that could not be asked for, such as those that a savepoint names relative to the state
+    directory of its job: where that is can't be known."""
 
     @property
     def is_sound(self) -> bool:
@@ -42,7 +44,10 @@ def _ignore(problem: SnapshotProblem) -> None:
 
 
 def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], None] = _ignore) -> Flow[VerifyReport]:
-    """Reads all files, several at one time, in pieces of 2 MiB; `found` hears of each problem soon, in their order."""
+    """Reads all files, several at one time, in pieces of 2 MiB; `found` hears of each problem soon, in their order.
+
+    To be run on the snapshot's storage, or on one that goes where an absolute path points, too: else what lies elsewhere is
+    unchecked."""
     problems: list[SnapshotProblem] = []
     seen: dict[tuple[FileHandle, str], tuple[str, int]] = {}
     """With the first operator and subtask that names it."""
@@ -61,15 +66,12 @@ def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], No
         sizes = [min(max(handle.length, 0), VERIFY_BYTES) for (handle, _), _ in batch]
         for problem in (yield InParallel(looks, sizes)):
             note(problem)
-    external, unchecked = snapshot.metadata.external, ()
-    if snapshot.is_self_contained:
-        external, unchecked = (), external
-    for entry in external:
-        if not (yield from external_exists(entry)):
-            note(SnapshotProblem(ProblemKind.MISSING, "", -1, entry, "the external file is missing"))
+    external = yield from check_external(snapshot.metadata.external, relative=not snapshot.is_self_contained)
+    for problem in external.problems:
+        note(problem)
     handles = {handle for handle, _ in seen}
     paths = {handle.path for handle in handles}
-    return VerifyReport(1 + len(paths), sum(handle.length for handle in handles), tuple(problems), unchecked)
+    return VerifyReport(1 + len(paths), sum(handle.length for handle in handles), tuple(problems), external.unchecked)
 
 
 def _batches(places: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -267,7 +267,10 @@ def test_verify_of_a_damaged_metadata(savepoint: Path) -> None:
 def test_verify_names_what_it_could_not_check(savepoint: Path) -> None:
     metadata = msgspec.structs.replace(hf.Snapshot(savepoint).metadata, external=("job/sources/x",))
     (savepoint / "_metadata").write_bytes(encode_metadata(metadata))
-    assert run("verify", savepoint).splitlines()[-1] == "not checked: 1 files outside its folder, the first: job/sources/x"
+    assert run("verify", savepoint).splitlines()[-1] == (
+        "not checked: 1 files outside its folder, the first: job/sources/x: "
+        "relative to the state directory of its job, which a savepoint does not name"
+    )
 
 
 def test_diff_has_the_exit_codes_of_diff(savepoint: Path, checkpoint: Path, tmp_path: Path) -> None:

@@ -125,13 +125,6 @@ def test_damaged_file_is_refused_naming_file_and_operator(storage: LocalStorage,
     assert len(quick) == (0 if kind is ProblemKind.CHECKSUM else 1)
 
 
-def test_missing_external_file_is_a_problem(storage: LocalStorage) -> None:
-    metadata = snapshot_of(InlineHandle(b""), external=("job/sources/s/manifest",))
-    assert [p.path for p in run_flow(verify_snapshot(metadata, "job/chk-1"), storage)] == ["job/sources/s/manifest"]
-    storage.execute(WriteFile("job/sources/s/manifest", [b"x"]))
-    assert run_flow(verify_snapshot(metadata, "job/chk-1"), storage) == []
-
-
 def test_large_files_are_verified_in_pieces(storage: LocalStorage) -> None:
     data = os.urandom(9 << 20)
     handle = run_flow(write_part(data, "big", target()), storage)
