@@ -6,7 +6,7 @@ SEEDS ?= 2000
 # Processes that `make test` runs tests in; some start a Spark session and workers of their own.
 TEST_PROCESSES ?= 2
 
-.PHONY: help setup demo test check bench chaos lock clean
+.PHONY: help setup demo test check bench chaos compat lock clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
 	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark; property tests with more examples'
+	@echo 'make compat  Flink 2.3: its command line and its classes against a coordinator (fetches 330 MB the first time)'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -41,6 +42,10 @@ chaos: setup
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
 	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		tests/api tests/barriers tests/statebackends tests/coordinator tests/operators tests/scenarios tests/simulation/test_determinism.py
+
+compat: setup
+	@scripts/setup --flink
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m compat tests/compat $(ARGS)
 
 lock:
 	@scripts/setup --no-java
