@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
 from coordinator.leadership import check_leadership
 from coordinator.owners import (
     FSCK_FOLDER,
@@ -39,7 +37,7 @@ from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata_file, verify_file, verify_snapshot
-from statebackends.snapshots.external import ExternalReport, UncheckedFile, check_external
+from statebackends.snapshots.external import INPUT_VERSION, ExternalReport, UncheckedFile, check_external, decode_input
 from statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
@@ -274,25 +272,10 @@ def _read_whole(paths: JobPaths) -> Flow[RecordedJob]:
     return (yield from read_job(paths))
 
 
-class _InputFile(msgspec.Struct):
-    name: str
-
-
-class _Input(msgspec.Struct):
-    """As much of an input's manifest as says which files it names."""
-
-    files: tuple[_InputFile, ...]
-    version: int
-
-
-INPUT_VERSION = 1
-"""Highest version of an input's manifest that this code understands."""
-
-
 def _decode_input(content: bytes, path: str) -> frozenset[str] | None:
     folder = path.rpartition("/")[0]
     try:
-        manifest = msgspec.json.decode(content, type=_Input)
+        manifest = decode_input(content)
     except UNDECODABLE:
         return None
     return frozenset(f"{folder}/{file.name}" for file in manifest.files) if manifest.version <= INPUT_VERSION else None

@@ -26,6 +26,7 @@ from statebackends.tableends import FileEnds, wrong_format
 T = TypeVar("T")
 
 FILES_AT_ONCE = 64
+"""Looked at before what was found of them is told."""
 INPUT_VERSION = 1
 """Highest version of an input's manifest that this code understands."""
 
@@ -52,17 +53,23 @@ class ExternalReport:
     unchecked: tuple[UncheckedFile, ...]
 
 
-class _InputFile(msgspec.Struct, frozen=True):
+class InputFile(msgspec.Struct, frozen=True):
     name: str
+    """Relative to the manifest's folder."""
     length: int
     checksum: str
 
 
-class _Input(msgspec.Struct, frozen=True):
+class InputFiles(msgspec.Struct, frozen=True):
     """As much of an input's manifest as says what its files are."""
 
-    files: tuple[_InputFile, ...]
+    files: tuple[InputFile, ...]
     version: int
+
+
+def decode_input(content: bytes) -> InputFiles:
+    """Of a version that may be newer than INPUT_VERSION. Raises one of UNDECODABLE."""
+    return msgspec.json.decode(content, type=InputFiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ def check_external(entries: Iterable[str], *, relative: bool = True) -> Flow[Ext
     """Look at each entry, several at one time. `relative`: paths that are not absolute can be looked up."""
     problems: list[SnapshotProblem] = []
     unchecked: list[UncheckedFile] = []
-    for batch in _batches(list(dict.fromkeys(entries))):
+    for batch in batches(list(dict.fromkeys(entries))):
         looks: list[_Look] = yield InParallel([_look(entry, relative=relative) for entry in batch], [0] * len(batch))
         for look in looks:
             found = (yield from _check_input(look)) if isinstance(look, _Found) else [look]
@@ -90,7 +97,7 @@ def check_external(entries: Iterable[str], *, relative: bool = True) -> Flow[Ext
     return ExternalReport(tuple(problems), tuple(unchecked))
 
 
-def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + FILES_AT_ONCE] for start in range(0, len(items), FILES_AT_ONCE))
 
 
@@ -130,7 +137,7 @@ def _check_input(found: _Found) -> Flow[list[SnapshotProblem | UncheckedFile]]:
     if _INPUT.fullmatch(found.path) is None:
         return []
     try:
-        manifest = msgspec.json.decode((yield from read_whole(found.path)), type=_Input)
+        manifest = decode_input((yield from read_whole(found.path)))
     except StorageUnavailableError as error:
         return [UncheckedFile(found.entry, error.message)]
     except ObjectMissingError:
@@ -142,7 +149,7 @@ def _check_input(found: _Found) -> Flow[list[SnapshotProblem | UncheckedFile]]:
         return [UncheckedFile(found.entry, reason)]
     folder = found.path.rpartition("/")[0]
     results: list[SnapshotProblem | UncheckedFile] = []
-    for batch in _batches(manifest.files):
+    for batch in batches(manifest.files):
         handles = [FileHandle(file.name, file.length, file.checksum) for file in batch]
         sizes = [min(max(handle.length, 0), VERIFY_BYTES) for handle in handles]
         answers = yield InParallel([_check_file(handle, folder) for handle in handles], sizes)

@@ -4,21 +4,15 @@ A file that can't be read is a problem like a damaged one; the others are still 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from statebackends.errors import CorruptStateError, StorageUnavailableError
 from statebackends.handles import FileHandle
 from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem, formatted_files
 from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.external import UncheckedFile, check_external
+from statebackends.snapshots.external import UncheckedFile, batches, check_external
 from statebackends.storage.operations import Flow, InParallel
-
-T = TypeVar("T")
-
-FILES_AT_ONCE = 64
-"""Looked at before what was found of them is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], No
             problems.append(problem)
             found(problem)
 
-    for batch in _batches(list(seen.items())):
+    for batch in batches(list(seen.items())):
         looks = [_check(snapshot, handle, table_format, *owner) for (handle, table_format), owner in batch]
         sizes = [min(max(handle.length, 0), VERIFY_BYTES) for (handle, _), _ in batch]
         for problem in (yield InParallel(looks, sizes)):
@@ -72,10 +66,6 @@ def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], No
     handles = {handle for handle, _ in seen}
     paths = {handle.path for handle in handles}
     return VerifyReport(1 + len(paths), sum(handle.length for handle in handles), tuple(problems), external.unchecked)
-
-
-def _batches(places: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (places[start : start + FILES_AT_ONCE] for start in range(0, len(places), FILES_AT_ONCE))
 
 
 def _check(
