@@ -16,6 +16,7 @@ from api.snapshots.served import SnapshotDirectories
 from barriers.headers import ERROR_HEADER
 from barriers.messages import CheckpointKind
 from coordinator.records import SavepointRecord, encode_record
+from coordinator.views import SavepointPlaces
 from statebackends.errors import InvalidConfigError
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import PutIfAbsent
@@ -129,6 +130,18 @@ def test_s3_prefixes_are_compared_by_whole_names() -> None:
     for path in ("s3://bucket/statement/a", "s3://bucket/state/../a", "s3://bucket/state", "s3://other/state/a", "../a", "/data/a"):
         with pytest.raises(InvalidConfigError):
             directories.confine(path)
+
+
+def test_places_of_savepoints_on_s3_are_those_of_jobs_alone() -> None:
+    shown = SnapshotDirectories(("s3://bucket/state",))
+    places = SavepointPlaces(frozenset({"s3://bucket/own/", "s3://bucket/../x", "s3://"}), frozenset({"s3://other/once/savepoint-1"}))
+    for path in ("s3://bucket/own/savepoint-1", "s3://bucket/own/savepoint-1/_metadata", "s3://other/once/savepoint-1/_metadata"):
+        with pytest.raises(InvalidConfigError):
+            shown.confine(path)
+        assert shown.confine_savepoint(path, lambda: places) == path.removesuffix("/_metadata")
+    for path in ("s3://bucket/owner/a", "s3://bucket/own", "s3://bucket/own/../a", "s3://other/once/savepoint-2", "s3://other/once"):
+        with pytest.raises(InvalidConfigError):
+            shown.confine_savepoint(path, lambda: places)
 
 
 def test_verifications_are_bounded(shown: Served, savepoint: Path) -> None:
