@@ -80,7 +80,13 @@ def test_refused_access_is_told_at_once_by_every_operation(
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(507, "InsufficientStorage"), (507, "XMinioStorageFull"), (507, "Anything"), (403, "QuotaExceeded"), (503, "InsufficientCapacity")],
+    [
+        (507, "InsufficientStorage"),
+        (507, "XMinioStorageFull"),
+        (507, "Anything"),
+        (403, "QuotaExceeded"),
+        (503, "InsufficientCapacity"),
+    ],
 )
 def test_a_full_store_is_told_by_its_name_and_not_asked_again(
     storage: S3Storage, server: S3Server, clock: SimClock, status: int, code: str
