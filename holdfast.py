@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from statebackends.errors import GraphError as GraphError
     from statebackends.errors import HoldfastError as HoldfastError
     from statebackends.errors import IncompatibleStateError as IncompatibleStateError
+    from statebackends.errors import InputOutputError as InputOutputError
     from statebackends.errors import InvalidConfigError as InvalidConfigError
     from statebackends.errors import InvalidKeyError as InvalidKeyError
     from statebackends.errors import InvariantError as InvariantError
@@ -60,8 +61,10 @@ if TYPE_CHECKING:
     from statebackends.errors import MaxParallelismError as MaxParallelismError
     from statebackends.errors import NotEnoughSlotsError as NotEnoughSlotsError
     from statebackends.errors import NotFoundError as NotFoundError
+    from statebackends.errors import OutOfSpaceError as OutOfSpaceError
     from statebackends.errors import OutputMayRepeatError as OutputMayRepeatError
     from statebackends.errors import PackageShadowedError as PackageShadowedError
+    from statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from statebackends.errors import RestoreError as RestoreError
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateBackendError as StateBackendError
@@ -70,6 +73,7 @@ if TYPE_CHECKING:
     from statebackends.errors import StorageAccessError as StorageAccessError
     from statebackends.errors import StorageThrottledError as StorageThrottledError
     from statebackends.errors import StorageUnavailableError as StorageUnavailableError
+    from statebackends.errors import TooManyFilesError as TooManyFilesError
     from statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from statebackends.errors import UndeclaredStateError as UndeclaredStateError
     from statebackends.errors import UnknownColumnError as UnknownColumnError
@@ -126,6 +130,7 @@ _EXPORTS = {
         "GraphError",
         "HoldfastError",
         "IncompatibleStateError",
+        "InputOutputError",
         "InvalidConfigError",
         "InvalidKeyError",
         "InvariantError",
@@ -134,8 +139,10 @@ _EXPORTS = {
         "MaxParallelismError",
         "NotEnoughSlotsError",
         "NotFoundError",
+        "OutOfSpaceError",
         "OutputMayRepeatError",
         "PackageShadowedError",
+        "PermissionDeniedError",
         "RestoreError",
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
@@ -144,6 +151,7 @@ _EXPORTS = {
         "StorageAccessError",
         "StorageThrottledError",
         "StorageUnavailableError",
+        "TooManyFilesError",
         "UnclaimedStateError",
         "UndeclaredStateError",
         "UnknownColumnError",

@@ -10,6 +10,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +23,7 @@ from chaos.datanet import DataNetwork
 from chaos.driver import DriverHost, Order
 from chaos.faults import Fault
 from chaos.injector import Injector
-from chaos.localdisk import damage_copies
+from chaos.localdisk import damage_copies, limited_disk
 from chaos.observations import Lifecycle, Observation, StoreView
 from chaos.processes import Kernel, Process
 from chaos.scenario import Scenario
@@ -114,8 +115,9 @@ class Cluster:
         self.local_directory = ""
         self.keeps_copies = False
         """Workers keep copies of their state on their own disk."""
-        self._damages = any(fault.kind == "damage_copies" for fault in plan)
-        self._local: tempfile.TemporaryDirectory[str] | None = None
+        self._damages = any(fault.kind in ("damage_copies", "local_disk_full") for fault in plan)
+        self._fills = any(fault.kind == "local_disk_full" for fault in plan)
+        self._local = ExitStack()
 
     # ------------------------------------------------------------------------------------------------ as checkers see it
 
@@ -173,8 +175,10 @@ class Cluster:
         self.kernel.opaque = self.kernel.opaque or is_opaque
         self.keeps_copies = self._damages or (is_opaque and self.streams.of("copies").random() < COPIES_SHARE)
         if is_opaque or self.keeps_copies:
-            self._local = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
-            self.local_directory = self._local.name
+            folder = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
+            self.local_directory = self._local.enter_context(folder)
+            if self._fills:
+                self._local.enter_context(limited_disk(self.injector.is_local_disk_full))
 
     def job_plan(self, parallelism: int | None, *, allow_output_repeat: bool = False) -> JobPlan:
         """The job at a parallelism, or its own."""
@@ -208,8 +212,7 @@ class Cluster:
         """Release what is real: local folders of RocksDB."""
         for held in self.held.values():
             held.host.dispose()
-        if self._local is not None:
-            self._local.cleanup()
+        self._local.close()
 
     def _process(self, role: str, label: str = "") -> Process:
         name = label or role

@@ -108,6 +108,9 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("kill_recovering", "whoever recovers dies during it", "worker or coordinator"),
         FaultKind("damage_copies", "a worker dies, and the copies of state on its host's disk are damaged or gone", _WORKER),
         FaultKind(
+            "local_disk_full", "a worker dies, and the disk of its host takes nothing for a while", _WORKER, lasts=True
+        ),
+        FaultKind(
             "pause_worker", "a worker stands still and comes back", _WORKER, "1: its driver replaces it meanwhile", lasts=True
         ),
         FaultKind("pause_coordinator", "the coordinator stands still for a while", "", lasts=True),
@@ -141,7 +144,15 @@ KINDS: dict[str, FaultKind] = {
 }
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "crashes": ("kill_worker", "kill_coordinator", "kill_driver", "kill_all", "kill_recovering", "damage_copies"),
+    "crashes": (
+        "kill_worker",
+        "kill_coordinator",
+        "kill_driver",
+        "kill_all",
+        "kill_recovering",
+        "damage_copies",
+        "local_disk_full",
+    ),
     "zombies": ("pause_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
     "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream"),
     "data": ("cut_link", "slow_link"),

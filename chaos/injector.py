@@ -118,6 +118,8 @@ class Injector:
         elif KINDS[fault.kind].lasts and fault.kind not in ("pause_worker", "pause_coordinator", *_TAKEOVERS):
             window = _Window(index, fault, self.kernel.streams.of(f"fault/{fault.label}"), self.kernel.now_ms + fault.duration_ms)
             self._windows.setdefault(fault.kind, []).append(window)
+            if fault.kind == "local_disk_full":
+                self.hands.strike(fault, process)
         elif self.hands.strike(fault, process):
             self._count(index, fault)
 
@@ -194,6 +196,10 @@ class Injector:
                     fraction = window.random.random()
                     return StoreDecision(outcome, fraction=fraction, delay_ms=window.fault.amount or 50)
         return OK
+
+    def is_local_disk_full(self) -> bool:
+        """Whether a write to the workers' own disk is refused now."""
+        return any(self._hits(window) for window in self._open("local_disk_full"))
 
     # --------------------------------------------------------------------------------------------------------- operators
 

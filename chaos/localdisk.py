@@ -1,14 +1,22 @@
-"""What goes wrong with the copies of state that workers keep on their host's own disk: cut off, changed, mixed up, gone.
+"""What goes wrong with the disk that the workers of a host share: copies of state are cut off, changed, mixed up, gone; and there
+is no room.
 
 A copy of a table may be another name of a file that a database has open, so nothing is changed in place: a damaged copy takes the
 name of the good one."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import statebackends.localcopies as localcopies_module
+import statebackends.localrecovery as localrecovery_module
+import statebackends.rocksdb_store as rocksdb_store_module
 from statebackends.localcopies import LOCK_NAME, RECOVERY_FOLDER
 
 SPARED_SHARE = 0.2
@@ -46,3 +54,39 @@ def _damaged(content: bytes, others: list[bytes], rng: random.Random) -> bytes |
         case _:
             at = rng.randrange(max(1, len(content)))
             return content[:at] + bytes(byte ^ 0x20 for byte in content[at : at + 1]) + content[at + 1 :]
+
+
+@contextmanager
+def limited_disk(is_full: Callable[[], bool]) -> Iterator[None]:
+    """While the block runs, RocksDB opens no database and no copy is kept or taken as long as the disk is full; each says so in its
+    own words. It is process-wide, as a host's disk is for all workers of a run."""
+    words = os.strerror(errno.ENOSPC)
+
+    def database(original: Callable[..., Any]) -> Callable[..., Any]:
+        def open_if_room(folder: str, *arguments: Any, **options: Any) -> Any:
+            if is_full():  # plain Exception, as rocksdict raises it
+                raise Exception(f"IO error: {words}: While appending to file: {folder}/MANIFEST-000005: {words}")
+            return original(folder, *arguments, **options)
+
+        return open_if_room
+
+    def copy(original: Callable[..., Any]) -> Callable[..., Any]:
+        def write_if_room(*arguments: Any, **options: Any) -> Any:
+            if is_full():
+                raise OSError(errno.ENOSPC, words)
+            return original(*arguments, **options)
+
+        return write_if_room
+
+    places: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        (rocksdb_store_module, "Rdict", database),
+        (localcopies_module, "bring", copy),
+        (localcopies_module, "_write", copy),
+        (localrecovery_module, "bring", copy),
+    )
+    with ExitStack() as undone:
+        for module, name, limited in places:
+            original = getattr(module, name)
+            undone.callback(setattr, module, name, original)
+            setattr(module, name, limited(original))
+        yield

@@ -204,6 +204,10 @@ class WorldView(Protocol):
     def store(self, location: str) -> StoreView:
         """The store at a location (an absolute path or URL), such as a sink's or a savepoint's parent."""
 
+    @property
+    def local_directory(self) -> str:
+        """Of the workers' host; empty where a run uses none."""
+
     def workers(self) -> list[Any]:
         """Live worker processes (chaos.workerhost.WorkerHost), by name."""
 

@@ -67,6 +67,20 @@ _FREQUENT = frozenset(
 )
 
 
+_WHOLE = frozenset(
+    {
+        "pause_worker",
+        "pause_coordinator",
+        "second_coordinator",
+        "old_leader_wakes",
+        "disk_full",
+        "local_disk_full",
+        "partition",
+    }
+)
+"""They last, and hit everything while they do."""
+
+
 def draw_plan(
     rng: random.Random,
     kinds: tuple[str, ...],
@@ -113,7 +127,7 @@ def _draw(rng: random.Random, kind: FaultKind, scenario: Scenario, slots: int, h
 
 
 def _is_window(kind: str) -> bool:
-    return kind not in ("pause_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes", "disk_full", "partition")
+    return kind not in _WHOLE
 
 
 def _nth(rng: random.Random) -> int:
@@ -124,7 +138,7 @@ def _points(kind: str) -> tuple[str, ...]:
     match kind:
         case "kill_coordinator" | "pause_coordinator" | "second_coordinator" | "old_leader_wakes":
             return COORDINATOR_POINTS
-        case "kill_worker" | "pause_worker" | "damage_copies":
+        case "kill_worker" | "pause_worker" | "damage_copies" | "local_disk_full":
             return WORKER_POINTS
         case "kill_driver" | "kill_all" | "power_loss":
             return (*COORDINATOR_POINTS, *WORKER_POINTS)
@@ -139,6 +153,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "kill_worker": lambda: _worker(rng, slots),
         "pause_worker": lambda: _worker(rng, slots),
         "damage_copies": lambda: _worker(rng, slots),
+        "local_disk_full": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
         "break_stream": lambda: _worker(rng, slots),
         "kill_recovering": lambda: rng.choice(("worker", "coordinator")),

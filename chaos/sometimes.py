@@ -58,6 +58,7 @@ SOMETIMES: dict[str, str] = {
     "rescaled": "a submission runs with another parallelism than the one before",
     "restored": "an attempt begins from a completed checkpoint",
     "restored_from_disk": "a subtask restores from copies of its state on its worker's own disk",
+    "restore_refused": "a subtask fails because the disk of its host is full",
     "restored_nothing": "an attempt begins again from nothing",
     "final_checkpoint": "a job ends with a final checkpoint",
     "commit_after_restore": "a sink commits an id that was complete before its attempt began",
@@ -181,6 +182,8 @@ class Sometimes:
                 self._visit("restored_from_disk")
             if item.state is TaskState.RUNNING:
                 self._running.add((item.attempt, item.vertex, item.subtask))
+            elif item.state is TaskState.FAILED and item.error.startswith("OutOfSpaceError"):
+                self._visit("restore_refused")
             elif item.state is TaskState.FAILED and "injected" in item.error:
                 self._visit("user_code_failed")
 

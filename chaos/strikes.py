@@ -46,6 +46,10 @@ class Strikes:
         self._cluster.kill(victim)
         return True
 
+    def _strike_local_disk_full(self, fault: Fault, process: Process | None) -> bool:
+        """Whoever comes after it restores its state to the disk that is full."""
+        return self._strike_kill_worker(fault, process)
+
     def _worker_of(self, fault: Fault, process: Process | None) -> Process | None:
         """The worker that passed the point, if the fault is for any; else one of its slot, or one drawn."""
         if process is not None and process.alive and process.role == "worker" and fault.target in ("", "workers"):

@@ -28,7 +28,8 @@ from operators.pool import POOL_THREADS
 from operators.sessionevents import WorkerIdentity
 from operators.subtask import Subtask
 from operators.worker import Worker
-from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce
+from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
+from operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
 from statebackends.localcopies import LocalRecovery
 from statebackends.settings import StateBackendSettings
 
@@ -93,6 +94,12 @@ class WorkerHost:
         self._nonces = 0
         self.pool = FlowPool(around.kernel, process, storage, around.injector, threads=POOL_THREADS)
         self.transport = around.data.open(process, spec.slot, self.wake)
+        self.folder: OwnedFolder | None = None
+        """On the disk of its host; None where runs use none."""
+        if spec.local_directory:
+            number = spec.task_attempt
+            self.folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{number}-{number:016x}")
+            sweep_behind(self.pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
         self._recovery = None
         if keeps_copies:
             self._recovery = LocalRecovery(
@@ -106,7 +113,7 @@ class WorkerHost:
             wake=self.wake,
             report=self._report,
             new_nonce=lambda: self._nonce(nonce),
-            local_directory=f"{spec.local_directory}/{process.name}",
+            local_directory="" if self.folder is None else self.folder.path,
             backend_settings=BACKEND_SETTINGS,
             recovery=self._recovery,
         )
@@ -179,9 +186,10 @@ class WorkerHost:
         if self._recovery is not None:
             for copies in self._recovery._owned:  # the system lets go of a dead process's locks
                 copies.close()
-        if self.spec.local_directory:
+        if self.folder is not None:
             for each in self.subtasks():
                 each.subtask.chain.dispose()
+            self.folder.close()
 
     def summary(self) -> str:
         """One word of the session, and the state of each subtask."""
@@ -202,6 +210,8 @@ class WorkerHost:
         leaving = self.worker.leaving
         if self._recovery is not None and leaving is not None and leaving.job_over:
             self._recovery.end()
+        if self.folder is not None:
+            self.folder.delete()
         self._left(self, leaving)
 
     def _look(self) -> None:

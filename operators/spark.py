@@ -6,9 +6,9 @@ client that holdfast.py makes, since operators may not import api."""
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import weakref
@@ -30,6 +30,7 @@ from operators.spark_slots import RddBackend, SlotRunner
 from operators.spark_task import WorkerTemplate
 from operators.supervisor import SlotSupervisor
 from operators.worker_main import pickle_plan
+from operators.workingfolders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -159,8 +160,10 @@ def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
 
 def ship_package(context: SparkContext) -> None:
     """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-package-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = _package_folder(os.getpid())
+    if not folder.is_dir():  # whoever tidies temporary folders up took it for an old one
+        _package_folder.cache_clear()
+        folder = _package_folder(os.getpid())
     path = write_package(folder)
     if path.name in context._python_includes:
         return
@@ -170,6 +173,24 @@ def ship_package(context: SparkContext) -> None:
     sys.path[:] = [entry for entry in sys.path if entry in before]
     if preload_workers(context, path):
         log.debug("Spark's Python daemon imports Holdfast once, for all workers")
+
+
+@functools.cache
+def _package_folder(process: int) -> Path:
+    """The one folder of this process for what it ships: Spark's executors fetch it from there as long as the process lives. What
+    drivers that were killed left is deleted."""
+    root = tempfile.gettempdir()
+    folder = OwnedFolder(root, f"holdfast-package-{uuid4().hex[:16]}")
+    atexit.register(_delete_package, folder, process)
+    sweep = FolderSweep(root, PACKAGE_FOLDER)
+    while sweep.step():
+        pass
+    return Path(folder.path)
+
+
+def _delete_package(folder: OwnedFolder, process: int) -> None:
+    if os.getpid() == process:  # and not a child that it forked
+        folder.delete()
 
 
 def preload_workers(context: SparkContext, package: Path) -> bool:

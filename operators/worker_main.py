@@ -9,7 +9,6 @@ import ctypes
 import logging
 import os
 import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ from barriers.messages import ShutdownWorker
 from barriers.transport import Transport
 from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
 from operators.base import JobPlan
+from operators.context import Pool
 from operators.control_client import CoordinatorAddress
 from operators.deploy import SubtaskBuilder, WorkerPorts
 from operators.gateway import Gateway
@@ -33,6 +33,7 @@ from operators.pool import SystemClock, ThreadPool
 from operators.sessionevents import WorkerIdentity
 from operators.subtaskports import Report
 from operators.worker import Worker
+from operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
 from statebackends.errors import HoldfastError
 from statebackends.localcopies import LocalRecovery
 from statebackends.storage.locations import open_storage
@@ -70,7 +71,8 @@ class WorkerSpec:
     state_directory: str
     plan: bytes
     local_directory: str
-    """Local disk, shared by the workers of a host: each makes a folder of its own below it. Local recovery keeps copies there."""
+    """Local disk, shared by the workers of a host: each makes a folder of its own below it, and deletes those that dead ones left.
+    Local recovery keeps copies there."""
     lease_timeout_ms: int = 600_000
     """How long a worker lives on without coordinator: its restart may take a while. One whose parent is gone ends at once."""
     cancellation_timeout_ms: int = 30_000
@@ -96,8 +98,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     parent = _tie_to_parent(spec)
     keep_freed_memory()
     nonce = uuid.uuid4().hex[:16]
-    local_directory = os.path.join(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
-    os.makedirs(local_directory, exist_ok=True)
+    folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)
@@ -105,6 +106,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     transport = ZmqTransport(spec.slot, bind=host, curve=curve)
     pool = ThreadPool()
     pool.run(warm_imports, lambda result, error: None)
+    sweep_behind(pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
     gateway: Gateway | None = None
 
     def report(item: Any) -> None:
@@ -115,7 +117,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     recovery = LocalRecovery(
         spec.local_directory, job_id=spec.job_id, state_directory=f"{spec.state_directory} {directory_nonce}", storage=storage
     )
-    worker = _worker(spec, transport, clock, storage, pool, report, local_directory, recovery)
+    worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery)
     identity = WorkerIdentity(
         spec.job_id,
         spec.slot,
@@ -147,7 +149,17 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         gateway.close()
         transport.close()
         pool.close(1.0)
-        shutil.rmtree(local_directory, ignore_errors=True)
+        folder.delete()
+
+
+def sweep_behind(pool: Pool, sweep: FolderSweep) -> None:
+    """Delete what the dead workers of this host left, a folder at a turn of the pool: a restore waits for one at most."""
+
+    def turn(more: Any, error: BaseException | None) -> None:
+        if more:
+            pool.run(sweep.step, turn)
+
+    turn(True, None)
 
 
 def _worker(

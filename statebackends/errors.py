@@ -58,7 +58,8 @@ class StateDirectoryNotSharedError(InvalidConfigError):
 
 
 class StorageUnavailableError(HoldfastError):
-    """Storage failed in a way that may pass (I/O error, full disk, timeout): retry, or fail the checkpoint. Fields: path."""
+    """Storage failed in a way that may pass: retry, or fail the checkpoint. Subclasses name the reason where it is known.
+    Fields: path."""
 
 
 class AmbiguousWriteError(StorageUnavailableError):
@@ -80,6 +81,22 @@ class StorageThrottledError(StorageUnavailableError):
     """Object storage asked us to slow down until our patience ended. Fields: path, bucket, key."""
 
 
+class OutOfSpaceError(StorageUnavailableError):
+    """A disk, a quota or an object store is full: it goes on once there is room. Fields: path; errno or bucket and key."""
+
+
+class TooManyFilesError(StorageUnavailableError):
+    """The process or its host has no file descriptors left. Fields: path, errno."""
+
+
+class PermissionDeniedError(StorageUnavailableError):
+    """The system refuses us a file, or its file system is read-only, until somebody mends that. Fields: path, errno."""
+
+
+class InputOutputError(StorageUnavailableError):
+    """A device failed or is gone. Fields: path, errno."""
+
+
 class ObjectMissingError(HoldfastError):
     """A path that was read does not exist. Fields: path."""
 
@@ -89,7 +106,8 @@ class FencedError(HoldfastError):
 
 
 class CorruptStateError(HoldfastError):
-    """A snapshot file is missing, truncated, or does not match its checksum. Fields: path, operator, reason."""
+    """A snapshot file is missing, truncated, or does not match its checksum or its format. Never what a disk, a limit or a right
+    refuses, which passes: see storage/system_failures.py. Fields: path, operator, reason."""
 
 
 class UnsupportedVersionError(CorruptStateError):

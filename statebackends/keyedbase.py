@@ -37,6 +37,7 @@ from statebackends.partreading import read_parts
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
 from statebackends.storage.operations import Storage, run_flow
+from statebackends.storage.system_failures import refusal
 from statebackends.tablechains import StoredChains, restored_chains
 from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
 from statebackends.tablesources import (
@@ -374,6 +375,8 @@ class KeyedBackendBase(ABC):
         except StateValueError as error:
             raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
         except (CorruptStateError, KeyError, ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+            if (refused := refusal(error, f"operator {self._operator!r}: {path}", path=path, operator=self._operator)) is not None:
+                raise refused from error
             raise CorruptStateError(
                 f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",
                 path=path,

@@ -21,6 +21,7 @@ from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
+from statebackends.storage.system_failures import refusal
 
 TableFormat = Literal["arrow", "parquet"]
 
@@ -59,8 +60,7 @@ def keyed_table_schema(
     List state has a row per element, numbered by `position`; map state a row per entry, with its key of type `map_key`."""
     fields = [pa.field(KEY_GROUP, pa.int32(), nullable=False)]
     fields += [
-        pa.field(name, field.arrow_type, nullable=False)
-        for name, field in zip(key_columns(key_type), key_type.fields, strict=True)
+        pa.field(name, field.arrow_type, nullable=False) for name, field in zip(key_columns(key_type), key_type.fields, strict=True)
     ]
     fields.append(pa.field(NAMESPACE, namespace, nullable=False))
     if map_key is not None:
@@ -172,6 +172,8 @@ def decode_keyed_table(
             _check_key_groups(table, key_type, max_parallelism)
     except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError) as error:
         owner = f"operator {operator!r}: " if operator else ""
+        if (refused := refusal(error, f"{owner}{path}", path=path, operator=operator)) is not None:
+            raise refused from error
         raise CorruptStateError(
             f"{owner}{path}: not a table of keyed state: {error}", path=path, operator=operator, reason="table"
         ) from error

@@ -5,6 +5,7 @@ Runs on a pool thread, before the subtask processes anything. Files are checked 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import part_path, read_part, unresolved
 from statebackends.statecodec import StateCodec, migrate_rows, not_widened
 from statebackends.storage.operations import DownloadFile, Flow, InParallel, Storage, perform
+from statebackends.storage.system_failures import unavailable
 
 
 class NativeRestore:
@@ -61,7 +63,7 @@ class NativeRestore:
         for name, part in zip(base.names, base.parts, strict=True):
             if isinstance(part, FileHandle) and not isinstance(part, SegmentHandle) and shared_name(part.path) is not None:
                 self.shared[name] = part
-        store = self._open_store(database)
+        store = self._opened(base, database)
         try:
             self._adopt(store, base)
             for handle in handles:
@@ -74,7 +76,22 @@ class NativeRestore:
             raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+        store.restored()
         return store
+
+    def _opened(self, handle: KeyedStateHandle, folder: str, *, read_only: bool = False) -> RocksStore:
+        """The database whose files were just downloaded. If RocksDB misses one, that is the snapshot's fault only as long as all of
+        its own files are still there."""
+        try:
+            return self._open_store(folder, read_only=read_only)
+        except (StorageUnavailableError, CorruptStateError) as error:
+            gone = [name for name in handle.names if not os.path.exists(os.path.join(folder, name))]
+            if gone:
+                message = f"{folder}: {gone[0]} was there, and is gone: {error}"
+                raise StorageUnavailableError(message, path=folder) from error
+            if error.fields.get("errno") == errno.ENOENT:
+                raise self._corrupt("", f"a file of the database is not in it: {error}") from error
+            raise
 
     def _adopt(self, store: RocksStore, base: KeyedStateHandle) -> None:
         """Make a clone ours: other key groups and undeclared states out, older types rewritten."""
@@ -91,7 +108,7 @@ class NativeRestore:
 
     def _take_in(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
         """Rows of another old subtask: their key groups are its own, so no row of ours lies among them."""
-        old = self._open_store(scratch, read_only=True)
+        old = self._opened(handle, scratch, read_only=True)
         try:
             wanted = [
                 (meta, codec)
@@ -135,12 +152,14 @@ class NativeRestore:
     def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
         if not handle.names:
             raise self._corrupt("", "it has no files")
+        if len(set(handle.names)) < len(handle.names):
+            raise self._corrupt("", "two of its files have one name")
         try:
             os.makedirs(local_folder)
             flows = [self._download_file(*each, local_folder) for each in zip(handle.names, handle.parts, strict=True)]
             perform(InParallel(flows, [part.length for part in handle.parts]), self._storage)
         except OSError as error:
-            raise StorageUnavailableError(f"{local_folder}: {error}", path=local_folder) from error
+            raise unavailable(error, local_folder, path=local_folder) from error
         except ValueError as error:
             raise self._corrupt("", f"{len(handle.parts)} files have {len(handle.names)} names") from error
 

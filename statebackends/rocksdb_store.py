@@ -2,15 +2,22 @@
 
 It knows nothing of generations, types or snapshots' files. Calls that hold the interpreter lock (WriteBatch,
 create_checkpoint, ingest_external_file) are kept to pieces of a few milliseconds. Everything that rocksdict raises is told
-here as an error of ours: plain Exception for what the disk refuses, and panics, which are none that anybody else catches."""
+here as an error of ours: plain Exception for what the disk refuses (see storage/system_failures.py), and panics, which are
+none that anybody else catches.
+
+A database whose background work the disk refused once is not written any more, whether RocksDB finds its way back or not:
+every later write raises what the disk said, until the attempt is over and the folder is gone."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +25,7 @@ from rocksdict import (
     AccessType,
     Cache,
     Checkpoint,
+    DbClosedError,
     IngestExternalFileOptions,
     Rdict,
     ReadOptions,
@@ -26,18 +34,31 @@ from rocksdict import (
     WriteOptions,
 )
 
-from statebackends.errors import CorruptStateError, InvalidConfigError, StateBackendError, StorageUnavailableError
+from statebackends.errors import (
+    CorruptStateError,
+    HoldfastError,
+    InvalidConfigError,
+    StateBackendError,
+    StorageUnavailableError,
+)
 from statebackends.handles import KeyGroupRange
 from statebackends.panics import is_panic
 from statebackends.rocksdb_memory import RocksMemory
 from statebackends.rocksdb_options import LOADING, Compaction, changeable, database_options
 from statebackends.rocksdb_rowkeys import GROUP_AND_STATE, Row, RowKey, parse_row_key
+from statebackends.storage.system_failures import rocksdb_failure
+
+log = logging.getLogger("holdfast.rocksdb")
 
 _STATES_KEY = b"\xff\xffstates"
 """Above every key group: the JSON object state name -> state id."""
 
 WRITE_ROWS = 1_000
 """Rows per write; a write holds the interpreter lock for a millisecond or two."""
+
+STALL_S = 0.001
+"""Between two tries of a write that RocksDB has no room for yet."""
+_STALLED = "Result incomplete"
 
 _FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN = 8, 2 << 20
 """Such a part of a full memtable, and so many bytes, take some 30 ms to write. Less would make many small tables, to be merged
@@ -85,10 +106,10 @@ class RocksStore:
                 options.set_write_buffer_manager(memory.write_buffers)
             self._db = Rdict(folder, options, access_type=access)
             self.state_ids = json.loads(self._db.get(_STATES_KEY) or b"{}")
-        except OSError as error:
-            raise StorageUnavailableError(f"{folder}: {error}", path=folder) from error
+        except (ValueError, RecursionError) as error:
+            raise CorruptStateError(f"{folder} holds no ids of states: {error}", path=folder, reason="rocksdb") from error
         except Exception as error:  # rocksdict raises plain Exception
-            raise CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb") from error
+            raise rocksdb_failure(error, folder, opening=True) from error
         except BaseException as error:
             self._check_panic(error)
             raise
@@ -97,7 +118,22 @@ class RocksStore:
         self._write_buffer_bytes = write_buffer_bytes
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
+        self._without_wal.no_slowdown = True
         self._closed = self._refusing = False
+        self._is_read_only = read_only
+        self._is_restored = False
+        self._refusal: StorageUnavailableError | None = None
+        """What the disk refused of the database's background work."""
+
+    def restored(self) -> None:
+        """Every file was whole when the database was put together: what is damaged from here on is this disk's copy of it, and a
+        StateBackendError, which a restart mends."""
+        self._is_restored = True
+
+    def check(self) -> None:
+        """Raises StorageUnavailableError, by its name, if the disk has refused the database something."""
+        if self._refusal is not None:
+            raise type(self._refusal)(self._refusal.message, **self._refusal.fields)
 
     def state_id(self, name: str) -> int:
         """Id of a state, 0..65535, given at the first call and kept for the life of the database and its copies."""
@@ -112,6 +148,10 @@ class RocksStore:
     def get(self, key: bytes) -> bytes | None:
         try:
             value: bytes | None = self._db.get(key)
+        except DbClosedError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
         except BaseException as error:
             self._check_panic(error, key)
             raise
@@ -119,29 +159,22 @@ class RocksStore:
 
     def write(self, rows: Iterable[Row]) -> None:
         """Write rows in order, WRITE_ROWS at a time, with the write-ahead log off."""
-        batch, count, first = WriteBatch(raw_mode=True), 0, b""
-        for key, value in rows:
-            if not count:
-                first = key
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
-            count += 1
-            if count == WRITE_ROWS:
-                self._commit(batch, first)
-                batch, count = WriteBatch(raw_mode=True), 0
-        if count:
-            self._commit(batch, first)
+        rest = iter(rows)
+        while piece := list(islice(rest, WRITE_ROWS)):
+            self._commit(lambda piece=piece: _batch(piece), piece[0][0])  # type: ignore[misc]
 
     def write_piece(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """As `write`, of no more than WRITE_ROWS rows, without a step of Python's for each unless one is deleted."""
         if None in values:
             self.write(zip(keys, values, strict=True))
             return
-        batch = WriteBatch(raw_mode=True)
-        deque(map(batch.put, keys, values), maxlen=0)
-        self._commit(batch, keys[0] if keys else b"")
+
+        def make() -> Any:
+            batch = WriteBatch(raw_mode=True)
+            deque(map(batch.put, keys, values), maxlen=0)
+            return batch
+
+        self._commit(make, keys[0] if keys else b"")
 
     def ingest(self, rows: Iterator[tuple[bytes, bytes]], scratch: str) -> None:
         """Add rows, strictly ascending, as finished tables: no memtable, and nothing to compact.
@@ -168,12 +201,29 @@ class RocksStore:
         """Any thread: the database is about to be closed, so a long write ends with StorageUnavailableError soon."""
         self._refusing = True
 
-    def _commit(self, batch: Any, first: bytes) -> None:
-        """`first`: one of its row keys."""
-        if self._refusing:
-            raise StorageUnavailableError(f"{self.folder}: the database is being closed", path=self.folder)
-        with self._storing(self.folder, first):
-            self._db.write(batch, self._without_wal)
+    def _commit(self, make: Callable[[], Any], first: bytes) -> None:
+        """Write the batch that `make` makes, anew for each try; `first`: one of its row keys."""
+        self._patiently(lambda: self._db.write(make(), self._without_wal), self.folder, first)
+
+    def _patiently(self, write: Callable[[], Any], path: str, key: bytes = b"") -> None:
+        """Make a write, when RocksDB has room for it.
+
+        Waiting within RocksDB would keep the interpreter from every thread, and after a flush that found the disk full it would
+        last until there is room: nobody would learn why this worker stands still."""
+        with self._storing(path, key):
+            while True:
+                if self._refusing:
+                    raise StorageUnavailableError(f"{self.folder}: the database is being closed", path=self.folder)
+                try:
+                    write()
+                    return
+                except Exception as error:
+                    if not str(error).startswith(_STALLED):
+                        raise
+                if self._has_stopped():
+                    self._db.flush()  # whose error says what the disk refused
+                    raise StorageUnavailableError(f"{self.folder}: its background work has failed", path=self.folder)
+                time.sleep(STALL_S)
 
     def rows(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of the rows that start with `prefix`, ascending, as they are when the iteration starts; behind the row
@@ -209,8 +259,7 @@ class RocksStore:
         ranges = ((b"\0\0", groups.start.to_bytes(2, "big")), (groups.stop.to_bytes(2, "big"), last))
         for start, stop in ranges:
             if start < stop:
-                with self._storing(self.folder):
-                    self._db.delete_range(start, stop, self._without_wal)
+                self._patiently(partial(self._db.delete_range, start, stop, self._without_wal), self.folder)
 
     def delete_state(self, name: str, groups: KeyGroupRange) -> None:
         """Delete all rows of a state; it has `groups` only."""
@@ -226,7 +275,7 @@ class RocksStore:
             if not self._compaction.in_background and self._is_crowded():
                 self._db.compact_range(None, None)
             Checkpoint(self._db).create_checkpoint(folder)
-        return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
+            return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
 
     def flush_ahead(self) -> None:
         """Begin to write a memtable that is an eighth full to a table, so that the next copy finds little in it; only where nobody
@@ -259,11 +308,13 @@ class RocksStore:
         return self._number("total-sst-files-size") + self._number("cur-size-all-mem-tables")
 
     def close(self) -> None:
-        """Idempotent; the files stay."""
+        """Idempotent; the files stay, and hold what was written to them. What the disk does not take any more nobody wanted."""
         if not self._closed:
             self._closed = True
             try:
                 self._db.close()
+            except Exception as error:  # of its last flush; it is closed all the same
+                log.warning("%s was closed without what it had not written: %s", self.folder, error)
             except BaseException as error:
                 self._check_panic(error)
                 raise
@@ -294,22 +345,35 @@ class RocksStore:
         try:  # an iterator over a damaged table ends as one behind the last row does; only its status tells
             iterator.status()
         except Exception as error:
-            raise CorruptStateError(
-                f"{self.folder} can't be read by RocksDB: {error}", path=self.folder, reason="rocksdb"
-            ) from error
+            raise self._failure(error) from error
 
     @contextlib.contextmanager
     def _storing(self, path: str, key: bytes = b"") -> Iterator[None]:
         """`key`: a row key, or the beginning of one, that shows which state it is about."""
+        self.check()
         try:
             yield
-        except StateBackendError:  # a panic within, which names what it was about
+        except HoldfastError:  # within, which names what it was about
             raise
         except Exception as error:
-            raise StorageUnavailableError(f"{path}: {error}", path=path) from error
+            failure = self._failure(error, path)
+            if isinstance(failure, StorageUnavailableError) and not self._is_read_only and self._has_stopped():
+                self._refusal = failure
+            raise failure from error
         except BaseException as error:
             self._check_panic(error, key)
             raise
+
+    def _failure(self, error: Exception, path: str = "") -> HoldfastError:
+        """What one of RocksDB's errors is called here."""
+        failure = rocksdb_failure(error, path or self.folder)
+        if isinstance(failure, CorruptStateError) and self._is_restored:
+            where = f"operator {self._operator!r}"
+            return StateBackendError(f"{where}: {failure}", operator=self._operator, state="", path=self.folder)
+        return failure
+
+    def _has_stopped(self) -> bool:
+        return not self._closed and self._number("background-errors") > 0
 
     def _check_panic(self, error: BaseException, key: bytes = b"") -> None:
         """Raises StateBackendError for a panic."""
@@ -326,6 +390,16 @@ class RocksStore:
             state=state,
             path=self.folder,
         ) from error
+
+
+def _batch(rows: Iterable[Row]) -> Any:
+    batch = WriteBatch(raw_mode=True)
+    for key, value in rows:
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, value)
+    return batch
 
 
 def _put(writer: Any, rows: list[tuple[bytes, bytes]]) -> int:

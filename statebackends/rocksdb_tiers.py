@@ -176,7 +176,10 @@ class FrontTier:
                 left -= self.sweep.stretch(min(left, STRETCH_ROWS))
 
     def tick(self) -> None:
-        """Keep within the limits; called every few hundred key switches, does a few milliseconds of work at most."""
+        """Keep within the limits; called every few hundred key switches, does a few milliseconds of work at most.
+
+        Raises StorageUnavailableError when writing fails, or has failed for good."""
+        self.store.check()
         self.retire()
         for table in self.tables:
             table.cache.shrink(self._limits.cache_bytes_max // len(self.tables))
@@ -191,8 +194,10 @@ class FrontTier:
         """The loop has nothing else to do: write a piece of what changed, once that is a few thousand rows. Whether there is more.
         `selected`: how often a key was selected until now.
 
-        Raises StateBackendError only. A value that can't be written is live again, and the next barrier tells of it, if it is still
-        there. Of a generation that was sealed for another reason, the next tick or its barrier does."""
+        Raises StateBackendError, and StorageUnavailableError once the database is not written any more. A value that can't be
+        written is live again, and the next barrier tells of it, if it is still there. Of a generation that was sealed for another
+        reason, the next tick or its barrier does."""
+        self.store.check()
         self.retire()
         if self._idle_failed:
             return False

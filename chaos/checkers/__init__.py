@@ -20,6 +20,7 @@ from chaos.checkers.recovery import RecoveryChecker
 from chaos.checkers.registers import RegisterChecker
 from chaos.checkers.repair import RepairChecker
 from chaos.checkers.retention import RetentionChecker
+from chaos.checkers.workingfolders import WorkingFoldersChecker
 from chaos.observations import Report, WorldView
 from chaos.scenario import Scenario
 
@@ -41,6 +42,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     EventTimeChecker,
     LateChecker,
     BoundsChecker,
+    WorkingFoldersChecker,
     NoticesChecker,
     LivenessChecker,
 )

@@ -1,12 +1,16 @@
-"""Mistakes with the copies of state on a worker's own disk: they are believed."""
+"""Mistakes with a worker's own disk: copies are believed, a full one is taken for damage, the wrong folders go or stay."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import operators.workingfolders as workingfolders_module
 import statebackends.localrecovery as localrecovery_module
-from chaos.sabotage.base import Mutant, Sabotage
+import statebackends.rocksdb_store as rocksdb_store_module
+from chaos.sabotage.base import Mutant, Sabotage, constant
+from statebackends.errors import CorruptStateError
 from statebackends.localcopies import LINKED_SUFFIX, bring
 
 
@@ -31,6 +35,21 @@ def _places_what_is_there(original: Any) -> Any:
     return place
 
 
+def _is_damage(original: Any) -> Any:
+    def rocksdb_failure(error: BaseException, folder: str, *, opening: bool = False) -> CorruptStateError:
+        return CorruptStateError(f"{folder} can't be opened by RocksDB: {error}", path=folder, reason="rocksdb")
+
+    return rocksdb_failure
+
+
+def _deletes_whole(original: Any) -> Any:
+    def delete_dead(root: str, name: str) -> bool:
+        shutil.rmtree(Path(root, name))
+        return True
+
+    return delete_dead
+
+
 SABOTAGES = (
     Sabotage(
         "believed_copy",
@@ -42,5 +61,32 @@ SABOTAGES = (
             Mutant(localrecovery_module, "_place", _places_what_is_there),
         ),
         kinds=("damage_copies",),
+    ),
+    Sabotage(
+        "full_is_corrupt",
+        "a database that can't be opened is taken for a damaged one, whatever the disk says",
+        ("I30",),
+        (Mutant(rocksdb_store_module, "rocksdb_failure", _is_damage),),
+        workloads=("counter",),
+        kinds=("local_disk_full",),
+        backend="rocksdb",
+    ),
+    Sabotage(
+        "unswept_folders",
+        "what killed workers left on their host stays",
+        ("I17",),
+        (Mutant(workingfolders_module, "_delete_dead", constant(False)),),
+        workloads=("counter",),
+        kinds=("kill_worker",),
+        backend="rocksdb",
+    ),
+    Sabotage(
+        "swept_living",
+        "a worker deletes its neighbours' folders without asking who lives",
+        ("I17",),
+        (Mutant(workingfolders_module, "_delete_dead", _deletes_whole),),
+        workloads=("counter",),
+        kinds=("kill_worker",),
+        backend="rocksdb",
     ),
 )

@@ -24,9 +24,9 @@ from statebackends.errors import (
     CorruptStateError,
     InputChangedError,
     InvalidConfigError,
-    StorageUnavailableError,
     UnknownColumnError,
 )
+from statebackends.storage.system_failures import unavailable
 
 BATCH_ROWS = 65_536
 
@@ -239,9 +239,7 @@ def _read_files(
             for footer, batch in _read_file(source, split, operator):
                 yield split.index, footer, batch
         except (OSError, pa.ArrowException) as error:
-            raise StorageUnavailableError(
-                f"source {operator}: {split.path}: {error}", path=split.path, operator=operator
-            ) from error
+            raise unavailable(error, f"source {operator}: {split.path}", path=split.path, operator=operator) from error
         yield split.index, split.footer, None
 
 

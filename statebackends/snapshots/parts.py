@@ -18,6 +18,7 @@ from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, Pl
 from statebackends.snapshot import ProblemKind, of_operator, piece_problem, unresolved
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.operations import DownloadFile, Flow, InParallel, ReadFile, StatFile, Storage, perform, run_flow
+from statebackends.storage.system_failures import unavailable
 
 MEMORY_BYTES_MAX = 4 << 20
 """Files up to this length are read into memory; larger ones are copied."""
@@ -205,7 +206,7 @@ def scratch_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageUnavailableError(f"scratch space {path}: {error.strerror or error}", path=path) from error
+        raise unavailable(error, f"scratch space {path}", path=path) from error
 
 
 def check_part(part: FileHandle, found: tuple[int, str], path: str, operator: str, subtask: int) -> None:

@@ -25,6 +25,7 @@ from statebackends.snapshots.parts import PartReader, fetch_windows
 from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
 from statebackends.snapshots.values import entry_json, stored_codec
 from statebackends.statecodec import TIMERS_KIND
+from statebackends.storage.system_failures import refusal
 from statebackends.tablesources import TIME
 
 SUBTASK = "subtask"
@@ -141,6 +142,8 @@ def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int 
         yield TableFile.open(source, piece.handle.format if run is None else "arrow", piece.handle.key_groups)
     except _TABLE_ERRORS as error:
         path = part.path if isinstance(part, FileHandle) else "inline"
+        if (refused := refusal(error, path, path=path)) is not None:
+            raise refused from error
         raise state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path) from error
 
 

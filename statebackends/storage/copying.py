@@ -8,10 +8,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from mmap import mmap
 
-from statebackends.errors import StorageUnavailableError
 from statebackends.storage.checksums import Digest
 from statebackends.storage.filesystem import FileSystem
 from statebackends.storage.operations import Buffer
+from statebackends.storage.system_failures import unavailable
 
 COPY_BYTES = 1 << 20
 UPLOAD_BYTES = 4 << 20
@@ -52,5 +52,4 @@ def about_local(local_path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageUnavailableError(f"{local_path}: {reason}", path=local_path, errno=error.errno) from error
+        raise unavailable(error, local_path, path=local_path) from error

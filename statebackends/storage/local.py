@@ -28,6 +28,7 @@ from statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local,
 from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
 from statebackends.storage.paths import folder_of
+from statebackends.storage.system_failures import unavailable
 from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 TEMPORARY_FOLDER = ".tmp"
@@ -77,7 +78,8 @@ class LocalStorage:
         return LocalStorage(folder_of(location), file_system=self._fs, new_nonce=self._new_nonce, elsewhere=self._elsewhere)
 
     def execute(self, operation: ops.Operation) -> Any:
-        """Perform one operation. I/O errors are StorageUnavailableError with the path and the system's words."""
+        """Perform one operation. I/O errors are StorageUnavailableError, or its kinds in `system_failures`, with the path and the
+        system's words."""
         path = ops.path_of(operation)
         try:
             return self._perform(operation)
@@ -228,8 +230,9 @@ class LocalStorage:
         digest = Digest()
         chunks = digest.passing(self._read(self._resolve(operation.path)))
         first = next(chunks, b"")  # a missing source is seen before the local file is touched
-        self._unlink(operation.local_path)
-        descriptor = self._fs.create(operation.local_path)
+        with about_local(operation.local_path):
+            self._unlink(operation.local_path)
+            descriptor = self._fs.create(operation.local_path)
         try:
             for chunk in itertools.chain([first], chunks):
                 with about_local(operation.local_path):
@@ -359,9 +362,7 @@ class LocalStorage:
             self._fs.rmdir(folder)
 
     def _unavailable(self, operation: ops.Operation, path: str, error: OSError) -> StorageUnavailableError:
-        reason = error.strerror or str(error)
-        name = type(operation).__name__
-        return StorageUnavailableError(f"{name} {path} in {self._root}: {reason}", path=path, errno=error.errno)
+        return unavailable(error, f"{type(operation).__name__} {path} in {self._root}", path=path)
 
 
 def _joined(pieces: list[bytes]) -> bytes:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, assert_never
 
-from statebackends.errors import InvalidConfigError, InvariantError, StorageUnavailableError
+from statebackends.errors import InvalidConfigError, InvariantError
 from statebackends.storage import operations as ops
 from statebackends.storage.checksums import Digest
 from statebackends.storage.local import TEMPORARY_FOLDER
@@ -18,6 +18,7 @@ from statebackends.storage.s3_failures import FailureKind, RequestFailure, error
 from statebackends.storage.s3_files import blocks_of_file, replace_file
 from statebackends.storage.s3_location import check_path, is_s3, location_of, parse_location
 from statebackends.storage.s3_transfer import Found, Transfers, blocks_of
+from statebackends.storage.system_failures import unavailable
 from statebackends.storage.transfers import TransferPool
 
 PAGE_KEYS_MAX = 1_000
@@ -58,7 +59,7 @@ class S3Storage:
         except RequestFailure as failure:
             raise error_of(failure, doing, self._bucket, f"{self._prefix}{path}") from failure
         except OSError as error:  # of the local end of an upload or download
-            raise StorageUnavailableError(f"{doing}: {error}", path=path, errno=error.errno) from error
+            raise unavailable(error, doing, path=path) from error
 
     def check_conditions(self) -> None:
         """Raise InvalidConfigError for a store that ignores conditions; once for each bucket.

@@ -11,6 +11,7 @@ from statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
     ObjectMissingError,
+    OutOfSpaceError,
     StorageAccessError,
     StorageThrottledError,
     StorageUnavailableError,
@@ -39,6 +40,8 @@ class FailureKind(StrEnum):
     """The request never got there."""
     UNCLEAR = "unclear"
     """No answer, or one that does not say whether anything was done."""
+    FULL = "full"
+    """A quota is used up, or the store has no space: 507. It has answered; some of its disks may have the object."""
     UNSUPPORTED = "unsupported"
     """The store does not know this request: 501."""
     INVALID = "invalid"
@@ -72,6 +75,11 @@ _CODES = {
     "RequestTimeout": FailureKind.UNCLEAR,
     "InternalError": FailureKind.UNCLEAR,
     "ServiceUnavailable": FailureKind.UNCLEAR,
+    "InsufficientStorage": FailureKind.FULL,
+    "InsufficientCapacity": FailureKind.FULL,
+    "QuotaExceeded": FailureKind.FULL,
+    "XMinioStorageFull": FailureKind.FULL,
+    "XMinioAdminBucketQuotaExceeded": FailureKind.FULL,
     "NotImplemented": FailureKind.UNSUPPORTED,
     "InvalidBucketName": FailureKind.INVALID,
     "KeyTooLongError": FailureKind.INVALID,
@@ -86,6 +94,7 @@ _STATUS = {
     416: FailureKind.RANGE,
     429: FailureKind.THROTTLED,
     501: FailureKind.UNSUPPORTED,
+    507: FailureKind.FULL,
 }
 """For answers without a code that is known, which a HEAD never has."""
 
@@ -168,6 +177,8 @@ def error_of(failure: RequestFailure, doing: str, bucket: str, key: str) -> Hold
         case FailureKind.DENIED:
             message = f"{doing}: access denied: {failure}; without s3:ListBucket S3 says so of objects that do not exist, too"
             return StorageAccessError(message, reason="denied", **place)
+        case FailureKind.FULL:
+            return OutOfSpaceError(f"{doing}: the store has no space left for us: {failure}", **place)
         case FailureKind.THROTTLED:
             return StorageThrottledError(f"{doing}: throttled: {failure}", **place)
         case FailureKind.UNSUPPORTED | FailureKind.INVALID:

@@ -254,12 +254,16 @@ class Transfers:
         try:
             return self._connection.repeated(attempt)
         except RequestFailure as failure:
-            if not unclear:
+            if not unclear and failure.kind is not FailureKind.FULL:
                 raise
+            absent = False
             with contextlib.suppress(RequestFailure):
                 found = self._head_once(key)
                 if found is not None:
                     return found.nonce == nonce
+                absent = not unclear
+            if absent:  # and will stay so: a store that is full has answered
+                raise
             path = f"s3://{self._bucket}/{key}"
             message = f"{path} may or may not have been written: {failure}"
             raise AmbiguousWriteError(message, path=path, bucket=self._bucket, key=key) from failure

@@ -58,6 +58,10 @@ def test_each_kind_survives_the_wire(kind: type[HoldfastError]) -> None:
         ("AmbiguousWriteError", 503),
         ("StorageAccessError", 503),
         ("StorageThrottledError", 503),
+        ("OutOfSpaceError", 503),
+        ("TooManyFilesError", 503),
+        ("PermissionDeniedError", 503),
+        ("InputOutputError", 503),
     ],
 )
 def test_status(name: str, status: int) -> None:

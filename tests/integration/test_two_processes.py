@@ -280,3 +280,23 @@ def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path
     eventually(lambda: cluster.slots is not None and cluster.slots.pid(0) not in (None, victim), "the successor")
     cluster.wait_finished(job)
     assert committed(tmp_path / "out") == expected(rows)
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_five_times_leave_no_more_than_one_folder(cluster: Cluster, tmp_path: Path) -> None:
+    """Of each slot: the living worker's, and at most its predecessor's, which might not have been dead when the sweep came by."""
+    rows, kills = 6_000, 5
+    job = cluster.submit(counting_plan(rows, 6.0, tmp_path / "out", "rocksdb", PaddedCountPerKey)).job_id
+    assert cluster.slots is not None
+    eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
+    for _ in range(kills):
+        victim = cluster.kill_worker(0)
+        eventually(lambda victim=victim: cluster.slots.pid(0) not in (None, victim), "the successor")  # type: ignore[misc, union-attr]
+        before = cluster.completed(job)
+        eventually(lambda before=before: cluster.completed(job) > before, "a checkpoint of the next attempt")  # type: ignore[misc]
+        folders = [path.name for path in cluster.local.iterdir() if path.name != "recovery"]
+        assert len(folders) <= 3, folders
+    cluster.wait_finished(job)
+    assert committed(tmp_path / "out") == expected(rows)
+    assert cluster.slots.wait(10), "workers leave when the job is over"
+    assert [path.name for path in cluster.local.iterdir() if path.name != "recovery"] == []

@@ -109,6 +109,7 @@ class Story:
     job_id: str = JOB
     jobs_live: bool = True
     live_workers: list[Any] = field(default_factory=list)
+    local_directory: str = ""
     live_coordinators: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:

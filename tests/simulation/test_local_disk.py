@@ -6,9 +6,13 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
 from chaos.faults import Fault
-from chaos.localdisk import damage_copies
+from chaos.localdisk import damage_copies, limited_disk
 from chaos.world import RunRequest, run_seed
+from statebackends import localcopies, localrecovery, rocksdb_store
+from statebackends.errors import OutOfSpaceError
 
 OWNER = Path("recovery", "job", "1-vertex-0-n1")
 
@@ -42,3 +46,27 @@ def test_a_restore_takes_what_is_intact_from_the_disk_and_the_rest_from_storage(
         assert run.result.violations == ()
         assert run.result.faults_hit == (0, 1)
         assert run.result.sometimes["restored_from_disk"] > 0
+
+
+def test_a_disk_without_room_says_so_in_the_words_of_each_and_is_as_before_afterwards(tmp_path: Path) -> None:
+    places = [(rocksdb_store, "Rdict"), (localcopies, "bring"), (localcopies, "_write"), (localrecovery, "bring")]
+    before = [getattr(module, name) for module, name in places]
+    (tmp_path / "source").touch()
+    room = iter([False, True, True, False])
+    with limited_disk(lambda: next(room)):
+        localcopies.bring(str(tmp_path / "source"), str(tmp_path / "copy"), link=True)
+        with pytest.raises(OutOfSpaceError, match="No space left on device"):
+            rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20)
+        with pytest.raises(OSError, match="No space left on device"):
+            localrecovery.bring(str(tmp_path / "source"), str(tmp_path / "other"), link=True)
+        rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20).close()
+    assert [getattr(module, name) for module, name in places] == before
+
+
+@pytest.mark.parametrize(("backend", "refused"), [("rocksdb", True), ("filesystem", False)])
+def test_a_job_waits_for_room_on_its_hosts_disk_where_its_state_needs_it(backend: str, refused: bool) -> None:
+    plan = (Fault("local_disk_full", "workers", at_ms=600, duration_ms=800),)
+    result = run_seed(RunRequest(1, "counter", plan=plan, backend=backend)).result
+    assert result.violations == ()
+    assert result.faults_hit == (0,)
+    assert ("restore_refused" in result.sometimes) == refused

@@ -46,6 +46,7 @@ SLOW_WRITES = throughout("store_slow", "worker:WriteFile", amount=60)
 UPLOADS_FAIL = throughout("store_fails", "worker:UploadFile", probability=0.1)
 COUNT_FAILS = at(600, "user_error", "count")
 COORDINATOR_DIES = at(600, "kill_coordinator", amount=1)
+WORKERS_DIE = tuple(at(ms, "kill_worker", "workers") for ms in (400, 700, 1_000))
 SAVEPOINT = at(500, "savepoint")
 STOP = at(500, "restore")
 RESCALE = at(500, "rescale", amount=3)
@@ -79,6 +80,9 @@ SCENES = {
     "key_groups_rounded_down": Scene("windows", (RESCALE,), 2),
     "expired_at_the_barrier": Scene("states"),
     "believed_copy": Scene("counter", (at(700, "damage_copies"),)),
+    "full_is_corrupt": Scene("counter", (at(600, "local_disk_full", "workers", duration_ms=800),), 1, "rocksdb"),
+    "unswept_folders": Scene("counter", WORKERS_DIE, 1, "rocksdb"),
+    "swept_living": Scene("counter", WORKERS_DIE, 1, "rocksdb"),
     "forgotten_abort": drawn("forgotten_abort", first=0),
     "stopped_is_ended": Scene("ends", (STOP,)),
     "early_end": Scene("ends"),

@@ -21,6 +21,7 @@ MOMENTS: dict[str, Fault] = {
     "kill_all": Fault("kill_all", at_ms=500, amount=50),
     "power_loss": Fault("power_loss", on="worker.WriteFile.", nth=4, amount=50),
     "damage_copies": Fault("damage_copies", "workers", at_ms=700),
+    "local_disk_full": Fault("local_disk_full", "workers", at_ms=500, duration_ms=400),
     "kill_recovering": Fault("kill_recovering", "worker", at_ms=1),
     "pause_worker": Fault("pause_worker", "worker-0", at_ms=400, duration_ms=2_500, amount=1),
     "pause_coordinator": Fault("pause_coordinator", at_ms=400, duration_ms=800),

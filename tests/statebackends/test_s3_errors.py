@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from statebackends.errors import (
+    AmbiguousWriteError,
     InvalidConfigError,
     InvariantError,
     ObjectMissingError,
+    OutOfSpaceError,
     StorageAccessError,
     StorageThrottledError,
     StorageUnavailableError,
@@ -74,6 +76,31 @@ def test_refused_access_is_told_at_once_by_every_operation(
         assert type(pickle.loads(pickle.dumps(error))) is StorageAccessError
         server.heal()
     assert clock.sleeps == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (507, "InsufficientStorage"),
+        (507, "XMinioStorageFull"),
+        (507, "Anything"),
+        (403, "QuotaExceeded"),
+        (503, "InsufficientCapacity"),
+    ],
+)
+def test_a_full_store_is_told_by_its_name_and_not_asked_again(
+    storage: S3Storage, server: S3Server, clock: SimClock, status: int, code: str
+) -> None:
+    storage.execute(PUT)  # that conditions work is known
+    server.fail(answer(status, code), on="PUT", times=-1)
+    for operation in (ops.WriteFile("other", [DATA]), ops.PutIfAbsent("other", DATA)):
+        with pytest.raises(OutOfSpaceError, match=code) as caught:
+            storage.execute(operation)
+        assert caught.value.fields["key"] == "state/other"
+    assert clock.sleeps == []
+    server.fail(answer(503, "ServiceUnavailable"), on="HEAD", times=-1)
+    with pytest.raises(AmbiguousWriteError):  # some of its disks may have it, and nobody knows
+        storage.execute(ops.PutIfAbsent("other", DATA))
 
 
 def test_a_missing_bucket_is_told_by_every_operation(connection: S3Connection, clock: SimClock, tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Folders on a host that belong to one living process each, and whoever comes next deletes those of the dead.
+
+    <root>/<name>/{lock, ...}
+
+The owner holds an flock on the file `lock` as long as it lives; the system lets go of it at any death, and of nothing while the
+process merely stands still. A folder is made and locked under another name first: one under its own name that nobody holds is
+a dead one's. Only folders that we own, that are no links, and whose name and lock say that they are of this kind are deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+
+log = logging.getLogger("holdfast.workingfolders")
+
+LOCK_NAME = "lock"
+BEGUN_SUFFIX = ".begun"
+BEGUN_AGE_S = 3600
+"""A folder that its maker died over before it had its name goes after this long."""
+SWEPT_MAX = 1_000
+"""Folders that one process deletes at its start; its successors go on."""
+
+WORKER_FOLDER = re.compile(r"[^/]+-[0-9]+-[0-9]+-[0-9a-f]{16}")
+"""Of a worker: job, slot, task attempt, nonce. RocksDB's databases are in it."""
+PACKAGE_FOLDER = re.compile(r"holdfast-package-[0-9a-f]{16}")
+"""Of a driver: the package that it ships."""
+
+
+class OwnedFolder:
+    """One folder of this process."""
+
+    def __init__(self, root: str, name: str) -> None:
+        """Make and lock it; `name` is used once. Raises OSError."""
+        self.path = os.path.join(root, name)
+        self._descriptor: int | None = None
+        os.makedirs(root, exist_ok=True)
+        begun = f"{self.path}{BEGUN_SUFFIX}"
+        os.mkdir(begun, 0o700)
+        try:
+            self._lock(begun)
+            os.rename(begun, self.path)
+        except BaseException:
+            self.close()
+            shutil.rmtree(begun, ignore_errors=True)
+            raise
+
+    def _lock(self, folder: str) -> None:
+        path = os.path.join(folder, LOCK_NAME)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # a file system without locks: without the file nobody takes the folder for a dead one's
+            os.close(descriptor)
+            os.unlink(path)
+            log.warning("%s can't be locked (%s): if this process is killed, it stays", folder, error)
+        else:
+            self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Idempotent. Let go of it, as the system does at the death of the process."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def delete(self) -> None:
+        """The process has no use for it any more."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
+
+
+class FolderSweep:
+    """Deletes what dead processes left below a root: a folder at a step, each for whoever has time. Raises nothing."""
+
+    def __init__(self, root: str, names: re.Pattern[str]) -> None:
+        self._root = root
+        self._names = names
+        self._left: Iterator[str] | None = None
+        self.swept = 0
+        """Folders deleted."""
+
+    def step(self) -> bool:
+        """I/O. Look for the next dead folder and delete it; False: there is none left."""
+        if self._left is None:
+            self._left = iter(sorted(_listed(self._root)))
+        for name in self._left:
+            if self.swept < SWEPT_MAX and self._is_candidate(name) and _delete_dead(self._root, name):
+                self.swept += 1
+                return True
+        return False
+
+    def _is_candidate(self, name: str) -> bool:
+        begun = name.removesuffix(BEGUN_SUFFIX)
+        if self._names.fullmatch(begun) is None:
+            return False
+        return name == begun or _age_s(os.path.join(self._root, name)) > BEGUN_AGE_S
+
+
+def _listed(root: str) -> list[str]:
+    try:
+        return os.listdir(root)
+    except OSError:
+        return []
+
+
+def _age_s(path: str) -> float:
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _delete_dead(root: str, name: str) -> bool:
+    """Whether the folder was a dead process's, and is gone."""
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = os.open(os.path.join(root, name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            opened.callback(os.close, folder)
+            if os.fstat(folder).st_uid != os.geteuid():
+                return False
+            lock = os.open(LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            opened.callback(os.close, lock)
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                return False
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:  # somebody was about to delete it, and it may be empty by now
+            return _remove_empty(root, name)
+        except OSError:  # its owner lives, or it is none of ours
+            return False
+        return _empty(folder, root, name)
+
+
+def _empty(folder: int, root: str, name: str) -> bool:
+    """Delete what is in a folder whose lock we hold, then the folder. The lock goes last: who dies in between leaves a folder that
+    is still a dead one's."""
+    try:
+        entries = [entry for entry in os.listdir(folder) if entry != LOCK_NAME]
+        for entry in entries:
+            if stat.S_ISDIR(os.lstat(entry, dir_fd=folder).st_mode):
+                shutil.rmtree(entry, dir_fd=folder)  # through no link
+            else:
+                os.unlink(entry, dir_fd=folder)
+        os.unlink(LOCK_NAME, dir_fd=folder)
+    except OSError as error:
+        log.warning("%s is left by a process that died, and can't be deleted: %s", os.path.join(root, name), error)
+        return False
+    return _remove_empty(root, name)
+
+
+def _remove_empty(root: str, name: str) -> bool:
+    try:
+        os.rmdir(os.path.join(root, name))
+    except OSError:
+        return False
+    return True
