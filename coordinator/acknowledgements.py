@@ -279,7 +279,7 @@ class AcknowledgementJudge:
 def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
     """As the backends write: backend.SnapshotTarget and the tables' writers."""
     if savepoint and not native:
-        return _Form(frozenset({"parquet"}), 0, 0, shares=False)
+        return _Form(frozenset({"parquet"}), config.inline_threshold, FILE_BYTES_MAX, shares=False)
     if config.state_backend == "memory":
         limit = config.memory_snapshot_bytes_max
         return _Form(frozenset({"arrow"}), limit + 1, limit, shares=False)
@@ -289,7 +289,7 @@ def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
     shares = config.is_incremental and not savepoint
     if shares:
         formats.add(DELTA_FORMAT)
-    return _Form(frozenset(formats), 0 if savepoint else config.inline_threshold, FILE_BYTES_MAX, shares=shares)
+    return _Form(frozenset(formats), config.inline_threshold, FILE_BYTES_MAX, shares=shares)
 
 
 def _operator(operator: OperatorDescription, names: set[str]) -> _Operator:
