@@ -118,6 +118,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("duplicate", "control messages arrive twice", _MESSAGE, lasts=True),
         FaultKind("reorder", "control messages overtake each other", _MESSAGE, "ms", lasts=True),
         FaultKind("partition", "a worker and the coordinator can't reach each other", _WORKER, lasts=True),
+        FaultKind("forged_ack", "acknowledgements of a worker name what no task can have stored", _WORKER, lasts=True),
         FaultKind("break_stream", "a worker's command stream breaks; the coordinator notices late", _WORKER, "ms until it does"),
         FaultKind("cut_link", "a data connection between two workers breaks, and can be made anew", "<slot>-<slot>"),
         FaultKind("slow_link", "a data connection is slow", "<slot>-<slot>, or all", "ms", lasts=True),
@@ -143,7 +144,7 @@ KINDS: dict[str, FaultKind] = {
 FAMILIES: dict[str, tuple[str, ...]] = {
     "crashes": ("kill_worker", "kill_coordinator", "kill_driver", "kill_all", "kill_recovering", "damage_copies"),
     "zombies": ("pause_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
-    "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream"),
+    "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream", "forged_ack"),
     "data": ("cut_link", "slow_link"),
     "storage": ("store_fails", "store_slow", "store_partial", "store_lies", "store_late", "disk_full", "power_loss"),
     "clocks": ("clock_jump",),

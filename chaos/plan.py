@@ -140,6 +140,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "pause_worker": lambda: _worker(rng, slots),
         "damage_copies": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
+        "forged_ack": lambda: _worker(rng, slots),
         "break_stream": lambda: _worker(rng, slots),
         "kill_recovering": lambda: rng.choice(("worker", "coordinator")),
         "clock_jump": lambda: rng.choice(("coordinator", "driver", _worker(rng, slots))),
