@@ -46,6 +46,8 @@ SHOWN_CHARS_MAX = 200
 """Of a text of the acknowledgement that an answer repeats."""
 
 NATIVE_FORMAT = "rocksdb"
+_CURRENT = "CURRENT"
+"""Of a database: a line with the name of the file that lists all others."""
 _CHECKSUM = re.compile(r"xxh3_128:[0-9a-f]{32}")
 _REST = re.compile(r"[0-9A-Za-z]+-[A-Za-z0-9._%~-]+")
 """Behind the prefix of a writer: its nonce, and the escaped name of a part."""
@@ -318,8 +320,11 @@ def _check_shape(handle: KeyedStateHandle) -> None:
         for name in names:
             if _LOCAL_NAME.fullmatch(name) is None:
                 raise _Refused(f"a database with a file {_shown(name)}")
-        if "CURRENT" not in names:
-            raise _Refused("a database without the file CURRENT")
+        if _CURRENT not in names:
+            raise _Refused(f"a database without the file {_CURRENT}")
+        current = handle.parts[handle.names.index(_CURRENT)]
+        if isinstance(current, InlineHandle) and current.data not in {f"{name}\n".encode() for name in names}:
+            raise _Refused(f"a database whose file {_CURRENT} names none of its files")
         return
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")

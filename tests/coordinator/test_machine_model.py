@@ -160,7 +160,8 @@ class CoordinatorModel(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from([self.attempt, self.attempt, self.attempt, max(1, self.attempt - 1)]))
         name = f"{number}-{attempt}-{task.vertex}"
         known = self.acked.setdefault(number, set())
-        (answer,) = self.feed(on.AcksReceived((AcknowledgeCheckpoint(attempt, number, task.vertex, 0, state(name, task, attempt)),), 0))
+        ack = AcknowledgeCheckpoint(attempt, number, task.vertex, 0, state(name, task, attempt))
+        (answer,) = self.feed(on.AcksReceived((ack,), 0))
         if answer is AckStatus.SUCCESS:
             assert task not in known, "each task counts once"
             assert attempt == self.attempts[number] == self.attempt, "a stale attempt can't acknowledge (I15)"
@@ -170,7 +171,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     def everybody_acknowledges(self, back: int) -> None:
         number = max(self.claims, default=1) - back
         items = tuple(
-            AcknowledgeCheckpoint(self.attempt, number, task.vertex, 0, state(f"{number}-{self.attempt}-{task.vertex}", task, self.attempt))
+            AcknowledgeCheckpoint(self.attempt, number, task.vertex, 0, state(f"{number}-{task.vertex}", task, self.attempt))
             for task in sorted(TASKS)
         )
         for item, answer in zip(items, self.feed(on.AcksReceived(items, 0)), strict=True):

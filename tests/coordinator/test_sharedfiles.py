@@ -42,7 +42,8 @@ def placeholder(name: str, length: int = 10) -> PlaceholderHandle:
 
 def keyed(*parts: StateHandle) -> OperatorSubtaskState:
     names = tuple(f"{number:06}.sst" for number in range(len(parts)))
-    handle = KeyedStateHandle(KeyGroupRange(0, 8), "rocksdb", (), (*parts, InlineHandle(b"")), (*names, "CURRENT"))
+    own = (InlineHandle(b"x\n"), InlineHandle(b""))
+    handle = KeyedStateHandle(KeyGroupRange(0, 8), "rocksdb", (), (*parts, *own), (*names, "CURRENT", "x"))
     return OperatorSubtaskState(keyed=(handle,))
 
 
@@ -114,7 +115,7 @@ def test_j11_a_placeholder_is_replaced_by_the_registered_file() -> None:
     job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2", 77))
     (write,) = of(job.checkpoint(2, placeholder("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3")), on.WriteMetadata)
     assert write.states == {A: {"op": keyed(file("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3"))}, B: {"op": OperatorSubtaskState()}}
-    assert job.machine.retained[0].size == 87
+    assert job.machine.retained[0].size == 89
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,8 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     job = Job(retained_checkpoints=2)
     job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
     job.checkpoint(2, placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))
-    (write,) = of(job.checkpoint(3, placeholder("2-1-op-0-a-s3"), file("3-1-op-0-a-s4")), on.WriteMetadata)
+    third = job.checkpoint(3, placeholder("2-1-op-0-a-s3"), file("3-1-op-0-a-s4"))
+    (write,) = of(third, on.WriteMetadata)
     operator = OperatorState("op", "f" * 32, "op", 1, 8, (write.states[A]["op"],))
     metadata = SnapshotMetadata(
         job_id=JOB, job_name="j", checkpoint_id=3, kind="checkpoint", attempt=1, epoch=1, trigger_timestamp_ms=0,
@@ -185,8 +187,9 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     )  # fmt: skip
     decision = decode_decision(encode_metadata(metadata))
     assert isinstance(decision, Completed)
-    assert (decision.size, decision.new_size) == (20, 10)
-    kept = [completed(2, "1-1-op-0-a-s2", "2-1-op-0-a-s3"), CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)]
+    assert (decision.size, decision.new_size) == (22, 12)
+    newest = CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)
+    kept = [completed(2, "1-1-op-0-a-s2", "2-1-op-0-a-s3"), newest]
     again = RetainedCheckpoints(2, kept)
     assert again.shared.counts() == job.machine._decisions.retained.shared.counts()
     assert again.shared.counts() == {"1-1-op-0-a-s2": (2,), "2-1-op-0-a-s3": (2, 3), "3-1-op-0-a-s4": (3,)}
@@ -258,7 +261,8 @@ def test_a_late_acknowledgement_never_takes_away_what_others_share() -> None:
     job.checkpoint(5, file("5-1-op-0-a-s1"))  # an id that nobody claimed: what it names is nobody's
     assert of(job.actions, on.DiscardState) == [on.DiscardState(5, f"{JOB}/chk-5", ("../shared/5-1-op-0-a-s1",))]
     kept = Bench(state_backend="rocksdb", completed=[completed(7, "3-1-op-0-a-s1")], next_id=8)
-    ack = AcknowledgeCheckpoint(1, 3, A.vertex, 0, {"op": keyed(file("3-1-op-0-a-s1"), file("3-1-op-0-a-s2"), placeholder("2-1-op-0-a-s1"))})
+    parts = (file("3-1-op-0-a-s1"), file("3-1-op-0-a-s2"), placeholder("2-1-op-0-a-s1"))
+    ack = AcknowledgeCheckpoint(1, 3, A.vertex, 0, {"op": keyed(*parts)})
     (discard,) = of(kept.handle(on.AcksReceived((ack,), 0)), on.DiscardState)
     assert discard.files == ("../shared/3-1-op-0-a-s2",), "3 was completed and dropped; 7 has its file"
 
