@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,19 @@ from statebackends.errors import InvalidConfigError
 from statebackends.handles import StateMeta
 from statebackends.keygroups import check_parallelism
 from statebackends.settings import StateBackendSettings
+
+JOB_NAME_CHARS_MAX = 255
+
+
+def check_job_name(name: str) -> None:
+    """Raise InvalidConfigError unless a job can have this name: 1..255 printable characters, not blanks alone."""
+    if not name.strip():
+        raise InvalidConfigError("a job needs a name", setting="name")
+    if len(name) > JOB_NAME_CHARS_MAX:
+        message = f"the name of a job has at most {JOB_NAME_CHARS_MAX} characters; {name[:40]!r}... has {len(name)}"
+        raise InvalidConfigError(message, setting="name")
+    if not name.isprintable():
+        raise InvalidConfigError(f"the name of a job must be printable characters, not {name!r}", setting="name")
 
 
 class Partitioning(StrEnum):
@@ -268,6 +281,8 @@ class Submission(msgspec.Struct, frozen=True):
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     driver_nonce: str = ""
     """Makes a retried POST idempotent."""
+    launch_key: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    """Shared by launcher and coordinator: only workers that the launcher started can register (launches.py). Empty: any can."""
 
 
 class SubmissionAccepted(msgspec.Struct, frozen=True):

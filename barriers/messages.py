@@ -6,12 +6,36 @@ is idempotent and fenced: it carries the coordinator's epoch and the job's attem
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from barriers.jobgraph import JobGraph
 from statebackends.handles import OperatorSubtaskState
+
+TEXT_BYTES_MAX = 1024
+"""Of a text that a worker sends, once it is taken: what is longer is clipped, or refused where it is a name."""
+TRACEBACK_BYTES_MAX = 8 * 1024
+"""Of the end of a traceback, for the job's exceptions."""
+
+_Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What a record of ours, and every reader of it, can hold."""
+
+
+def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
+    """A text of somebody else's, cut to so many bytes of UTF-8 with `...` at its end."""
+    if len(text) * 4 <= bytes_max:
+        return text
+    encoded = text.encode("utf-8", "replace")
+    return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode("utf-8", "ignore") + "..."
+
+
+def clip_front(text: str, bytes_max: int = TRACEBACK_BYTES_MAX) -> str:
+    """As `clip`, but the end stays: of a traceback the last lines tell most."""
+    if len(text) * 4 <= bytes_max:
+        return text
+    encoded = text.encode("utf-8", "replace")
+    return text if len(encoded) <= bytes_max else "..." + encoded[3 - bytes_max :].decode("utf-8", "ignore")
 
 
 class CheckpointKind(StrEnum):
@@ -80,7 +104,7 @@ class SubtaskKey(msgspec.Struct, frozen=True, order=True):
     """One parallel instance of one job vertex."""
 
     vertex: str
-    subtask: int
+    subtask: _Int
 
 
 class CheckpointMetrics(msgspec.Struct, frozen=True):
@@ -90,9 +114,9 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     start_delay_ms: float = 0
     sync_duration_ms: float = 0
     async_duration_ms: float = 0
-    bytes_processed_during_alignment: int = 0
-    checkpointed_size: int = 0
-    state_size: int = 0
+    bytes_processed_during_alignment: _Int = 0
+    checkpointed_size: _Int = 0
+    state_size: _Int = 0
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator
@@ -101,10 +125,10 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
 class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
     """One subtask's state for one checkpoint is durable. `states` maps operator uid -> what it stored."""
 
-    attempt: int
-    checkpoint_id: int
+    attempt: _Int
+    checkpoint_id: _Int
     vertex: str
-    subtask: int
+    subtask: _Int
     states: dict[str, OperatorSubtaskState] = {}
     metrics: CheckpointMetrics = CheckpointMetrics()
 
@@ -112,10 +136,10 @@ class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
 class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
     """One subtask can't take part in a checkpoint."""
 
-    attempt: int
-    checkpoint_id: int
+    attempt: _Int
+    checkpoint_id: _Int
     vertex: str
-    subtask: int
+    subtask: _Int
     reason: FailureReason
     message: str = ""
 
@@ -127,35 +151,35 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Counters since the attempt began."""
 
     vertex: str
-    subtask: int
-    records_in: int = 0
-    records_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    late_dropped: int = 0
-    busy_ms: int = 0
-    idle_ms: int = 0
-    backpressured_ms: int = 0
-    watermark_ms: int | None = None
-    restored_local_bytes: int = 0
+    subtask: _Int
+    records_in: _Int = 0
+    records_out: _Int = 0
+    bytes_in: _Int = 0
+    bytes_out: _Int = 0
+    late_dropped: _Int = 0
+    busy_ms: _Int = 0
+    idle_ms: _Int = 0
+    backpressured_ms: _Int = 0
+    watermark_ms: _Int | None = None
+    restored_local_bytes: _Int = 0
     """Files of the restored snapshot that were read from this host's own copies."""
-    restored_remote_bytes: int = 0
+    restored_remote_bytes: _Int = 0
     """Files of it that were read from storage."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):
     """State of one subtask of one attempt, with the failure if it failed."""
 
-    attempt: int
+    attempt: _Int
     vertex: str
-    subtask: int
+    subtask: _Int
     state: TaskState
     drained: bool = False
     """All input was consumed and finish() ran; the subtask stays RUNNING until told to end."""
     error: str = ""
     """`ErrorClass: message` when FAILED."""
     traceback: str = ""
-    changed_ms: int = 0
+    changed_ms: _Int = 0
     metrics: SubtaskMetrics | None = None
     """The counters as they are with this state, once the subtask is drained or has ended: no later heartbeat tells them."""
 
@@ -164,54 +188,58 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     """A full snapshot of a worker: who it is, and all that the coordinator must know to resume with it."""
 
     job_id: str
-    slot: int
-    submission: int
-    task_attempt: int
+    slot: _Int
+    submission: _Int
+    task_attempt: _Int
     """Spark's task attempt id (or the launcher's own sequence): rises with each successor in the slot."""
     nonce: str
     """Drawn once per process."""
-    pid: int
+    pid: _Int
     host: str
     data_address: str
     """`tcp://host:port` of the worker's data socket."""
     directory_nonce: str
     """Content of `_holdfast` nonce file in the state directory as the worker reads it; empty if it can't."""
-    attempt: int = 0
+    attempt: _Int = 0
     """Attempt that the process is running, 0 for none."""
     subtasks: tuple[SubtaskStatus, ...] = ()
     unanswered: tuple[Answerable, ...] = ()
     data_key: str = ""
     """Public CURVE key of the data socket, Z85; empty when it listens on loopback only."""
+    spawn: _Int = 0
+    """Which worker of the slot its launcher started it as, 1, 2, 3 ...; 0: it was not told."""
+    launch_token: str = ""
+    """Proof of that: see launches.py."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent by the worker's control thread; carries counters for the progress display."""
 
-    slot: int
+    slot: _Int
     session: str
-    attempt: int
+    attempt: _Int
     metrics: tuple[SubtaskMetrics, ...] = ()
 
 
 class AckBatch(msgspec.Struct, frozen=True):
     """Body of POST .../acks; answered item by item, in order."""
 
-    epoch: int
-    slot: int
+    epoch: _Int
+    slot: _Int
     session: str
     items: tuple[Answerable, ...]
 
 
 class AckAnswers(msgspec.Struct, frozen=True):
-    epoch: int
+    epoch: _Int
     answers: tuple[AckStatus, ...]
 
 
 class StatusBatch(msgspec.Struct, frozen=True):
     """Body of POST .../states."""
 
-    epoch: int
-    slot: int
+    epoch: _Int
+    slot: _Int
     session: str
     subtasks: tuple[SubtaskStatus, ...]
 

@@ -44,7 +44,8 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, StateMeta
+from statebackends.keygroups import assign_key_groups
 
 Row = dict[str, Any]
 
@@ -54,27 +55,31 @@ VERTICES = 256
 ROOT = Path(__file__).resolve().parent.parent
 
 
+TOTAL = StateMeta("total", "value", "int", "utf8")
+
+
 def make_graph(workers: int) -> JobGraph:
     """A line of vertices, not chained: many subtasks in few processes."""
     vertices, edges = [], []
     for number in range(VERTICES):
         kind = "source" if number == 0 else "map"
-        operator = OperatorDescription(f"v{number}", f"{number:032x}", f"v{number}", kind)
+        operator = OperatorDescription(f"v{number}", f"{number:032x}", f"v{number}", kind, (TOTAL,), "utf8")
         vertices.append(JobVertex(f"{number:032x}", f"v{number}", workers, 128, (operator,)))
         if number:
             edges.append(JobEdge(number, f"{number - 1:032x}", f"v{number - 1}", f"{number:032x}", 0, Partitioning.REBALANCE))
-    return JobGraph(f"acks-{workers}", tuple(vertices), tuple(edges), JobConfig(checkpoint_timeout_ms=60_000))
+    return JobGraph(f"acks-{workers}", tuple(vertices), tuple(edges), JobConfig(checkpoint_timeout_ms=60_000, state_backend="filesystem"))
 
 
 class Speaker:
     """A worker's side of the protocol on one keep-alive connection, and its command stream on another."""
 
-    def __init__(self, url: str, token: str, job_id: str, slot: int) -> None:
+    def __init__(self, url: str, token: str, job_id: str, slot: int, workers: int) -> None:
         self._address = urlsplit(url).netloc
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._base = f"/v1/jobs/{job_id}/workers"
         self._connection = http.client.HTTPConnection(self._address, timeout=60)
         self.slot = slot
+        self.workers = workers
 
     def post(self, path: str, body: bytes) -> bytes:
         self._connection.request("POST", self._base + path, body, self._headers)
@@ -110,7 +115,7 @@ class Speaker:
         raise RuntimeError("the command stream ended")
 
     def encode_acks(self, trigger: TriggerCheckpoint, batch_size: int) -> list[bytes]:
-        items = [make_ack(trigger, number, self.slot) for number in range(VERTICES)]
+        items = [make_ack(trigger, number, self.slot, self.workers) for number in range(VERTICES)]
         registered = self.registered
         return [
             codec.encode(AckBatch(registered.epoch, self.slot, registered.session, tuple(items[at : at + batch_size])))
@@ -127,11 +132,10 @@ class Speaker:
         self._stream.close()
 
 
-def make_ack(trigger: TriggerCheckpoint, number: int, slot: int) -> AcknowledgeCheckpoint:
+def make_ack(trigger: TriggerCheckpoint, number: int, slot: int, workers: int) -> AcknowledgeCheckpoint:
     """One keyed state in one file: what most acknowledgements look like."""
-    meta = StateMeta("total", "value", "int", "utf8")
-    part = FileHandle(f"v{number}-{slot}-1-0123456789abcdef-total", 123_456, "xxh3_128:" + "0" * 32)
-    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (meta,), (part,))
+    part = FileHandle(f"v{number}-{slot}-{trigger.attempt}-0123456789abcdef-total", 123_456, "xxh3_128:" + "0" * 32)
+    handle = KeyedStateHandle(assign_key_groups(128, workers, slot), "arrow", (TOTAL,), (part,))
     metrics = CheckpointMetrics(1.5, 0.5, 0.2, 12.5, 1_000, 123_456, 123_456)
     states = {f"v{number}": OperatorSubtaskState(keyed=(handle,))}
     return AcknowledgeCheckpoint(trigger.attempt, trigger.checkpoint_id, f"{number:032x}", slot, states, metrics)
@@ -170,7 +174,7 @@ def speaking(sidecar: Sidecar, workers: int) -> Iterator[tuple[RestClient, str, 
     """A running job whose workers only speak."""
     client = RestClient(sidecar.url, sidecar.token)
     accepted = client.submit(Submission(make_graph(workers), fresh=True))
-    speakers = [Speaker(sidecar.url, sidecar.token, accepted.job_id, slot) for slot in range(workers)]
+    speakers = [Speaker(sidecar.url, sidecar.token, accepted.job_id, slot, workers) for slot in range(workers)]
     try:
         for speaker in speakers:
             speaker.start(accepted.job_id, accepted.submission, accepted.directory_nonce)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from barriers.jobgraph import ClaimMode
+from barriers.launches import launch_token
 from barriers.messages import ShutdownWorker
 from chaos.control import ControlNetwork
 from chaos.coordinatorhost import CoordinatorHost
@@ -339,6 +340,10 @@ class Cluster:
             local_directory=self.local_directory,
             cancellation_timeout_ms=driver.order.plan.graph.config.cancellation_timeout_ms,
             watch_parent=False,
+            spawn=spawn,
+            launch_token=launch_token(
+                driver.launch_key, job_id=accepted.job_id, submission=accepted.submission, slot=slot, spawn=spawn
+            ),
         )
         nonce = f"n{self._counts['tasks']:x}"
         storage = self.stores.client(process)

@@ -76,6 +76,7 @@ class DriverHost:
         self._client = JobClient(around.control)
         self._random = around.kernel.streams.of(f"driver/{process.name}")
         self.plan_bytes = pickle_plan(order.plan)
+        self.launch_key = f"key of {process.name}"
         self.job_id = ""
         self.accepted: SubmissionAccepted | None = None
         self._supervisor: SlotSupervisor | None = None
@@ -102,6 +103,7 @@ class DriverHost:
             fresh=self.order.fresh,
             claim_mode=self.order.claim_mode,
             driver_nonce=self.process.name,
+            launch_key=self.launch_key,
             allow_output_repeat=self.order.allow_output_repeat,
         )
         self._around.observe(Submitted(self._around.kernel.now_ms, self.process.name, submission))

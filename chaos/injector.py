@@ -11,7 +11,9 @@ from typing import Protocol
 
 import msgspec
 
+from barriers.messages import AcknowledgeCheckpoint
 from chaos.faults import KINDS, Fault
+from chaos.forgeries import forge
 from chaos.observations import FaultBegan, Observation
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import OK, Outcome, StoreDecision
@@ -167,6 +169,13 @@ class Injector:
                 else:
                     delay_us += window.random.randrange(max(1, window.fault.amount * 1000))
         return MessageFate(lost, delay_us, copies)
+
+    def acknowledgements(self, ack: AcknowledgeCheckpoint, slot: int) -> tuple[AcknowledgeCheckpoint, ...]:
+        """What the worker of a slot sends where it has an acknowledgement to send."""
+        for window in self._open("forged_ack"):
+            if _is_worker(window.fault.target, slot) and self._hits(window):
+                return forge(ack, window.random)
+        return (ack,)
 
     def link_delay_us(self, one: int, other: int) -> int:
         """Extra time of a frame between two slots."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
-from barriers.messages import Answerable, NotifyCheckpointAborted, SubtaskStatus, WorkerCommand
+from barriers.messages import AcknowledgeCheckpoint, Answerable, NotifyCheckpointAborted, SubtaskStatus, WorkerCommand
 from statebackends.storage.operations import Operation
 
 
@@ -83,6 +83,16 @@ class Reported(msgspec.Struct, frozen=True):
     actor: str
     slot: int
     item: SubtaskStatus | Answerable
+
+
+class Forged(msgspec.Struct, frozen=True):
+    """A worker sends an acknowledgement that no task of ours sends; `real` is what its task said."""
+
+    at_ms: int
+    actor: str
+    slot: int
+    item: AcknowledgeCheckpoint
+    real: AcknowledgeCheckpoint
 
 
 class SnapshotBegan(msgspec.Struct, frozen=True):
@@ -160,6 +170,7 @@ Observation: TypeAlias = (
     | Commanded
     | Delivered
     | Reported
+    | Forged
     | SnapshotBegan
     | DataEnded
     | Led

@@ -155,6 +155,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "damage_copies": lambda: _worker(rng, slots),
         "local_disk_full": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
+        "forged_ack": lambda: _worker(rng, slots),
         "break_stream": lambda: _worker(rng, slots),
         "kill_recovering": lambda: rng.choice(("worker", "coordinator")),
         "clock_jump": lambda: rng.choice(("coordinator", "driver", _worker(rng, slots))),

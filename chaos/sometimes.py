@@ -20,7 +20,19 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
-from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
+from chaos.observations import (
+    Answered,
+    Commanded,
+    Delivered,
+    Forged,
+    Led,
+    Lifecycle,
+    Observation,
+    Reported,
+    Requested,
+    Stored,
+    Submitted,
+)
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
@@ -28,6 +40,7 @@ SOMETIMES: dict[str, str] = {
     "ack_after_decision": "an acknowledgement comes when its checkpoint is decided already",
     "ack_repeated": "an acknowledgement comes twice",
     "ack_of_stale_attempt": "a subtask of an older attempt acknowledges",
+    "ack_forged": "a worker acknowledges what no task can have stored",
     "checkpoint_declined": "a subtask declines a checkpoint",
     "checkpoint_aborted": "workers are told that a checkpoint is off",
     "crash_before_store": "a coordinator dies just before an id is decided",
@@ -92,6 +105,8 @@ class Sometimes:
                 self._answered(observation)
             case Reported():
                 self._reported(observation)
+            case Forged():
+                self._visit("ack_forged")
             case Delivered():
                 self._delivered(observation)
             case Commanded():

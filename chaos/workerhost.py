@@ -12,13 +12,21 @@ from typing import Any
 import msgspec
 
 from barriers.jobgraph import RocksDBConfig
-from barriers.messages import Answerable, Deployment, ShutdownWorker, SubtaskDeployment, SubtaskStatus, WorkerCommand
+from barriers.messages import (
+    AcknowledgeCheckpoint,
+    Answerable,
+    Deployment,
+    ShutdownWorker,
+    SubtaskDeployment,
+    SubtaskStatus,
+    WorkerCommand,
+)
 from chaos.commandstream import command_kind
 from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork
 from chaos.gateway import SimGateway
 from chaos.injector import Injector
-from chaos.observations import DataEnded, Delivered, Observation, Reported, SnapshotBegan, aborts_unread
+from chaos.observations import DataEnded, Delivered, Forged, Observation, Reported, SnapshotBegan, aborts_unread
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
@@ -141,7 +149,8 @@ class WorkerHost:
         spec = self.spec
         seen = _directory_nonce(storage)
         address = self.transport.address
-        return WorkerIdentity(spec.job_id, spec.slot, spec.submission, spec.task_attempt, nonce, 1, "sim", address, seen)
+        numbers = (spec.job_id, spec.slot, spec.submission, spec.task_attempt)
+        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, spawn=spec.spawn, launch_token=spec.launch_token)
 
     def _nonce(self, prefix: str) -> str:
         self._nonces += 1
@@ -240,7 +249,14 @@ class WorkerHost:
         )
         self._kernel.trace.add(self.process.name, f"reports {kind}", _describe(item))
         self._around.observe(Reported(self._kernel.now_ms, self.process.name, self.slot, item))
-        self.gateway.report(item)
+        if not isinstance(item, AcknowledgeCheckpoint):
+            self.gateway.report(item)
+            return
+        for each in self._around.injector.acknowledgements(item, self.slot):
+            if each is not item:
+                self._kernel.trace.add(self.process.name, "forges ack", _describe(each))
+                self._around.observe(Forged(self._kernel.now_ms, self.process.name, self.slot, each, item))
+            self.gateway.report(each)
 
     # ------------------------------------------------------------------------------------------------------- operators
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import assert_never
 
-from barriers.jobgraph import JobConfig
+from barriers.jobgraph import JobGraph
 from barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
+    Answerable,
     CheckpointKind,
     DeclineCheckpoint,
     FailureReason,
     SubtaskKey,
+    clip,
 )
 from coordinator import events as on
+from coordinator.acknowledgements import AcknowledgementJudge
 from coordinator.events import CompletedCheckpoint, DropCheckpoint
 from coordinator.failures import FailureCounter
 from coordinator.pending import PendingCheckpoint, PendingStatus, list_files
@@ -41,12 +44,14 @@ ABORTED_FOLDERS_MAX = 100
 class Decisions:
     """The pending checkpoints and the completed ones."""
 
-    def __init__(self, job_id: str, config: JobConfig, board: TaskBoard, turn: Turn, retained: RetainedCheckpoints) -> None:
+    def __init__(self, job_id: str, graph: JobGraph, board: TaskBoard, turn: Turn, retained: RetainedCheckpoints) -> None:
         self._job_id = job_id
+        config = graph.config
         self._config = config
         self._board = board
         self._turn = turn
         self.retained = retained
+        self._judge = AcknowledgementJudge(graph, retained.shared)
         self.failures = FailureCounter(config.tolerable_failed_checkpoints)
         self.stats = CheckpointStats()
         self.pending: dict[int, PendingCheckpoint] = {}
@@ -81,17 +86,24 @@ class Decisions:
 
     # ------------------------------------------------------------------------------------------------ acknowledgements
 
-    def acknowledge(self, ack: AcknowledgeCheckpoint, next_id: int) -> AckStatus:
-        """Count a task once. State that no decision will name is discarded, unless it may be another's."""
+    def acknowledge(self, ack: AcknowledgeCheckpoint, slot: int, next_id: int) -> AckStatus:
+        """Count a task once, if it says what such a task can have stored: else the checkpoint is declined in its name. State that
+        no decision will name is discarded, unless it may be another's."""
         pending = self.pending.get(ack.checkpoint_id)
+        if ack.subtask != slot:
+            return self._refuse_foreign(ack, slot, pending, next_id)
         if pending is None:
             if self.retained.is_completed(ack.checkpoint_id):
                 return AckStatus.DUPLICATE
             self._discard_late(ack, self._folders.get(ack.checkpoint_id, f"{self._job_id}/chk-{ack.checkpoint_id}"))
-            return AckStatus.UNKNOWN if ack.checkpoint_id >= next_id else AckStatus.DISCARDED
+            return _answer_gone(ack.checkpoint_id, next_id)
+        task = SubtaskKey(ack.vertex, ack.subtask)
+        if pending.expects(task, ack.attempt) and (problem := self._judge.problem(ack, pending)) is not None:
+            self._decline(pending, f"{ack.vertex} ({ack.subtask}) acknowledged what it can't have stored: {problem}")
+            return AckStatus.DISCARDED
         status = pending.acknowledge(ack)
         if status is AckStatus.UNKNOWN:
-            self._discard_late(ack, pending.folder)
+            self._discard_late(ack, pending.folder, pending.acks.get(task))
         elif status is AckStatus.SUCCESS:
             self.stats.acknowledged(ack, self._turn.wall_ms)
             if pending.is_complete:
@@ -99,18 +111,34 @@ class Decisions:
                 self._write_next()
         return status
 
-    def decline(self, decline: DeclineCheckpoint, next_id: int) -> AckStatus:
+    def decline(self, decline: DeclineCheckpoint, slot: int, next_id: int) -> AckStatus:
         """The first decline of a pending checkpoint aborts it; any other changes nothing."""
         pending = self.pending.get(decline.checkpoint_id)
+        if decline.subtask != slot:
+            return self._refuse_foreign(decline, slot, pending, next_id)
         if pending is None:
-            return AckStatus.UNKNOWN if decline.checkpoint_id >= next_id else AckStatus.DISCARDED
+            return _answer_gone(decline.checkpoint_id, next_id)
         if SubtaskKey(decline.vertex, decline.subtask) not in pending.tasks or decline.attempt != pending.attempt:
             return AckStatus.UNKNOWN
         if pending.status is not PendingStatus.AWAITING_ACKS:
             return AckStatus.DUPLICATE
-        message = f"{decline.vertex} ({decline.subtask}) declined: {decline.message or decline.reason.value}"
+        message = f"{decline.vertex} ({decline.subtask}) declined: {clip(decline.message) or decline.reason.value}"
         self.abort(pending, decline.reason, message)
         return AckStatus.SUCCESS
+
+    def _refuse_foreign(self, item: Answerable, slot: int, pending: PendingCheckpoint | None, next_id: int) -> AckStatus:
+        """A worker answers for its own subtasks. One that speaks for another's can't be trusted with this checkpoint: it is
+        declined in the sender's name, and nothing is deleted."""
+        if pending is None:
+            return _answer_gone(item.checkpoint_id, next_id)
+        if item.attempt != pending.attempt or pending.status is not PendingStatus.AWAITING_ACKS:
+            return AckStatus.UNKNOWN
+        whose = f"subtask {item.subtask} of {clip(item.vertex)}"
+        self._decline(pending, f"the worker in slot {slot} answered for {whose}, which runs in another slot")
+        return AckStatus.UNKNOWN
+
+    def _decline(self, pending: PendingCheckpoint, message: str) -> None:
+        self.abort(pending, FailureReason.DECLINED, clip(message))
 
     def task_finished(self, task: SubtaskKey) -> None:
         """A task that ended without its acknowledgement will never send it."""
@@ -119,11 +147,13 @@ class Decisions:
                 message = f"{task.vertex} ({task.subtask}) finished before it acknowledged"
                 self.abort(pending, FailureReason.END_OF_INPUT, message)
 
-    def _discard_late(self, ack: AcknowledgeCheckpoint, folder: str) -> None:
-        """Delete the files of one writer that no decision will name. Of a forgotten id that was completed once, other checkpoints
-        may still share files: these stay."""
+    def _discard_late(self, ack: AcknowledgeCheckpoint, folder: str, accepted: AcknowledgeCheckpoint | None = None) -> None:
+        """Delete the files of one writer that no decision will name: only those that it wrote itself, and that it has not
+        acknowledged. Of a forgotten id that was completed once, other checkpoints may still share files: these stay."""
         shared = self.retained.shared
-        names = ((path, shared_name(path)) for path in list_files(ack.states))
+        kept = set(list_files(accepted.states)) if accepted is not None else set()
+        own = dict.fromkeys(path for path in self._judge.files_of_writer(ack) if path not in kept)
+        names = ((path, shared_name(path)) for path in own)
         files = tuple(path for path, name in names if name is None or not shared.is_needed(name))
         if files:
             self._turn.out.append(on.DiscardState(ack.checkpoint_id, folder, files))
@@ -309,3 +339,8 @@ class Decisions:
             case _:
                 assert_never(standing)
         return None
+
+
+def _answer_gone(checkpoint_id: int, next_id: int) -> AckStatus:
+    """To a message about an id that is not pending."""
+    return AckStatus.UNKNOWN if checkpoint_id >= next_id else AckStatus.DISCARDED

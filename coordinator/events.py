@@ -111,6 +111,8 @@ class AcksReceived(msgspec.Struct, frozen=True):
     """Acknowledgements and declines in the order of arrival; answered by one AnswerAcks."""
 
     items: tuple[Answerable, ...]
+    slot: int
+    """Whose worker sends them: subtask i of every vertex runs in slot i."""
     ticket: int = 0
 
 

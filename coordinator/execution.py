@@ -63,8 +63,9 @@ class Execution:
         task = self._tasks.get(SubtaskKey(status.vertex, status.subtask))
         if task is None or status.attempt != self.attempt:
             return False
-        if status.metrics is not None and task.state not in _TERMINAL:
-            task.metrics = status.metrics
+        counters = status.metrics
+        if counters is not None and (counters.vertex, counters.subtask) == (status.vertex, status.subtask):
+            self.measure((counters,))
         drained = status.drained and not task.drained
         task.drained = task.drained or status.drained
         return self._enter(task, status.state, wall_ms) or drained

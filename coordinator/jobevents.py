@@ -83,6 +83,8 @@ class JobSetup(msgspec.Struct, frozen=True):
     """What its restore accepted: see SubmissionAccepted."""
     subsumed: tuple[RestorePoint, ...] = ()
     """Snapshots that this job claimed and that nothing needs any more."""
+    launch_key: str = ""
+    """Of the submission's launcher: see barriers/launches.py."""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

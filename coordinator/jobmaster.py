@@ -6,7 +6,7 @@ job does. It performs nothing: storage, streams and time are the shell's (`jobse
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from barriers.messages import (
@@ -17,7 +17,10 @@ from barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
+    SubtaskMetrics,
+    SubtaskStatus,
     TriggerCheckpoint,
+    clip,
 )
 from coordinator import events as on
 from coordinator import jobevents as job
@@ -30,7 +33,7 @@ from coordinator.releasing import Releases
 from coordinator.slots import Slot, Verdict
 from coordinator.triggers import TriggerRegister
 from coordinator.workforce import JobTurn, Workforce
-from statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError
+from statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
 from statebackends.storage import is_absolute_folder
 
 
@@ -43,7 +46,7 @@ class JobMaster:
         self._turn = JobTurn()
         self.coordinator = CheckpointCoordinator(
             setup.job_id,
-            setup.graph.config,
+            setup.graph,
             rng=rng,
             next_checkpoint_id=setup.next_checkpoint_id,
             completed=setup.completed,
@@ -211,16 +214,16 @@ class JobMaster:
         batch = event.batch
         self._check_epoch(batch.epoch)
         self.workforce.current(batch.slot, batch.session)
-        answers = self._feed(batch.items)
+        answers = self._feed(batch.items, batch.slot)
         attempt = self.lifecycle.attempt
         if batch.items and all(item.attempt < attempt for item in batch.items):
             raise FencedError(f"attempt {attempt} runs: acknowledgements of older ones are discarded", attempt=attempt)
         return AckAnswers(self.setup.epoch, answers)
 
-    def _feed(self, items: Sequence[Answerable]) -> tuple[AckStatus, ...]:
+    def _feed(self, items: Sequence[Answerable], slot: int) -> tuple[AckStatus, ...]:
         """Give acknowledgements to the checkpoint coordinator; one answer each."""
         answers: tuple[AckStatus, ...] = ()
-        actions = self.coordinator.handle(on.AcksReceived(tuple(items)), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        actions = self.coordinator.handle(on.AcksReceived(tuple(items), slot), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
         for action in actions:
             if isinstance(action, on.AnswerAcks):
                 answers = action.answers
@@ -231,10 +234,12 @@ class JobMaster:
     def _states(self, event: job.StatesReceived) -> None:
         self._check_epoch(event.batch.epoch)
         slot = self.workforce.current(event.batch.slot, event.batch.session)
+        _check_own(slot.index, event.batch.subtasks)
         self.lifecycle.report(slot, event.batch.subtasks)
 
     def _heartbeat(self, event: job.HeartbeatReceived) -> int:
-        self.workforce.current(event.message.slot, event.message.session)
+        slot = self.workforce.current(event.message.slot, event.message.session)
+        _check_own(slot.index, event.message.metrics)
         execution = self.lifecycle.execution
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)
@@ -278,6 +283,7 @@ class JobMaster:
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
         verdict = self.workforce.judge(message)
+        _check_own(message.slot, message.subtasks)
         if message.attempt > self.lifecycle.attempt:
             text = f"attempt {message.attempt} is newer than any known here: another coordinator leads job {message.job_id}"
             raise NotLeaderError(text, job=message.job_id)
@@ -287,7 +293,7 @@ class JobMaster:
         slot = self.workforce.take(message)
         self._check_attempt(slot, message.attempt, verdict)
         self.lifecycle.report(slot, message.subtasks)
-        answers = self._feed(message.unanswered) if message.unanswered else ()
+        answers = self._feed(message.unanswered, slot.index) if message.unanswered else ()
         self._settle()
         return self._desired_state(slot, message.attempt, answers)
 
@@ -369,6 +375,15 @@ class JobMaster:
             native=trigger.request.native,
         )
         self.workforce.send(slot, command)
+
+
+def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> None:
+    """Raise ProtocolError, before anything of it is taken, unless a worker reports of its own slot's subtasks alone."""
+    for report in reports:
+        if report.subtask != slot:
+            whose = f"subtask {report.subtask} of {clip(report.vertex)}"
+            message = f"the worker in slot {slot} reports of {whose}, which runs in another slot"
+            raise ProtocolError(message, slot=slot, subtask=report.subtask)
 
 
 def _buildable(setup: JobSetup) -> int:

@@ -17,6 +17,8 @@ from barriers.messages import (
     ShutdownWorker,
     SubtaskStatus,
     TaskState,
+    clip,
+    clip_front,
 )
 from coordinator import events as on
 from coordinator import jobevents as job
@@ -146,8 +148,8 @@ class Lifecycle:
     def _look_for_failure(self, slot: Slot, changed: Sequence[SubtaskStatus]) -> None:
         for status in changed:
             if status.state is TaskState.FAILED:
-                error = status.error or "task failed"
-                self.fail_over(Incident(error, status.traceback, status.vertex, status.subtask, slot.index))
+                error = clip(status.error) or "task failed"
+                self.fail_over(Incident(error, clip_front(status.traceback), status.vertex, status.subtask, slot.index))
                 return
             ended = status.state is TaskState.CANCELED or (status.state is TaskState.FINISHED and not self.finishing)
             if ended:

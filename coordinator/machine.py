@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable
 from typing import assert_never
 
-from barriers.jobgraph import JobConfig
+from barriers.jobgraph import JobGraph
 from barriers.messages import AcknowledgeCheckpoint, AckStatus, Answerable, CheckpointKind, FailureReason, TaskState
 from coordinator import events as on
 from coordinator.decisions import Decisions
@@ -29,7 +29,7 @@ class CheckpointCoordinator:
     def __init__(
         self,
         job_id: str,
-        config: JobConfig,
+        graph: JobGraph,
         *,
         rng: random.Random,
         next_checkpoint_id: int = 1,
@@ -42,7 +42,7 @@ class CheckpointCoordinator:
         """`completed`: every checkpoint and savepoint on record; `aborted`: ids whose claim is still stored; `pinned`: the id that
         the job was restored from, kept beyond the limit until a newer one completes; `buildable`: the same if it is a checkpoint of
         this job, and 0 else: tasks know its files; `first_checkpoint_id`: ids from here on are of this submission."""
-        self._config = config
+        self._config = config = graph.config
         self._turn = Turn()
         self._board = TaskBoard()
         self._triggering = Triggering(job_id, config, self._board, self._turn, rng, next_checkpoint_id)
@@ -54,7 +54,7 @@ class CheckpointCoordinator:
             buildable=buildable,
             first_checkpoint_id=first_checkpoint_id,
         )
-        self._decisions = Decisions(job_id, config, self._board, self._turn, retained)
+        self._decisions = Decisions(job_id, graph, self._board, self._turn, retained)
         self._fenced = False
         self._timestamp_ms = 0
 
@@ -145,7 +145,7 @@ class CheckpointCoordinator:
     def _dispatch(self, event: Event) -> None:
         match event:
             case on.AcksReceived():
-                answers = tuple(self._answer(item) for item in event.items)
+                answers = tuple(self._answer(item, event.slot) for item in event.items)
                 self._turn.out.append(on.AnswerAcks(event.ticket, answers))
             case on.AttemptStarted():
                 self._start_attempt(event)
@@ -177,10 +177,10 @@ class CheckpointCoordinator:
             case _:
                 assert_never(event)
 
-    def _answer(self, item: Answerable) -> AckStatus:
+    def _answer(self, item: Answerable, slot: int) -> AckStatus:
         if isinstance(item, AcknowledgeCheckpoint):
-            return self._decisions.acknowledge(item, self._triggering.next_id)
-        return self._decisions.decline(item, self._triggering.next_id)
+            return self._decisions.acknowledge(item, slot, self._triggering.next_id)
+        return self._decisions.decline(item, slot, self._triggering.next_id)
 
     def _start_attempt(self, event: on.AttemptStarted) -> None:
         if not self.is_quiet:

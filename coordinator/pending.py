@@ -75,6 +75,11 @@ class PendingCheckpoint:
     def missing(self) -> Iterator[SubtaskKey]:
         return (task for task in sorted(self.tasks) if task not in self.acks)
 
+    def expects(self, task: SubtaskKey, attempt: int) -> bool:
+        """Whether an acknowledgement of the task would count."""
+        is_open = self.status is PendingStatus.AWAITING_ACKS and attempt == self.attempt
+        return is_open and task in self.tasks and task not in self.acks
+
     def acknowledge(self, ack: AcknowledgeCheckpoint) -> AckStatus:
         """SUCCESS once per task, then DUPLICATE; UNKNOWN for a task that has no part in it; DISCARDED once it is being aborted."""
         task = SubtaskKey(ack.vertex, ack.subtask)

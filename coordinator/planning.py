@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.jobgraph import ClaimMode, JobGraph, Submission
+from barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
 from coordinator.events import CompletedCheckpoint
 from coordinator.examining import examine_owner
 from coordinator.jobevents import JobSetup
@@ -54,8 +54,7 @@ class SubmissionPlan:
 def check_graph(graph: JobGraph) -> None:
     """Raise InvalidConfigError or GraphError on what no snapshot can mend."""
     graph.config.check()
-    if not graph.name.strip():
-        raise InvalidConfigError("the job has no name", setting="name")
+    check_job_name(graph.name)
     if not graph.vertices:
         raise GraphError(f"job {graph.name!r} has no vertices")
     if not all(vertex.operators for vertex in graph.vertices):
@@ -189,6 +188,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         started_ms=record.created_ms,
         notes=record.notes,
         subsumed=derive_releases(job),
+        launch_key=record.submission.launch_key,
     )
 
 

@@ -97,6 +97,11 @@ class SharedFiles:
         """Whether a completed checkpoint refers to a file, or may; also one that is just being deleted."""
         return name in self._files or name in self._deleting or self._may_be_hidden(name)
 
+    def find(self, checkpoint_id: int, name: str, offset: int | None) -> FileHandle | None:
+        """A file, or the piece of it at an offset, that a completed checkpoint refers to; None if it does not."""
+        file = self._files.get(name)
+        return None if file is None or checkpoint_id not in file.checkpoints else file.parts.get(offset)
+
     def resolve(self, checkpoint_id: int, base: int | None, states: TaskStates) -> ResolvedStates:
         """What tasks acknowledged, with the base's files in place of placeholders. Raises UnresolvedError."""
         return {
@@ -127,8 +132,7 @@ class SharedFiles:
     def _resolve_part(self, checkpoint_id: int, base: int | None, uid: str, part: StateHandle) -> StateHandle:
         name = _name_of(part)
         if isinstance(part, PlaceholderHandle):
-            file = self._files.get(name) if name is not None else None
-            known = None if base is None or file is None or base not in file.checkpoints else file.parts.get(part.offset)
+            known = None if base is None or name is None else self.find(base, name, part.offset)
             if known is None:
                 raise UnresolvedError(f"operator {uid!r} refers to {part.path}, which its base {base} does not have")
             if known.length != part.length:

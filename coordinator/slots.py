@@ -1,12 +1,15 @@
 """CORE: who holds each slot of a job. Registration, sessions, leases, and what is on its way to each worker.
 
-A slot's holder is a process: same nonce, a reconnect; a higher (submission, task attempt), a successor; a lower one is
-refused. It knows nothing of tasks or checkpoints."""
+A slot's holder is a process: same nonce, a reconnect; a higher (submission, spawn, task attempt), a successor; a lower one is
+refused. The launcher vouches for the first two; within one spawn Spark may run the task again, and numbers its attempts. It
+knows nothing of tasks or checkpoints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from barriers.messages import NumberedCommand, RegisterWorker, WorkerCommand
 from coordinator.outbox import Outbox
@@ -31,7 +34,8 @@ def judge_registration(current: RegisterWorker | None, message: RegisterWorker, 
         return Verdict.FIRST
     if message.nonce == current.nonce:
         return Verdict.RECONNECT
-    mine, theirs = (message.submission, message.task_attempt), (current.submission, current.task_attempt)
+    mine = (message.submission, message.spawn, message.task_attempt)
+    theirs = (current.submission, current.spawn, current.task_attempt)
     if mine == theirs:
         return Verdict.STALE if connected else Verdict.SUCCESSOR
     return Verdict.SUCCESSOR if mine > theirs else Verdict.STALE
@@ -76,7 +80,8 @@ class Slot:
         """A process holds the slot from now on, in a new session."""
         if self.holder is None or self.holder.nonce != message.nonce:
             self.reported_attempt = 0
-        self.holder = self.last_holder = message
+        # What it reports besides was taken already, and may hold megabytes.
+        self.holder = self.last_holder = msgspec.structs.replace(message, subtasks=(), unanswered=())
         self.outbox = Outbox(epoch, session)
         self.connected = False
         self.lost_at_ms = None

@@ -8,11 +8,20 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from barriers.messages import NumberedCommand, RegisterWorker, ShutdownWorker, WorkerCommand
+import msgspec
+
+from barriers.launches import is_launched
+from barriers.messages import TEXT_BYTES_MAX, NumberedCommand, RegisterWorker, ShutdownWorker, WorkerCommand, clip
 from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
 from coordinator.slots import Slot, Verdict, judge_registration
 from coordinator.views import WorkerView
-from statebackends.errors import FencedError, NotFoundError, StateDirectoryNotSharedError
+from statebackends.errors import (
+    AuthenticationError,
+    FencedError,
+    NotFoundError,
+    ProtocolError,
+    StateDirectoryNotSharedError,
+)
 
 STREAM_GRACE_MS = 1_000
 """How long a worker whose stream closed may take to come back before it counts as lost."""
@@ -38,6 +47,7 @@ class Workforce:
         self._epoch = setup.epoch
         self._submission = setup.submission
         self._directory_nonce = setup.directory_nonce
+        self._launch_key = setup.launch_key
         self._config = setup.graph.config
         self._rng = rng
         self._turn = turn
@@ -47,7 +57,8 @@ class Workforce:
     # --------------------------------------------------------------------------------------------------- registration
 
     def judge(self, message: RegisterWorker) -> Verdict:
-        """Whether a process may hold its slot. Raises NotFoundError, FencedError or StateDirectoryNotSharedError."""
+        """Whether a process may hold its slot. Raises NotFoundError, FencedError, AuthenticationError, ProtocolError or
+        StateDirectoryNotSharedError."""
         if not 0 <= message.slot < len(self.slots):
             raise NotFoundError(f"job {self._job_id} has slots 0..{len(self.slots) - 1}, not {message.slot}", slot=message.slot)
         slot = self.slots[message.slot]
@@ -57,11 +68,12 @@ class Workforce:
                 held=message.submission,
                 newer=self._submission,
             )
+        self._check_identity(message)
         if message.directory_nonce.strip() != self._directory_nonce:
             raise StateDirectoryNotSharedError(
-                f"the worker in slot {message.slot} on {message.host} does not see the coordinator's state directory",
+                f"the worker in slot {message.slot} on {clip(message.host)} does not see the coordinator's state directory",
                 slot=message.slot,
-                host=message.host,
+                host=clip(message.host),
             )
         verdict = judge_registration(slot.holder or slot.last_holder, message, connected=slot.connected)
         if verdict is Verdict.STALE:
@@ -72,6 +84,20 @@ class Workforce:
             )
         return Verdict.FIRST if slot.holder is None else verdict
 
+    def _check_identity(self, message: RegisterWorker) -> None:
+        """A process is who its launcher says, and its names are names."""
+        job_id, submission, slot, spawn = self._job_id, message.submission, message.slot, message.spawn
+        if not is_launched(
+            self._launch_key, message.launch_token, job_id=job_id, submission=submission, slot=slot, spawn=spawn
+        ):
+            raise AuthenticationError(
+                f"slot {slot}: the process is not the worker {spawn} that the launcher of job {job_id} started there", slot=slot
+            )
+        for name in ("nonce", "data_address", "data_key"):
+            text: str = getattr(message, name)
+            if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
+                raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)
+
     def take(self, message: RegisterWorker) -> Slot:
         """Give the slot to a process; its older session ends, and an older process is told to leave."""
         slot = self.slots[message.slot]
@@ -79,6 +105,7 @@ class Workforce:
             if slot.holder is not None and slot.holder.nonce != message.nonce:
                 self.send(slot, ShutdownWorker("superseded by a newer process in the same slot"))
             self._turn.out.append(CloseStream(slot.index, slot.session))
+        message = msgspec.structs.replace(message, host=clip(message.host))
         slot.take(message, f"{self._rng.getrandbits(64):016x}", self._epoch)
         slot.touch(self._turn.now_ms, self._turn.wall_ms)
         return slot

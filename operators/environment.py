@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import ClaimMode, JobConfig
+from barriers.jobgraph import ClaimMode, JobConfig, check_job_name
 from operators.base import JobPlan, Sink, Source
 from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
@@ -48,8 +48,7 @@ class Environment:
 
         `coordinator`: URL of a running `holdfast serve`; without one, a coordinator runs in the driver over `state_dir`.
         Raises InvalidConfigError on a setting that is unknown or out of bounds."""
-        if not name:
-            raise InvalidConfigError("a job needs a name", setting="name")
+        check_job_name(name)
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
         self.parallelism = parallelism

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
+from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
 from operators.base import JobPlan, Operator, Sink, Source
 from operators.chaining import Chaining, Link, PlacedNode, chain_nodes
 from operators.schema import UNDECLARED, RowType
@@ -105,8 +105,7 @@ class StreamGraph:
 
 def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: int, *, chaining: bool = True) -> JobPlan:
     """The job that the workers run. Raises GraphError and other InvalidConfigErrors; the graph can be built again."""
-    if not name:
-        raise InvalidConfigError("a job needs a name", setting="name")
+    check_job_name(name)
     config.check()
     placed = _place(graph, config, parallelism)
     links = _links(placed)

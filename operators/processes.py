@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from barriers.launches import launch_token
 from operators.worker_main import EXIT_RESPAWN, WorkerSpec
 from statebackends.errors import InvalidConfigError
 
@@ -51,8 +52,11 @@ class LocalProcessSlots:
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
         log_directory: str | None = None,
+        launch_key: str = "",
     ) -> None:
-        """`spec` is a template: slot and task attempt are set for each process. Output goes to `log_directory`, or nowhere."""
+        """`spec` is a template: slot and task attempt are set for each process. Output goes to `log_directory`, or nowhere.
+        `launch_key`: of the submission."""
+        self._launch_key = launch_key
         if count < 1:
             raise InvalidConfigError(f"a job needs at least one slot, got {count}", setting="count")
         self._spec = spec
@@ -124,7 +128,9 @@ class LocalProcessSlots:
 
     def _spawn(self, slot: _Slot, now_s: float) -> None:
         slot.task_attempt += 1
-        spec = replace(self._spec, slot=slot.index, task_attempt=slot.task_attempt)
+        job_id, submission, spawn = self._spec.job_id, self._spec.submission, slot.task_attempt
+        token = launch_token(self._launch_key, job_id=job_id, submission=submission, slot=slot.index, spawn=spawn)
+        spec = replace(self._spec, slot=slot.index, task_attempt=spawn, spawn=spawn, launch_token=token)
         path = os.path.join(self._folder.name, f"{slot.index}-{slot.task_attempt}")
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)  # it holds the token
         with os.fdopen(descriptor, "wb") as file:

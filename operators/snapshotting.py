@@ -5,7 +5,6 @@ deletes what it wrote: a checkpoint without an acknowledgement is swept by the c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from barriers.messages import (
     DeclineCheckpoint,
     FailureReason,
     SubtaskKey,
+    clip,
 )
 from operators.chain import ChainNode, OperatorChain
 from operators.context import CancelToken, Clock, SubtaskPool
@@ -28,13 +28,9 @@ from statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, Snap
 from statebackends.handles import OperatorSubtaskState
 from statebackends.localcopies import LocalCopies
 from statebackends.localrecovery import KeepingStorage, held_paths
+from statebackends.sharedpaths import exclusive_prefix, shared_prefix
 from statebackends.storage import resolve_folder
 from statebackends.storage.operations import Flow, Storage
-
-UID_CHARS_MAX = 80
-"""Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
 
@@ -189,16 +185,16 @@ class SubtaskSnapshots:
         states: dict[str, OperatorSubtaskState] = {}
         for index, part in enumerate(running.parts):
             uid = part.node.uid
-            name = _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
+            subtask, attempt = self._key.subtask, self._attempt
             nonce = f"{self._nonce}{index}"
             is_savepoint = barrier.kind in SAVEPOINT_KINDS
             target = SnapshotTarget(
                 checkpoint_id=barrier.checkpoint_id,
                 folder=folder,
-                file_prefix=f"{name}-{self._key.subtask}-{self._attempt}-{nonce}",
+                file_prefix=exclusive_prefix(uid, subtask, attempt) + nonce,
                 canonical=is_savepoint and not barrier.native,
                 inline_threshold=self._inline_threshold,
-                shared_prefix="" if is_savepoint else f"{barrier.checkpoint_id}-{self._attempt}-{name}-{self._key.subtask}-{nonce}",
+                shared_prefix="" if is_savepoint else shared_prefix(barrier.checkpoint_id, uid, subtask, attempt) + nonce,
                 pack_threshold=0 if is_savepoint else self._pack_threshold,
                 base=barrier.base,
             )
@@ -283,7 +279,7 @@ class SubtaskSnapshots:
             self._pool.submit(self._copies.sweep, _ignore)
 
     def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
-        self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, message))
+        self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, clip(message)))
 
 
 def _ignore(result: Any, error: BaseException | None) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.launches import draw_launch_key
 from operators.base import JobPlan
 from operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
 from operators.packaging import modules_by_value, user_modules, write_package
@@ -78,7 +79,8 @@ class SparkLauncher:
         await_slots(context, slots, sum(handle.slots_held for handle in self._handles))
         connection = self._connect(options)
         try:
-            accepted = connection.client.submit(_submission(plan, options))
+            submission = _submission(plan, options)
+            accepted = connection.client.submit(submission)
         except BaseException:
             connection.close()
             raise
@@ -94,7 +96,7 @@ class SparkLauncher:
             release=connection.close,
         )
         try:
-            self._start(plan, options, accepted, handle)
+            self._start(plan, options, accepted, handle, submission.launch_key)
             handle.wait_for_workers(WORKERS_START_S)
         except BaseException:
             # The job is not cancelled, which could delete its checkpoints: it waits for a driver that brings workers.
@@ -102,7 +104,9 @@ class SparkLauncher:
             raise
         return handle
 
-    def _start(self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle) -> None:
+    def _start(
+        self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
+    ) -> None:
         context = self._spark.sparkContext
         ship_package(context)
         for uid, source in plan.sources.items():
@@ -123,7 +127,7 @@ class SparkLauncher:
             advertised_host=self._advertised_host,
             directory_nonce=accepted.directory_nonce,
         )
-        backend = RddBackend(context, template, plan.graph.name)
+        backend = RddBackend(context, template, plan.graph.name, launch_key=launch_key)
         self._handles.add(handle)
         handle.start(SlotRunner(SlotSupervisor(accepted.slots), backend, handle.give_up))
         atexit.register(_leave_at_exit, weakref.ref(handle))
@@ -148,6 +152,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         fresh=options.fresh,
         claim_mode=options.claim_mode,
         driver_nonce=uuid4().hex,
+        launch_key=draw_launch_key(),
     )
 
 

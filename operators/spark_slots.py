@@ -9,8 +9,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from barriers.launches import launch_token
 from operators.spark_task import WorkerReport, WorkerTemplate, worker_task
 from operators.supervisor import (
     Action,
@@ -53,7 +55,11 @@ class RddBackend:
         template: WorkerTemplate,
         job_name: str,
         task: Callable[[WorkerTemplate, int], Callable[[Iterator[int]], Iterator[WorkerReport]]] = worker_task,
+        *,
+        launch_key: str = "",
     ) -> None:
+        """`launch_key`: of the submission; it never leaves the driver, workers get their own proofs."""
+        self._launch_key = launch_key
         self._context = context
         self._task = task
         self._template = template
@@ -62,16 +68,24 @@ class RddBackend:
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
         from pyspark import InheritableThread
 
+        template = self._launched(slot, spawn)
+
         def run() -> None:
             try:
                 self._context.setJobGroup(self._group(slot, spawn), f"{self._job_name}: worker {slot}", interruptOnCancel=True)
-                reports = self._context.parallelize([slot], 1).mapPartitions(self._task(self._template, slot)).collect()
+                reports = self._context.parallelize([slot], 1).mapPartitions(self._task(template, slot)).collect()
             except BaseException as error:
                 ended(*_why(error))
             else:
                 ended(*_outcome(reports))
 
         InheritableThread(target=run, name=f"holdfast-worker-{slot}-{spawn}", daemon=True).start()
+
+    def _launched(self, slot: int, spawn: int) -> WorkerTemplate:
+        """The template of one worker, with the proof that it was started here."""
+        job_id, submission = self._template.job_id, self._template.submission
+        token = launch_token(self._launch_key, job_id=job_id, submission=submission, slot=slot, spawn=spawn)
+        return replace(self._template, spawn=spawn, launch_token=token)
 
     def cancel(self, slot: int, spawn: int) -> None:
         self._context.cancelJobGroup(self._group(slot, spawn))

@@ -24,6 +24,8 @@ class WorkerTemplate:
     cancellation_timeout_ms: int
     advertised_host: str | None = None
     directory_nonce: str = ""
+    spawn: int = 0
+    launch_token: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
             cancellation_timeout_ms=template.cancellation_timeout_ms,
             advertised_host=template.advertised_host,
             directory_nonce=template.directory_nonce,
+            spawn=template.spawn,
+            launch_token=template.launch_token,
         )
         left = run_worker(spec, guard=check_own_packages)
         yield WorkerReport(left.reason, left.respawn)

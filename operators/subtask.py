@@ -13,6 +13,7 @@ from typing import TypeAlias, assert_never
 from barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
 from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
 from barriers.messages import (
+    TRACEBACK_BYTES_MAX,
     CheckpointKind,
     FailureReason,
     FinishTasks,
@@ -23,6 +24,8 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
     TriggerCheckpoint,
+    clip,
+    clip_front,
 )
 from operators.chain import ResultPort
 from operators.intake import Intake
@@ -33,8 +36,6 @@ from statebackends.panics import failure_of
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""
-
-TRACEBACK_CHARS_MAX = 8_000
 
 Notice: TypeAlias = NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
 
@@ -106,8 +107,8 @@ class Subtask:
     def _report_status(self, error: BaseException | None = None) -> None:
         text = trace = ""
         if error is not None:
-            text = f"{type(error).__name__}: {error}"
-            trace = "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
+            text = clip(f"{type(error).__name__}: {error}")
+            trace = clip_front("".join(traceback.format_exception(error)), TRACEBACK_BYTES_MAX)
         key, now_ms = self.key, self._clock.wall_ms()
         metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None
         self._ports.report(

@@ -22,6 +22,7 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
     WorkerCommand,
+    clip,
 )
 from barriers.transport import PeerLost, Received, Transport
 from barriers.wiring import derive_peers
@@ -235,7 +236,7 @@ class Worker:
             self._begin(deployment)
         except BaseException as error:
             failure_of(error)
-            self._report_all(deployment, TaskState.FAILED, f"{type(error).__name__}: {error}")
+            self._report_all(deployment, TaskState.FAILED, clip(f"{type(error).__name__}: {error}"))
         return True
 
     def _begin(self, deployment: Deployment) -> None:

@@ -81,6 +81,10 @@ class WorkerSpec:
     watch_parent: bool = True
     directory_nonce: str = ""
     """Of the coordinator's state directory: another one of that name is no place to look for its address. Empty: not known."""
+    spawn: int = 0
+    """1, 2, 3 ... per slot: which worker there its launcher started it as."""
+    launch_token: str = ""
+    """Proof of that for the coordinator: see barriers/launches.py."""
 
 
 def pickle_plan(plan: JobPlan) -> bytes:
@@ -129,6 +133,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         transport.address,
         directory_nonce,
         curve.public if curve else "",
+        spec.spawn,
+        spec.launch_token,
     )
     is_shared = spec.directory_nonce in ("", directory_nonce)
     address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)

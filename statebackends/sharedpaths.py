@@ -1,7 +1,8 @@
-"""Names of files that checkpoints of one job share: `<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>`.
+"""Names of files of state: `<uid>-<subtask>-<attempt>-<nonce>-<file>` in a snapshot's folder, and files that checkpoints of one
+job share: `<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>`.
 
-A name says who wrote the file, never what is in it. In `_metadata` of `chk-N` it is the path `../shared/<name>`, the only
-path that leads out of a snapshot's folder. Pure; who refers to which file is the coordinator's business."""
+A name says who wrote the file, never what is in it. In `_metadata` of `chk-N` a shared one is the path `../shared/<name>`, the
+only path that leads out of a snapshot's folder. Pure; who refers to which file is the coordinator's business."""
 
 from __future__ import annotations
 
@@ -13,6 +14,25 @@ TASK_OWNED_FOLDER = "taskowned"
 _PREFIX = f"../{SHARED_FOLDER}/"
 _CHECKPOINT_FOLDER = re.compile(r"(?:.*/)?chk-[0-9]+")
 _WRITER = re.compile(r"([1-9][0-9]{0,17})-")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+UID_CHARS_MAX = 80
+"""Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
+
+
+def uid_in_names(uid: str) -> str:
+    """An operator's uid as it stands in the names of its files."""
+    return _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
+
+
+def exclusive_prefix(uid: str, subtask: int, attempt: int) -> str:
+    """How the names of files begin that one subtask of an operator writes into the folder of a snapshot; a nonce follows."""
+    return f"{uid_in_names(uid)}-{subtask}-{attempt}-"
+
+
+def shared_prefix(checkpoint_id: int, uid: str, subtask: int, attempt: int) -> str:
+    """As `exclusive_prefix`, of files that later checkpoints may share."""
+    return f"{checkpoint_id}-{attempt}-{uid_in_names(uid)}-{subtask}-"
 
 
 def shared_path(name: str) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints that are given up: who may abort one, and that one that was given up stays so. Of I13 and I15.
 
-A decline counts as the worker's loop gave it. What a subtask was told is what has left its mailbox: a notice that waits there
+A decline counts as the worker's loop gave it; an acknowledgement that is none of a task's is as good as one, and no checkpoint
+completes in which it stands for its task. What a subtask was told is what has left its mailbox: a notice that waits there
 can't have stopped anything yet."""
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from chaos.checkers.ledger import Decided, JobLedger
 from chaos.observations import (
     Commanded,
     Delivered,
+    Forged,
     Observation,
     Report,
     Reported,
@@ -36,13 +38,15 @@ _OF_SUBTASKS = (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureRe
 class AbortsChecker(Checker):
     """Judges each decision, and each snapshot that begins."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I13", "I15")
-    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Delivered, Reported, SnapshotBegan)
+    invariants: ClassVar[tuple[str, ...]] = ("I11", "I13", "I15")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Delivered, Reported, Forged, SnapshotBegan)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._declined: set[tuple[int, int, FailureReason]] = set()
         """(attempt, id, reason) of every decline."""
+        self._forged: set[tuple[int, int]] = set()
+        """(attempt, id) of what was acknowledged by a forgery alone."""
         self._told: dict[str, set[tuple[int, int]]] = {}
         """Process -> (attempt, id) of every notice of an abort."""
         self._noticed: set[tuple[int, int]] = set()
@@ -61,6 +65,10 @@ class AbortsChecker(Checker):
         match observation:
             case Reported(item=DeclineCheckpoint() as decline):
                 self._declined.add((decline.attempt, decline.checkpoint_id, decline.reason))
+            case Forged(item=item, real=real):
+                if item.attempt == real.attempt:
+                    self._declined.add((item.attempt, item.checkpoint_id, FailureReason.DECLINED))
+                    self._forged.add((item.attempt, item.checkpoint_id))
             case Delivered(command=NotifyCheckpointAborted() as notice, actor=actor):
                 self._told.setdefault(actor, set()).add((notice.attempt, notice.checkpoint_id))
             case Commanded(command=NotifyCheckpointComplete(checkpoint_id=number), epoch=epoch):
@@ -127,6 +135,8 @@ class AbortsChecker(Checker):
                 self.report("I15", f"checkpoint {number} {said}")
             return
         epoch = change.snapshot.metadata.epoch
+        if (claim.attempt, number) in self._forged:
+            self.report("I11", f"checkpoint {number} is complete with an acknowledgement that no task sends")
         if not change.snapshot.is_recovery_point:
             return
         newest = self._released.get(epoch, 0)

@@ -19,10 +19,11 @@ from barriers.messages import (
 )
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator import events as on
+from coordinator.acknowledgements import AcknowledgementJudge
 from coordinator.decisions import Decisions
 from coordinator.failures import FailureCounter
 from coordinator.lifecycle import Lifecycle
-from coordinator.pending import PendingCheckpoint
+from coordinator.pending import PendingCheckpoint, list_files
 from coordinator.policy import Load, RequestQueue
 from coordinator.workforce import Workforce
 from operators.session import Session
@@ -63,6 +64,10 @@ def _counts_repeats(original: Any) -> Any:
         return status
 
     return acknowledge
+
+
+def _names_all(self: AcknowledgementJudge, ack: AcknowledgeCheckpoint) -> tuple[str, ...]:
+    return list_files(ack.states)
 
 
 def _aborts_hastily(original: Any) -> Any:
@@ -241,5 +246,20 @@ SABOTAGES = (
         (Mutant(PendingCheckpoint, "__init__", _has_no_deadline),),
         kinds=("store_slow", "slow_operator", "blocked_operator"),
         seeds_max=80,
+    ),
+    Sabotage(
+        "trusted_acks",
+        "what a task can't have stored is taken as its state",
+        ("I11",),
+        (Mutant(AcknowledgementJudge, "problem", constant(None)),),
+        plan=(throughout("forged_ack", "workers", probability=0.2),),
+    ),
+    Sabotage(
+        "strays_delete",
+        "an acknowledgement that comes too late, or from nowhere, takes all files that it names with it",
+        ("I11", "I12", "I13", "I16"),
+        (Mutant(AcknowledgementJudge, "files_of_writer", lambda original: _names_all),),
+        plan=(throughout("forged_ack", "workers", probability=0.5),),
+        backend="filesystem",
     ),
 )

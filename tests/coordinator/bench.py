@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from barriers.jobgraph import JobConfig
+from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
@@ -19,7 +19,8 @@ from barriers.messages import (
 from coordinator import events as on
 from coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
 from coordinator.machine import CheckpointCoordinator
-from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from statebackends.keygroups import operator_id
 
 JOB = "0123456789abcdef0123456789abcdef"
 A, B = SubtaskKey("A", 0), SubtaskKey("B", 0)
@@ -28,10 +29,28 @@ NEVER = 10**15
 T = TypeVar("T")
 
 
-def state(name: str) -> dict[str, OperatorSubtaskState]:
-    """State in one file of that name."""
-    part = FileHandle(name, 10, "xxh3_128:" + "0" * 32)
-    return {"op": OperatorSubtaskState(operator=(OperatorListHandle(StateMeta("s", "operator_list", "bytes"), part, 1),))}
+ENTRIES = StateMeta("s", "operator_list", "bytes")
+
+
+def path(name: str, task: SubtaskKey = A, attempt: int = 1) -> str:
+    """Of a file that a task writes into the folder of a checkpoint."""
+    return f"op-{task.subtask}-{attempt}-n0-{name}"
+
+
+def state(name: str, task: SubtaskKey = A, attempt: int = 1) -> dict[str, OperatorSubtaskState]:
+    """State of a task: in one file of that name, or inline."""
+    part = FileHandle(path(name, task, attempt), 10, "xxh3_128:" + "0" * 32) if name else InlineHandle(b"\x91\xc4\x00")
+    return {"op": OperatorSubtaskState(operator=(OperatorListHandle(ENTRIES, part, 1),))}
+
+
+def graph_of(tasks: Iterable[SubtaskKey], config: JobConfig, states: tuple[StateMeta, ...] = (ENTRIES,)) -> JobGraph:
+    """One vertex with the keyed operator `op` for each name of a task."""
+    parallelism: dict[str, int] = {}
+    for task in tasks:
+        parallelism[task.vertex] = max(parallelism.get(task.vertex, 1), task.subtask + 1)
+    operator = OperatorDescription("op", operator_id("op"), "op", "process", states, "utf8")
+    vertices = (JobVertex(name, name, count, max(8, count), (operator,)) for name, count in sorted(parallelism.items()))
+    return JobGraph("bench", tuple(vertices), (), config)
 
 
 class Bench:
@@ -40,12 +59,15 @@ class Bench:
     def __init__(self, *, tasks: Iterable[SubtaskKey] = (A, B), running: bool = True, next_id: int = 1, **settings: Any) -> None:
         completed: Iterable[CompletedCheckpoint] = settings.pop("completed", ())
         settings.setdefault("max_concurrent_checkpoints", 1 if settings.get("min_pause_ms") else 1000)
+        states = settings.pop("states", (ENTRIES,))
         self.config = JobConfig(**settings)
+        self.tasks = tuple(tasks)
+        graph = graph_of(self.tasks, self.config, states)
+        self.stateless = not states
         self.machine = CheckpointCoordinator(
-            JOB, self.config, rng=random.Random(7), next_checkpoint_id=next_id, completed=completed
+            JOB, graph, rng=random.Random(7), next_checkpoint_id=next_id, completed=completed
         )
         self.now = 0
-        self.tasks = tuple(tasks)
         self.held: set[type[Any]] = set()
         self.actions: list[Action] = []
         self.attempt = 1
@@ -96,15 +118,17 @@ class Bench:
         return self.handle(on.CheckpointRequested(CheckpointRequest(periodic=True)))
 
     def ack(self, task: SubtaskKey, number: int, name: str = "", attempt: int | None = None) -> list[Action]:
-        states = state(name) if name else {}
         attempt = self.attempt if attempt is None else attempt
-        return self.handle(on.AcksReceived((AcknowledgeCheckpoint(attempt, number, task.vertex, task.subtask, states),)))
+        states = {"op": OperatorSubtaskState()} if self.stateless else state(name, task, attempt)
+        ack = AcknowledgeCheckpoint(attempt, number, task.vertex, task.subtask, states)
+        return self.handle(on.AcksReceived((ack,), task.subtask))
 
     def ack_all(self, number: int) -> list[Action]:
         return [action for task in self.tasks for action in self.ack(task, number)]
 
     def decline(self, task: SubtaskKey, number: int, reason: FailureReason = FailureReason.DECLINED) -> list[Action]:
-        return self.handle(on.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, task.subtask, reason),)))
+        decline = DeclineCheckpoint(self.attempt, number, task.vertex, task.subtask, reason)
+        return self.handle(on.AcksReceived((decline,), task.subtask))
 
     def start_scheduler(self) -> list[Action]:
         return self.handle(on.SchedulerStarted())

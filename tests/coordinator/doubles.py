@@ -47,7 +47,6 @@ from statebackends.errors import FencedError
 from statebackends.handles import (
     InlineHandle,
     KeyedStateHandle,
-    KeyGroupRange,
     OperatorListHandle,
     OperatorSubtaskState,
     StateMeta,
@@ -73,6 +72,27 @@ def word_count(parallelism: int = 2, name: str = "word count", max_parallelism: 
     count = vertex(operator("count", "process", COUNTS, key_type="utf8"), parallelism=parallelism, max_parallelism=max_parallelism)
     edge = JobEdge(0, source.vertex_id, "source", count.vertex_id, 0, Partitioning.HASH, ("word",), "utf8")
     return JobGraph(name, (source, count), (edge,), JobConfig(**settings))
+
+
+ARROW, PARQUET = b"ARROW1\0\0ARROW1", b"PAR1"
+"""They begin and end as such files do."""
+
+
+def stored_states(graph: JobGraph, key: SubtaskKey, *, savepoint: bool = False) -> dict[str, OperatorSubtaskState]:
+    """What a task of the graph acknowledges: every declared state, inline, with nothing in it."""
+    vertex = graph.vertex(key.vertex)
+    groups = assign_key_groups(vertex.max_parallelism, vertex.parallelism, key.subtask)
+    table, content = ("parquet", PARQUET) if savepoint else ("arrow", ARROW)
+    states = {}
+    for each in vertex.operators:
+        lists = tuple(meta for meta in each.states if meta.kind.startswith("operator_"))
+        tables = tuple(meta for meta in each.states if meta not in lists)
+        keyed = KeyedStateHandle(groups, table, tables, (InlineHandle(content),) * len(tables))
+        states[each.uid] = OperatorSubtaskState(
+            keyed=(keyed,) if tables else (),
+            operator=tuple(OperatorListHandle(meta, InlineHandle(b"\x90"), 0) for meta in lists),
+        )
+    return states
 
 
 def submission(graph: JobGraph, **options: Any) -> Submission:
@@ -184,13 +204,14 @@ class FakeWorker:
         self._send((self.statuses[key],))
 
     def acknowledge(self, checkpoint_id: int, attempt: int | None = None) -> tuple[AckStatus, ...]:
+        savepoints = {trigger.checkpoint_id for trigger in self.triggered if trigger.kind.is_savepoint and not trigger.native}
         items = tuple(
             AcknowledgeCheckpoint(
                 self.attempt if attempt is None else attempt,
                 checkpoint_id,
                 key.vertex,
                 key.subtask,
-                self._states(key),
+                self._states(key, savepoint=checkpoint_id in savepoints),
                 CheckpointMetrics(checkpointed_size=10, state_size=10),
             )
             for key in sorted(self.statuses)
@@ -245,16 +266,14 @@ class FakeWorker:
         }
         self._send(tuple(self.statuses.values()))
 
-    def _states(self, key: SubtaskKey) -> dict[str, OperatorSubtaskState]:
+    def _states(self, key: SubtaskKey, *, savepoint: bool = False) -> dict[str, OperatorSubtaskState]:
         assert self.deployment is not None
-        vertex = self.deployment.graph.vertex(key.vertex)
-        if vertex.operators[0].uid == "source":
+        states = stored_states(self.deployment.graph, key, savepoint=savepoint)
+        if "source" in states:
             entries = [f"{key.subtask}:{position}".encode() for position in range(2)]
             part = InlineHandle(msgspec.msgpack.encode(entries))
-            return {"source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, len(entries)),))}
-        groups = assign_key_groups(vertex.max_parallelism, vertex.parallelism, key.subtask)
-        handle = KeyedStateHandle(KeyGroupRange(groups.start, groups.stop), "parquet", (COUNTS,), (InlineHandle(b"PAR1"),))
-        return {"count": OperatorSubtaskState(keyed=(handle,))}
+            states["source"] = OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, len(entries)),))
+        return states
 
 
 class Crew:

@@ -29,7 +29,7 @@ from coordinator.jobmaster import JobMaster
 from coordinator.submitting import Starter, start_submission
 from statebackends.errors import HoldfastError
 from statebackends.storage.operations import run_flow
-from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.doubles import stored_states, submission, word_count
 from tests.coordinator.world import JOB, DictStorage
 
 
@@ -161,8 +161,16 @@ class Rig:
         return epoch
 
     def acks(self, slot: int, attempt: int, number: int) -> tuple[Answerable, ...]:
+        pending = {each.checkpoint_id: each for each in self.master.coordinator.pending}.get(number)
+        savepoint = pending is not None and pending.request.is_savepoint
         return tuple(
-            AcknowledgeCheckpoint(attempt, number, vertex.vertex_id, slot)
+            AcknowledgeCheckpoint(
+                attempt,
+                number,
+                vertex.vertex_id,
+                slot,
+                stored_states(self.graph, SubtaskKey(vertex.vertex_id, slot), savepoint=savepoint),
+            )
             for vertex in self.graph.vertices
             if slot < vertex.parallelism
         )

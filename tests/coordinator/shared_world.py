@@ -11,6 +11,7 @@ from barriers.messages import Deployment, SubtaskKey, TriggerCheckpoint
 from coordinator.publication import Completed
 from statebackends.handles import (
     FileHandle,
+    InlineHandle,
     KeyedStateHandle,
     OperatorSubtaskState,
     PlaceholderHandle,
@@ -52,6 +53,7 @@ class SharedWorld(World):
             if task.vertex == self.graph.vertices[1].vertex_id and "count" in task.restore:
                 (handle,) = task.restore["count"].keyed
                 parts = dict(zip(handle.names, handle.parts, strict=True))
+                del parts["CURRENT"], parts["M"]
                 assert all(isinstance(part, FileHandle) for part in parts.values()), "a placeholder was restored"
                 database.tables = list(parts)
                 database.numbers = itertools.count(1 + max((int(name.partition(".")[0]) for name in parts), default=0))
@@ -82,7 +84,8 @@ class SharedWorld(World):
             files[name] = handle
         database.stored.remember(command.checkpoint_id, files)
         groups = assign_key_groups(MAX_PARALLELISM, 2, key.subtask)
-        keyed = KeyedStateHandle(groups, "rocksdb", (COUNTS,), tuple(parts), tuple(database.tables))
+        names = (*database.tables, "CURRENT", "M")
+        keyed = KeyedStateHandle(groups, "rocksdb", (COUNTS,), (*parts, InlineHandle(b"M\n"), InlineHandle(b"")), names)
         return {"count": OperatorSubtaskState(keyed=(keyed,))}
 
     def check(self) -> None:

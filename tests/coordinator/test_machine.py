@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from barriers.messages import (
-    AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
     DeclineCheckpoint,
@@ -20,7 +19,7 @@ from coordinator.events import CompletedCheckpoint
 from coordinator.publication import Completed
 from coordinator.records import AbortRecord, ClaimRecord
 from statebackends.errors import InvariantError
-from tests.coordinator.bench import JOB, A, B, Bench, answers, of
+from tests.coordinator.bench import JOB, A, B, Bench, answers, of, path
 
 SAVEPOINT, STOP, FINAL = CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL
 
@@ -104,7 +103,7 @@ def test_f05_state_of_a_late_acknowledgement_is_discarded() -> None:
     bench.trigger()
     bench.decline(A, 1)
     actions = bench.ack(B, 1, "late")
-    assert of(actions, on.DiscardState) == [on.DiscardState(1, f"{JOB}/chk-1", ("late",))]
+    assert of(actions, on.DiscardState) == [on.DiscardState(1, f"{JOB}/chk-1", (path("late", B),))]
     assert answers(actions) == [AckStatus.DISCARDED]
 
 
@@ -192,14 +191,26 @@ def test_f11_expiry_aborts_counts_and_discards_late_state() -> None:
     assert (bench.pending, bench.done, bench.aborts) == ([], [], [1])
     assert bench.reasons == {1: "expired"}
     assert bench.machine.failures.count == 1
-    assert of(bench.ack(A, 1, "late"), on.DiscardState)[0].files == ("late",)
+    assert of(bench.ack(A, 1, "late"), on.DiscardState)[0].files == (path("late"),)
 
 
 def test_f13_unknown_task_is_discarded_and_the_checkpoint_stays_pending() -> None:
     bench = Bench()
+    bench.run_tasks(B, state=TaskState.FINISHED)
     bench.trigger()
-    actions = bench.ack(SubtaskKey("C", 0), 1, "stray")
-    assert of(actions, on.DiscardState)[0].files == ("stray",)
+    actions = bench.ack(B, 1, "stray")
+    assert answers(actions) == [AckStatus.UNKNOWN]
+    assert of(actions, on.DiscardState)[0].files == (path("stray", B),)
+    assert bench.pending == [1]
+
+
+def test_a_task_that_the_job_does_not_have_deletes_nothing() -> None:
+    bench = Bench()
+    bench.trigger()
+    for task in (SubtaskKey("C", 0), SubtaskKey("A", 7), SubtaskKey("A", -1)):
+        actions = bench.ack(task, 1, "stray")
+        assert answers(actions) == [AckStatus.UNKNOWN]
+        assert not of(actions, on.DiscardState)
     assert bench.pending == [1]
 
 
@@ -207,7 +218,7 @@ def test_f14_id_never_issued_is_ignored_and_its_state_discarded() -> None:
     bench = Bench()
     actions = bench.ack(A, 99, "stray")
     assert answers(actions) == [AckStatus.UNKNOWN]
-    assert of(actions, on.DiscardState)[0].files == ("stray",)
+    assert of(actions, on.DiscardState)[0].files == (path("stray"),)
     assert answers(bench.decline(A, 99)) == [AckStatus.UNKNOWN]
     with pytest.raises(TypeError):
         DeclineCheckpoint(attempt=1, vertex="A", subtask=0, reason=FailureReason.DECLINED)  # type: ignore[call-arg]
@@ -349,7 +360,7 @@ def test_f26_savepoint_yields_its_place_and_is_no_recovery_point() -> None:
     bench.request(SAVEPOINT, "s")
     actions = bench.ack_all(1)
     outcome = of(actions, on.CompleteRequest)[0]
-    assert outcome.completed == CompletedCheckpoint(1, SAVEPOINT, "/savepoints/savepoint-s", 1_000_000, 0)
+    assert outcome.completed == CompletedCheckpoint(1, SAVEPOINT, "/savepoints/savepoint-s", 1_000_000, 6)
     assert (bench.completed, bench.done, bench.machine.newest) == ([], [], None)
 
 
@@ -552,8 +563,7 @@ def test_f44_a_thousand_tasks_three_times_complete_once() -> None:
     tasks = [SubtaskKey("V", index) for index in range(1000)]
     bench = Bench(tasks=tasks)
     bench.trigger()
-    items = tuple(AcknowledgeCheckpoint(1, 1, "V", index) for index in range(1000))
-    given = [answer for _ in range(3) for answer in answers(bench.handle(on.AcksReceived(items)))]
+    given = [answer for _ in range(3) for task in tasks for answer in answers(bench.ack(task, 1))]
     assert (given.count(AckStatus.SUCCESS), given.count(AckStatus.DUPLICATE)) == (1000, 2000)
     assert (bench.completed, bench.done) == ([1], [1])
     assert bench.machine.stats.view().counts.completed == 1
@@ -588,7 +598,7 @@ def test_acknowledgement_of_an_older_attempt_never_counts() -> None:
     bench.trigger()
     actions = bench.ack(A, 1, "zombie", attempt=1)
     assert answers(actions) == [AckStatus.UNKNOWN]
-    assert of(actions, on.DiscardState)[0].files == ("zombie",)
+    assert of(actions, on.DiscardState)[0].files == (path("zombie"),)
 
 
 def test_final_checkpoint_is_not_held_back_and_nothing_follows_it() -> None:

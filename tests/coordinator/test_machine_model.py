@@ -26,7 +26,7 @@ from coordinator.events import CheckpointRequest, CompletedCheckpoint
 from coordinator.machine import CheckpointCoordinator
 from coordinator.publication import Completed, Decision
 from coordinator.records import AbortRecord, ClaimRecord
-from tests.coordinator.bench import state
+from tests.coordinator.bench import graph_of, state
 from tests.examples import examples
 
 JOB = "0123456789abcdef0123456789abcdef"
@@ -76,7 +76,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         ]
         self.machine = CheckpointCoordinator(
             JOB,
-            self.config,
+            graph_of(TASKS, self.config),
             rng=self.rng,
             next_checkpoint_id=max(self.claims, default=0) + 1,
             completed=completed,
@@ -160,7 +160,8 @@ class CoordinatorModel(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from([self.attempt, self.attempt, self.attempt, max(1, self.attempt - 1)]))
         name = f"{number}-{attempt}-{task.vertex}"
         known = self.acked.setdefault(number, set())
-        (answer,) = self.feed(on.AcksReceived((AcknowledgeCheckpoint(attempt, number, task.vertex, 0, state(name)),)))
+        ack = AcknowledgeCheckpoint(attempt, number, task.vertex, 0, state(name, task, attempt))
+        (answer,) = self.feed(on.AcksReceived((ack,), 0))
         if answer is AckStatus.SUCCESS:
             assert task not in known, "each task counts once"
             assert attempt == self.attempts[number] == self.attempt, "a stale attempt can't acknowledge (I15)"
@@ -170,10 +171,10 @@ class CoordinatorModel(RuleBasedStateMachine):
     def everybody_acknowledges(self, back: int) -> None:
         number = max(self.claims, default=1) - back
         items = tuple(
-            AcknowledgeCheckpoint(self.attempt, number, task.vertex, 0, state(f"{number}-{self.attempt}-{task.vertex}"))
+            AcknowledgeCheckpoint(self.attempt, number, task.vertex, 0, state(f"{number}-{task.vertex}", task, self.attempt))
             for task in sorted(TASKS)
         )
-        for item, answer in zip(items, self.feed(on.AcksReceived(items)), strict=True):
+        for item, answer in zip(items, self.feed(on.AcksReceived(items, 0)), strict=True):
             if answer is AckStatus.SUCCESS:
                 self.acked.setdefault(number, set()).add(SubtaskKey(item.vertex, 0))
 
@@ -186,7 +187,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule(task=st.sampled_from(sorted(TASKS)), back=st.integers(0, 2), reason=st.sampled_from(sorted(FailureReason)))
     def decline(self, task: SubtaskKey, back: int, reason: FailureReason) -> None:
         number = max(self.claims, default=1) - back
-        self.feed(on.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, 0, reason),)))
+        self.feed(on.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, 0, reason),), 0))
 
     @precondition(lambda self: self.writes)
     @rule(

@@ -18,6 +18,7 @@ from coordinator.retained import RetainedCheckpoints
 from coordinator.sharedfiles import SharedFiles, UnresolvedError
 from statebackends.handles import (
     FileHandle,
+    InlineHandle,
     KeyedStateHandle,
     KeyGroupRange,
     OperatorState,
@@ -41,7 +42,9 @@ def placeholder(name: str, length: int = 10) -> PlaceholderHandle:
 
 def keyed(*parts: StateHandle) -> OperatorSubtaskState:
     names = tuple(f"{number:06}.sst" for number in range(len(parts)))
-    return OperatorSubtaskState(keyed=(KeyedStateHandle(KeyGroupRange(0, 8), "rocksdb", (), parts, names),))
+    own = (InlineHandle(b"x\n"), InlineHandle(b""))
+    handle = KeyedStateHandle(KeyGroupRange(0, 8), "rocksdb", (), (*parts, *own), (*names, "CURRENT", "x"))
+    return OperatorSubtaskState(keyed=(handle,))
 
 
 def states(*parts: StateHandle, task: SubtaskKey = A) -> dict[SubtaskKey, dict[str, OperatorSubtaskState]]:
@@ -56,7 +59,7 @@ class Job(Bench):
     """A job with increments; task A alone has state."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(state_backend="rocksdb", **settings)
+        super().__init__(state_backend="rocksdb", states=(), **settings)
 
     def checkpoint(self, number: int, *parts: StateHandle) -> list[Any]:
         """One checkpoint with these parts, as far as it goes."""
@@ -65,7 +68,7 @@ class Job(Bench):
 
     def acknowledge(self, number: int, *parts: StateHandle) -> list[Any]:
         ack = AcknowledgeCheckpoint(self.attempt, number, A.vertex, A.subtask, {"op": keyed(*parts)})
-        return [*self.handle(on.AcksReceived((ack,))), *self.ack(B, number)]
+        return [*self.handle(on.AcksReceived((ack,), 0)), *self.ack(B, number)]
 
     def bases(self) -> list[int | None]:
         return [action.base for action in self.all(on.SendTriggers)]
@@ -80,101 +83,103 @@ class Job(Bench):
 
 def test_j09_a_file_goes_with_the_last_checkpoint_that_refers_to_it() -> None:
     job = Job()
-    job.checkpoint(1, file("1-a-s1"), file("1-a-s2"))
-    job.checkpoint(2, placeholder("1-a-s2"), file("2-a-s3"))
-    assert job.deleted() == {1: ("1-a-s1",)}
-    job.checkpoint(3, placeholder("2-a-s3"), file("3-a-s4"))
-    assert job.deleted() == {1: ("1-a-s1",), 2: ("1-a-s2",)}
+    job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
+    job.checkpoint(2, placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))
+    assert job.deleted() == {1: ("1-1-op-0-a-s1",)}
+    job.checkpoint(3, placeholder("2-1-op-0-a-s3"), file("3-1-op-0-a-s4"))
+    assert job.deleted() == {1: ("1-1-op-0-a-s1",), 2: ("1-1-op-0-a-s2",)}
     assert job.bases() == [None, 1, 2]
-    assert job.machine.retained[0].shared == (file("2-a-s3"), file("3-a-s4"))
+    assert job.machine.retained[0].shared == (file("2-1-op-0-a-s3"), file("3-1-op-0-a-s4"))
 
 
 def test_j10_an_aborted_increment_takes_only_its_own_files_with_it() -> None:
     job = Job(tolerable_failed_checkpoints=3)
-    job.checkpoint(1, file("1-a-s1"), file("1-a-s2"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
     job.trigger()
     job.handle(
         on.AcksReceived(
-            (AcknowledgeCheckpoint(1, 2, A.vertex, 0, {"op": keyed(placeholder("1-a-s2"), file("2-a-s3"))}),)
+            (AcknowledgeCheckpoint(1, 2, A.vertex, 0, {"op": keyed(placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))}),),
+            0,
         )
     )
     actions = job.decline(B, 2)
     assert of(actions, on.DiscardState) == [on.DiscardState(2, f"{JOB}/chk-2")]
     assert job.deleted() == {}
-    job.checkpoint(3, placeholder("1-a-s2"), file("3-a-s3"))
+    job.checkpoint(3, placeholder("1-1-op-0-a-s2"), file("3-1-op-0-a-s3"))
     assert job.bases() == [None, 1, 1]
-    assert job.deleted() == {1: ("1-a-s1",), 2: ()}
+    assert job.deleted() == {1: ("1-1-op-0-a-s1",), 2: ()}
 
 
 def test_j11_a_placeholder_is_replaced_by_the_registered_file() -> None:
     job = Job()
-    job.checkpoint(1, file("1-a-s1"), file("1-a-s2", 77))
-    (write,) = of(job.checkpoint(2, placeholder("1-a-s2", 77), file("2-a-s3")), on.WriteMetadata)
-    assert write.states == {A: {"op": keyed(file("1-a-s2", 77), file("2-a-s3"))}, B: {}}
-    assert job.machine.retained[0].size == 87
+    job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2", 77))
+    (write,) = of(job.checkpoint(2, placeholder("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3")), on.WriteMetadata)
+    assert write.states == {A: {"op": keyed(file("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3"))}, B: {"op": OperatorSubtaskState()}}
+    assert job.machine.retained[0].size == 89
 
 
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        (placeholder("1-a-missing"), "its base 1 does not have"),
-        (placeholder("1-a-s1", 11), "it has 10"),
-        (PlaceholderHandle("chk-1/1-a-s1", 10), "its base 1 does not have"),
-        (file("1-a-s1"), "as written for checkpoint 2"),
-        (file("7-a-s1"), "as written for checkpoint 2"),
-        (file("nobody"), "as written for checkpoint 2"),
+        (placeholder("1-1-op-0-a-missing"), "which its base 1 does not have"),
+        (placeholder("1-1-op-0-a-s1", 11), "the base has it with 10"),
+        (PlaceholderHandle("chk-1/1-1-op-0-a-s1", 10), "which its base 1 does not have"),
+        (file("1-1-op-0-a-s1"), "is not the name of a file that this task writes for this checkpoint"),
+        (file("7-1-op-0-a-s1"), "is not the name of a file that this task writes for this checkpoint"),
+        (file("nobody"), "is not the name of a file that this task writes for this checkpoint"),
     ],
 )
 def test_j12_what_the_base_does_not_have_fails_the_checkpoint(part: StateHandle, reason: str) -> None:
     job = Job(tolerable_failed_checkpoints=3)
-    job.checkpoint(1, file("1-a-s1"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
     actions = job.checkpoint(2, part)
     assert not of(actions, on.WriteMetadata)
     (write,) = of(actions, on.WriteAborted)
-    assert (write.reason, reason in write.message) == (FailureReason.FINALIZE_FAILURE, True), write.message
+    assert (write.reason, reason in write.message) == (FailureReason.DECLINED, True), write.message
     assert job.completed == [1]
 
 
 def test_j12_a_first_checkpoint_has_no_base_to_refer_to() -> None:
     job = Job(tolerable_failed_checkpoints=3)
-    assert not of(job.checkpoint(1, placeholder("1-a-s1")), on.WriteMetadata)
+    assert not of(job.checkpoint(1, placeholder("1-1-op-0-a-s1")), on.WriteMetadata)
 
 
 def test_j12_a_savepoint_shares_nothing() -> None:
     job = Job(tolerable_failed_checkpoints=3)
-    job.checkpoint(1, file("1-a-s1"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.request(CheckpointKind.SAVEPOINT)
     assert job.bases() == [None, None]
-    for part in (placeholder("1-a-s1"), file("2-a-s2")):
+    for part in (placeholder("1-1-op-0-a-s1"), file("2-1-op-0-a-s2")):
         with pytest.raises(UnresolvedError, match="in a savepoint"):
             SharedFiles.check_self_contained(states(part))
-    assert not of(job.acknowledge(2, file("2-a-s2")), on.WriteMetadata)
+    assert not of(job.acknowledge(2, file("2-1-op-0-a-s2")), on.WriteMetadata)
 
 
 def test_j13_what_was_registered_first_stays() -> None:
     shared = SharedFiles()
-    shared.register(1, [file("1-a-s1", 10)])
-    shared.register(2, [file("1-a-s1", 20)])
-    assert shared.resolve(3, 2, states(placeholder("1-a-s1", 10))) == states(file("1-a-s1", 10))
+    shared.register(1, [file("1-1-op-0-a-s1", 10)])
+    shared.register(2, [file("1-1-op-0-a-s1", 20)])
+    assert shared.resolve(3, 2, states(placeholder("1-1-op-0-a-s1", 10))) == states(file("1-1-op-0-a-s1", 10))
     assert shared.release(1).names == ()
-    assert shared.release(2).names == ("1-a-s1",)
+    assert shared.release(2).names == ("1-1-op-0-a-s1",)
 
 
 def test_j14_a_file_of_two_stays_until_both_are_gone() -> None:
     job = Job(retained_checkpoints=2)
-    job.checkpoint(1, file("1-a-s1"), file("1-a-s2"))
-    job.checkpoint(2, placeholder("1-a-s2"), file("2-a-s3"))
-    job.checkpoint(3, file("3-a-s4"))
-    assert job.deleted() == {1: ("1-a-s1",)}
-    job.checkpoint(4, file("4-a-s5"))
-    assert job.deleted()[2] == ("1-a-s2", "2-a-s3")
+    job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
+    job.checkpoint(2, placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))
+    job.checkpoint(3, file("3-1-op-0-a-s4"))
+    assert job.deleted() == {1: ("1-1-op-0-a-s1",)}
+    job.checkpoint(4, file("4-1-op-0-a-s5"))
+    assert job.deleted()[2] == ("1-1-op-0-a-s2", "2-1-op-0-a-s3")
 
 
 def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     job = Job(retained_checkpoints=2)
-    job.checkpoint(1, file("1-a-s1"), file("1-a-s2"))
-    job.checkpoint(2, placeholder("1-a-s2"), file("2-a-s3"))
-    (write,) = of(job.checkpoint(3, placeholder("2-a-s3"), file("3-a-s4")), on.WriteMetadata)
+    job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
+    job.checkpoint(2, placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))
+    third = job.checkpoint(3, placeholder("2-1-op-0-a-s3"), file("3-1-op-0-a-s4"))
+    (write,) = of(third, on.WriteMetadata)
     operator = OperatorState("op", "f" * 32, "op", 1, 8, (write.states[A]["op"],))
     metadata = SnapshotMetadata(
         job_id=JOB, job_name="j", checkpoint_id=3, kind="checkpoint", attempt=1, epoch=1, trigger_timestamp_ms=0,
@@ -182,35 +187,36 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     )  # fmt: skip
     decision = decode_decision(encode_metadata(metadata))
     assert isinstance(decision, Completed)
-    assert (decision.size, decision.new_size) == (20, 10)
-    kept = [completed(2, "1-a-s2", "2-a-s3"), CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)]
+    assert (decision.size, decision.new_size) == (22, 12)
+    newest = CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)
+    kept = [completed(2, "1-1-op-0-a-s2", "2-1-op-0-a-s3"), newest]
     again = RetainedCheckpoints(2, kept)
     assert again.shared.counts() == job.machine._decisions.retained.shared.counts()
-    assert again.shared.counts() == {"1-a-s2": (2,), "2-a-s3": (2, 3), "3-a-s4": (3,)}
+    assert again.shared.counts() == {"1-1-op-0-a-s2": (2,), "2-1-op-0-a-s3": (2, 3), "3-1-op-0-a-s4": (3,)}
 
 
 def test_j16_an_increment_builds_on_what_is_completed_and_nothing_else() -> None:
     job = Job(tolerable_failed_checkpoints=9)
     job.held = {on.WriteMetadata}
-    job.checkpoint(1, file("1-a-s1"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.trigger()
     assert job.bases() == [None, None], "1 is acknowledged and not completed"
     job.handle(on.MetadataWritten(1))
     job.trigger()
     assert job.bases() == [None, None, 1]
-    assert not of(job.acknowledge(3, placeholder("2-a-s1")), on.WriteMetadata), "2 was never completed"
+    assert not of(job.acknowledge(3, placeholder("2-1-op-0-a-s1")), on.WriteMetadata), "2 was never completed"
 
 
 def test_the_base_of_a_pending_increment_stays_whatever_completes_meanwhile() -> None:
     job = Job()
-    job.checkpoint(1, file("1-a-s1"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.held = {on.WriteAborted}
     job.trigger()
-    job.checkpoint(3, file("3-a-s2"))
+    job.checkpoint(3, file("3-1-op-0-a-s2"))
     assert job.completed == [1, 3], "2 is subsumed, and that is not stored yet"
     job.handle(on.AbortWritten(2))
     assert job.completed == [3]
-    assert job.deleted()[1] == ("1-a-s1",)
+    assert job.deleted()[1] == ("1-1-op-0-a-s1",)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +248,7 @@ def test_increments_can_be_switched_off() -> None:
 
 def test_a_repeated_trigger_names_the_same_base() -> None:
     job = Job()
-    job.checkpoint(1, file("1-a-s1"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.trigger()
     assert [trigger.base for trigger in job.machine.triggers_to_repeat()] == [1]
 
@@ -252,58 +258,59 @@ def test_a_repeated_trigger_names_the_same_base() -> None:
 
 def test_a_late_acknowledgement_never_takes_away_what_others_share() -> None:
     job = Job()
-    job.checkpoint(5, file("5-a-s1"))  # an id that nobody claimed: what it names is nobody's
-    assert of(job.actions, on.DiscardState) == [on.DiscardState(5, f"{JOB}/chk-5", ("../shared/5-a-s1",))]
-    kept = Bench(state_backend="rocksdb", completed=[completed(7, "3-a-s1")], next_id=8)
-    ack = AcknowledgeCheckpoint(1, 3, A.vertex, 0, {"op": keyed(file("3-a-s1"), file("3-a-s2"), placeholder("2-a-s1"))})
-    (discard,) = of(kept.handle(on.AcksReceived((ack,))), on.DiscardState)
-    assert discard.files == ("../shared/3-a-s2",), "3 was completed and dropped; 7 has its file"
+    job.checkpoint(5, file("5-1-op-0-a-s1"))  # an id that nobody claimed: what it names is nobody's
+    assert of(job.actions, on.DiscardState) == [on.DiscardState(5, f"{JOB}/chk-5", ("../shared/5-1-op-0-a-s1",))]
+    kept = Bench(state_backend="rocksdb", completed=[completed(7, "3-1-op-0-a-s1")], next_id=8)
+    parts = (file("3-1-op-0-a-s1"), file("3-1-op-0-a-s2"), placeholder("2-1-op-0-a-s1"))
+    ack = AcknowledgeCheckpoint(1, 3, A.vertex, 0, {"op": keyed(*parts)})
+    (discard,) = of(kept.handle(on.AcksReceived((ack,), 0)), on.DiscardState)
+    assert discard.files == ("../shared/3-1-op-0-a-s2",), "3 was completed and dropped; 7 has its file"
 
 
 def test_what_an_unreadable_checkpoint_may_refer_to_stays() -> None:
     shared = SharedFiles()
-    shared.register(1, [file("1-a-s1")])
+    shared.register(1, [file("1-1-op-0-a-s1")])
     shared.register(2, None)
-    shared.register(3, [file("3-a-s1")])
+    shared.register(3, [file("3-1-op-0-a-s1")])
     assert shared.release(1).names == ()
-    assert shared.is_needed("1-a-s9")
-    assert shared.release(3).names == ("3-a-s1",), "written after it"
-    assert shared.release(2).names == ("1-a-s1",)
-    assert not shared.is_needed("1-a-s9")
+    assert shared.is_needed("1-1-op-0-a-s9")
+    assert shared.release(3).names == ("3-1-op-0-a-s1",), "written after it"
+    assert shared.release(2).names == ("1-1-op-0-a-s1",)
+    assert not shared.is_needed("1-1-op-0-a-s9")
 
 
 def test_a_file_goes_behind_every_claim_that_still_needs_it() -> None:
     shared = SharedFiles()
     for number in (1, 2, 3):
-        shared.register(number, [file("1-a-s1")])
+        shared.register(number, [file("1-1-op-0-a-s1")])
     assert shared.release(1).names == ()
     assert shared.release(2).names == ()
     shared.forget(1)
     released = shared.release(3)
-    assert (released.names, released.after) == (("1-a-s1",), (2,))
-    assert shared.is_needed("1-a-s1"), "it is there until the deletion is done"
+    assert (released.names, released.after) == (("1-1-op-0-a-s1",), (2,))
+    assert shared.is_needed("1-1-op-0-a-s1"), "it is there until the deletion is done"
     shared.forget(3)
-    assert not shared.is_needed("1-a-s1")
+    assert not shared.is_needed("1-1-op-0-a-s1")
 
 
 def test_deletions_that_failed_are_repeated_with_their_files() -> None:
     job = Job()
     job.held = {on.DropCheckpoint}
-    job.checkpoint(1, file("1-a-s1"))
-    job.checkpoint(2, file("2-a-s1"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
+    job.checkpoint(2, file("2-1-op-0-a-s1"))
     job.handle(on.DropFailed(1, "busy"))
     (again,) = of(job.advance(job.now + 5_000), on.DropCheckpoint)
-    assert again == on.DropCheckpoint(1, f"{JOB}/chk-1", ("1-a-s1",))
+    assert again == on.DropCheckpoint(1, f"{JOB}/chk-1", ("1-1-op-0-a-s1",))
 
 
 def test_the_end_of_a_job_deletes_all_its_files() -> None:
     job = Job(retained_checkpoints=2)
-    job.checkpoint(1, file("1-a-s1"))
-    job.checkpoint(2, placeholder("1-a-s1"), file("2-a-s2"))
+    job.checkpoint(1, file("1-1-op-0-a-s1"))
+    job.checkpoint(2, placeholder("1-1-op-0-a-s1"), file("2-1-op-0-a-s2"))
     drops = of(job.handle(on.JobTerminated("FINISHED")), on.DropCheckpoint)
     assert [(drop.checkpoint_id, drop.shared, drop.after) for drop in drops] == [
         (1, (), ()),
-        (2, ("1-a-s1", "2-a-s2"), (1,)),
+        (2, ("1-1-op-0-a-s1", "2-1-op-0-a-s2"), (1,)),
     ]
 
 
@@ -327,7 +334,7 @@ class Registry(RuleBasedStateMachine):
         number, self.next = self.next, self.next + 1
         base = max(self.model, default=None)
         kept = {name for name in self.model.get(base or 0, ()) if chosen.random() < 0.7}
-        names = kept | {f"{number}-a-{index}" for index in range(new)}
+        names = kept | {f"{number}-1-op-0-a-{index}" for index in range(new)}
         if damaged == 0:
             self.unreadable.add(number)
             self.shared.register(number, None)

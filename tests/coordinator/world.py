@@ -57,7 +57,7 @@ from statebackends.storage.operations import (
     WriteFile,
     one_by_one,
 )
-from tests.coordinator.doubles import OFFSETS, submission, word_count
+from tests.coordinator.doubles import OFFSETS, stored_states, submission, word_count
 
 JOB = "ab" * 16
 
@@ -396,8 +396,8 @@ class World:
     def _states(self, worker: Worker, key: SubtaskKey, command: TriggerCheckpoint) -> dict[str, OperatorSubtaskState] | None:
         """What one subtask stores; None if its worker says nothing more of this checkpoint."""
         if key.vertex != self.graph.vertices[0].vertex_id:
-            return {}
-        name = f"source-{key.subtask}-{worker.attempt}-{worker.nonce}"
+            return stored_states(self.graph, key, savepoint=command.kind.is_savepoint)
+        name = f"source-{key.subtask}-{worker.attempt}-{worker.nonce}-offsets"
         self.storage.files[f"{command.folder}/{name}"] = b"12345"
         part = FileHandle(name, 5, checksum_of(b"12345"))
         return {"source": OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, part, 1),))}

@@ -92,7 +92,9 @@ STATUS = SubtaskStatus(3, "a" * 32, 1, TaskState.FAILED, False, "E: x", "trace",
 STAGED = StagedFile("part-1.parquet", 5)
 
 RECORDS: dict[str, msgspec.Struct] = {
-    "register": RegisterWorker("j", 0, 1, 2, "n", 10, "h", "tcp://127.0.0.1:1", "d", 3, (STATUS,), (ACK, DECLINE)),
+    "register": RegisterWorker(
+        "j", 0, 1, 2, "n", 10, "h", "tcp://127.0.0.1:1", "d", 3, (STATUS,), (ACK, DECLINE), spawn=4, launch_token="p"
+    ),
     "registered": Registered(1, "s", 3, None, 6, (7,), 2000, 50000, (AckStatus.SUCCESS,), 0),
     "acks": AckBatch(1, 0, "s", (ACK, DECLINE)),
     "increment": AckBatch(1, 0, "s", (INCREMENT_ACK,)),

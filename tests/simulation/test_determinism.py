@@ -64,7 +64,7 @@ def test_where_the_code_lies_does_not_show(monkeypatch: pytest.MonkeyPatch) -> N
     request = RunRequest(3, "counter", plan=(Fault("user_error", "count", at_ms=300),), backend="memory")
     here = run_seed(request).result
     assert here.faults_hit == (0,)
-    monkeypatch.setattr(subtask_module, "TRACEBACK_CHARS_MAX", 100)
+    monkeypatch.setattr(subtask_module, "TRACEBACK_BYTES_MAX", 100)
     assert run_seed(request).result.trace_digest == here.trace_digest
 
 

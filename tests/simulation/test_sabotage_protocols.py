@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 import coordinator.effects as effects_module
 import coordinator.store as store_module
-from barriers.messages import CheckpointKind, FailureReason
+from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason
 from coordinator import events as on
 from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact
@@ -15,9 +17,9 @@ from coordinator.releasing import Releases
 from coordinator.settling import Takeover, settle_job
 from coordinator.sharedfiles import SharedFiles
 from statebackends.errors import AmbiguousWriteError, FencedError
-from statebackends.handles import FileHandle
+from statebackends.handles import FileHandle, OperatorSubtaskState
 from statebackends.storage.operations import DeleteFile, Flow, run_flow
-from tests.coordinator.bench import JOB, A, B, Bench, of
+from tests.coordinator.bench import JOB, A, B, Bench, of, state
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import MiniJob, MortalStorage
 from tests.simulation.test_sabotage_mutants import assert_changes
@@ -44,6 +46,29 @@ def test_missing_ack() -> None:
         return bench.completed
 
     assert_changes("missing_ack", completed, [], [1])
+
+
+def test_trusted_acks() -> None:
+    def completed() -> list[int]:
+        bench = Bench(tolerable_failed_checkpoints=9)
+        bench.trigger()
+        bench.ack(A, 1)
+        bench.ack(B, 1, "/../../outside")
+        return bench.completed
+
+    assert_changes("trusted_acks", completed, [], [1])
+
+
+def test_strays_delete() -> None:
+    def deleted() -> list[tuple[str, ...] | None]:
+        bench = Bench()
+        bench.trigger()
+        stray = msgspec.structs.replace(state("x")["op"].operator[0], part=FileHandle("_claim", 1, ""))
+        states = {"op": OperatorSubtaskState(operator=(stray,))}
+        bench.handle(on.AcksReceived((AcknowledgeCheckpoint(77, 1, "A", 0, states),), 0))
+        return [action.files for action in bench.all(on.DiscardState)]
+
+    assert_changes("strays_delete", deleted, [], [("_claim",)])
 
 
 def test_counted_acks() -> None:

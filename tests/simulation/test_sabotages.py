@@ -44,6 +44,7 @@ def drawn(name: str, *, first: int) -> Scene:
 UNEVEN_LINKS = throughout("slow_link", "all", amount=10, probability=0.5)
 SLOW_WRITES = throughout("store_slow", "worker:WriteFile", amount=60)
 UPLOADS_FAIL = throughout("store_fails", "worker:UploadFile", probability=0.1)
+FORGED = throughout("forged_ack", "workers", probability=0.5)
 COUNT_FAILS = at(600, "user_error", "count")
 COORDINATOR_DIES = at(600, "kill_coordinator", amount=1)
 WORKERS_DIE = tuple(at(ms, "kill_worker", "workers") for ms in (400, 700, 1_000))
@@ -120,6 +121,8 @@ SCENES = {
     "loser_goes_on": Scene("counter", (Fault("old_leader_wakes", on="coordinator.PutIfAbsent.metadata", nth=3, duration_ms=800),)),
     "unsettled_takeover": Scene("counter", (Fault("kill_coordinator", on="coordinator.send.trigger", nth=4, amount=1),)),
     "exact_commit": Scene("counter", (SAVEPOINT,)),
+    "trusted_acks": Scene("counter", (FORGED,)),
+    "strays_delete": Scene("counter", (FORGED,), backend="filesystem"),
     "lost_recommit": Scene("counter", (Fault("kill_worker", "workers", on="worker.PutIfAbsent.log", nth=4),)),
     "repeated_commit": Scene("counter", (COUNT_FAILS,)),
     "early_commit": Scene("counter"),

@@ -32,6 +32,7 @@ MOMENTS: dict[str, Fault] = {
     "duplicate": Fault("duplicate", "all", at_ms=100, duration_ms=600),
     "reorder": Fault("reorder", "all", at_ms=100, duration_ms=600, amount=20),
     "partition": Fault("partition", "workers", at_ms=300, duration_ms=200),
+    "forged_ack": Fault("forged_ack", "workers", at_ms=100, duration_ms=600, probability=0.3),
     "break_stream": Fault("break_stream", "workers", at_ms=400, amount=100),
     "cut_link": Fault("cut_link", "0-1", at_ms=400),
     "slow_link": Fault("slow_link", "all", at_ms=100, duration_ms=600, amount=5),

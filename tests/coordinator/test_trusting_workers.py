@@ -1,0 +1,232 @@
+"""What a worker says is taken for itself alone: its slot, its process, its texts; and jobs have names that can be shown."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from barriers import codec
+from barriers.jobgraph import JOB_NAME_CHARS_MAX, Submission, check_job_name
+from barriers.launches import draw_launch_key, is_launched, launch_token
+from barriers.messages import (
+    TEXT_BYTES_MAX,
+    TRACEBACK_BYTES_MAX,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    DeclineCheckpoint,
+    FailureReason,
+    Heartbeat,
+    RegisterWorker,
+    StatusBatch,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+    clip,
+    clip_front,
+)
+from coordinator import jobevents as job
+from coordinator.submitting import Starter, identify_job, resume_submission, start_submission
+from statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
+from statebackends.storage.operations import run_flow
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.rig import Rig
+from tests.coordinator.world import JOB, DictStorage
+
+KEY = "k" * 64
+
+# --------------------------------------------------------------------------------------------------------------- slots
+
+
+def test_a_worker_reports_of_its_own_slot_alone() -> None:
+    rig = Rig().run()
+    vertex = rig.graph.vertices[0].vertex_id
+    own = SubtaskStatus(1, vertex, 0, TaskState.FAILED, error="ValueError: mine")
+    foreign = msgspec.structs.replace(own, subtask=1)
+    batch = StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (own, foreign))
+    with pytest.raises(ProtocolError, match=r"the worker in slot 0 reports of subtask 1 of \w+, which runs in another slot"):
+        rig.call(lambda ticket: job.StatesReceived(ticket, batch))
+    assert rig.state == "RUNNING", "nothing of the message was taken"
+    beat = Heartbeat(0, rig.sessions[0], 1, (SubtaskMetrics(vertex, 1, records_in=10**9),))
+    with pytest.raises(ProtocolError, match="in another slot"):
+        rig.call(lambda ticket: job.HeartbeatReceived(ticket, beat))
+    with pytest.raises(ProtocolError, match="in another slot"):
+        rig.register(0, attempt=1, nonce="0-0", subtasks=(foreign,))
+    assert rig.state == "RUNNING"
+
+
+def test_counters_of_a_status_are_those_of_its_subtask() -> None:
+    rig = Rig().run()
+    vertex = rig.graph.vertices[0].vertex_id
+    counters = SubtaskMetrics("x" * 5_000, 0, records_in=7)
+    batch = StatusBatch(
+        rig.setup.epoch, 0, rig.sessions[0], (SubtaskStatus(1, vertex, 0, TaskState.RUNNING, drained=True, metrics=counters),)
+    )
+    rig.call(lambda ticket: job.StatesReceived(ticket, batch))
+    assert rig.master.lifecycle.execution is not None
+    assert {entry.records_in for entry in rig.master.lifecycle.execution.metrics()} == {0}
+
+
+def test_an_acknowledgement_for_another_slot_declines_the_checkpoint() -> None:
+    rig = Rig(tolerable_failed_checkpoints=3).run()
+    rig.feed_request()
+    for item in rig.acks(1, 1, 1):
+        batch = AckBatch(rig.setup.epoch, 0, rig.sessions[0], (item,))
+        rig.call(lambda ticket, batch=batch: job.AckBatchReceived(ticket, batch))
+    assert rig.master.coordinator.retained == ()
+    (view,) = rig.master.coordinator.stats.view().history
+    assert (view.status, view.failure_reason) == ("FAILED", "declined")
+    assert "the worker in slot 0 answered for subtask 1 of" in (view.failure_message or "")
+
+
+# --------------------------------------------------------------------------------------------------------------- texts
+
+
+def test_texts_are_clipped_where_they_are_taken() -> None:
+    rig = Rig(tolerable_failed_checkpoints=3).run()
+    rig.feed_request()
+    vertex = rig.graph.vertices[0].vertex_id
+    decline = DeclineCheckpoint(1, 1, vertex, 0, FailureReason.DECLINED, "d" * 100_000)
+    batch = AckBatch(rig.setup.epoch, 0, rig.sessions[0], (decline,))
+    rig.call(lambda ticket: job.AckBatchReceived(ticket, batch))
+    (view,) = rig.master.coordinator.stats.view().history
+    assert len(view.failure_message or "") < TEXT_BYTES_MAX + 100
+    failed = SubtaskStatus(1, vertex, 0, TaskState.FAILED, error="E: " + "e" * 100_000, traceback="t" * 100_000 + "last line")
+    rig.call(lambda ticket: job.StatesReceived(ticket, StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (failed,))))
+    incident = rig.master.lifecycle.incidents.newest
+    assert incident is not None
+    assert (len(incident.error), len(incident.traceback)) == (TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX)
+    assert incident.traceback.endswith("last line")
+
+
+def test_a_clipped_text_has_whole_characters_and_a_sign_that_it_goes_on() -> None:
+    assert clip("x" * TEXT_BYTES_MAX) == "x" * TEXT_BYTES_MAX
+    assert clip("ä" * 600) == "ä" * 510 + "..."
+    assert len(clip("\U0001f600" * 600).encode()) <= TEXT_BYTES_MAX
+    assert clip_front("a" * 9_000 + "ä") == "..." + "a" * (TRACEBACK_BYTES_MAX - 5) + "ä"
+    assert clip("\ud800" * 2_000).startswith("???")
+
+
+def test_what_a_registration_reports_is_not_kept() -> None:
+    rig = Rig().run()
+    items = (AcknowledgeCheckpoint(1, 1, rig.graph.vertices[0].vertex_id, 0),)
+    rig.register(0, attempt=1, nonce="0-0", unanswered=items)
+    holder = rig.master.workforce.slots[0].holder
+    assert holder is not None
+    assert (holder.unanswered, holder.subtasks) == ((), ())
+
+
+@pytest.mark.parametrize("name", ["nonce", "data_key"])
+@pytest.mark.parametrize("text", ["x" * 5_000, "a\0b", "ä"])
+def test_names_of_a_process_are_names(name: str, text: str) -> None:
+    rig = Rig()
+    with pytest.raises(ProtocolError, match=f"the {name} of a worker"):
+        rig.register(0, **{name: text})
+
+
+def test_a_number_that_no_reader_holds_is_refused() -> None:
+    body = codec.encode(Heartbeat(0, "s", 1)).replace(b'"attempt":1', b'"attempt":1' + b"0" * 30)
+    with pytest.raises(ProtocolError, match="attempt"):
+        codec.decode(body, Heartbeat)
+
+
+# -------------------------------------------------------------------------------------------------------------- launcher
+
+
+def launched(slot: int, spawn: int, **fields: object) -> dict[str, object]:
+    token = launch_token(KEY, job_id=JOB, submission=1, slot=slot, spawn=spawn)
+    return {"task_attempt": 1, "spawn": spawn, "launch_token": token, **fields}
+
+
+def guarded() -> Rig:
+    """A job whose launcher vouches for its workers."""
+    rig = Rig()
+    storage = DictStorage()
+    asked = submission(rig.graph, job_id=JOB, launch_key=KEY)
+    rig.storage = storage
+    rig.open(run_flow(start_submission(JOB, asked, Starter("starter", "", "directory", 0)), storage))
+    return rig
+
+
+def test_only_who_was_launched_may_register() -> None:
+    rig = guarded()
+    for fields in (
+        {"task_attempt": 10**18},
+        {"task_attempt": 10**18, "spawn": 10**18},
+        {**launched(0, 1), "spawn": 2},
+        launched(1, 1),
+        {**launched(0, 1), "launch_token": "x" * 64},
+    ):
+        with pytest.raises(AuthenticationError, match="slot 0: the process is not the worker"):
+            rig.register(0, **fields)  # type: ignore[arg-type]
+    rig.register(0, **launched(0, 1))  # type: ignore[arg-type]
+
+
+def test_nobody_locks_out_the_next_worker_of_a_slot() -> None:
+    rig = guarded()
+    rig.register(0, **launched(0, 1, task_attempt=10**18))  # type: ignore[arg-type]
+    with pytest.raises(FencedError):
+        rig.register(0, **launched(0, 1, task_attempt=5))  # type: ignore[arg-type]
+    rig.register(0, **launched(0, 2, task_attempt=6))  # type: ignore[arg-type]
+    with pytest.raises(FencedError):
+        rig.register(0, **launched(0, 1, task_attempt=10**18 + 1, nonce="again"))  # type: ignore[arg-type]
+
+
+def test_spark_may_run_the_task_of_a_spawn_again() -> None:
+    rig = guarded()
+    rig.register(0, **launched(0, 1, task_attempt=5))  # type: ignore[arg-type]
+    rig.register(0, **launched(0, 1, task_attempt=6))  # type: ignore[arg-type]
+    assert rig.master.workforce.slots[0].holder is not None
+    assert rig.master.workforce.slots[0].holder.task_attempt == 6
+
+
+def test_the_next_coordinator_knows_who_was_launched() -> None:
+    rig = guarded()
+    rig.open(run_flow(resume_submission(JOB, Starter("second", "", "directory", 0)), rig.storage))
+    with pytest.raises(AuthenticationError):
+        rig.register(0, task_attempt=10**18)
+    rig.register(0, **launched(0, 1))  # type: ignore[arg-type]
+
+
+def test_proofs_are_of_one_worker_and_of_one_submission() -> None:
+    who = {"job_id": JOB, "submission": 1, "slot": 0, "spawn": 1}
+    token = launch_token(KEY, **who)  # type: ignore[arg-type]
+    assert is_launched(KEY, token, **who)  # type: ignore[arg-type]
+    for name, other in (("job_id", "b" * 32), ("submission", 2), ("slot", 1), ("spawn", 2)):
+        assert not is_launched(KEY, token, **{**who, name: other})  # type: ignore[arg-type]
+    assert not is_launched(KEY, "\ud800", **who)  # type: ignore[arg-type]
+    assert len(draw_launch_key()) == 64
+    assert is_launched("", "", **who), "a launcher that gives no key vouches for nobody"  # type: ignore[arg-type]
+
+
+def test_older_workers_and_drivers_say_nothing_of_it() -> None:
+    register = codec.decode(
+        b'{"type":"register","job_id":"j","slot":0,"submission":1,"task_attempt":2,"nonce":"n","pid":1,"host":"h",'
+        b'"data_address":"tcp://h:1","directory_nonce":"d"}',
+        RegisterWorker,
+    )
+    assert (register.spawn, register.launch_token) == (0, "")
+    older = msgspec.json.decode(codec.encode(Submission(word_count())))
+    del older["launch_key"]
+    assert codec.decode(msgspec.json.encode(older), Submission).launch_key == ""
+
+
+# ------------------------------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 256, "a\0b", "line\nbreak", "\x1b[31mred", "bell\a", "\u202ereversed"])
+def test_a_job_has_a_name_that_can_be_shown(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match="name") as caught:
+        check_job_name(name)
+    assert caught.value.fields["setting"] == "name"
+    with pytest.raises(InvalidConfigError):
+        identify_job(Submission(word_count(name=name)))
+
+
+def test_other_names_are_taken() -> None:
+    for name in ("a", "x" * JOB_NAME_CHARS_MAX, "Umsätze je Stunde", "日本語 №1"):
+        check_job_name(name)
+
+
+def test_a_launch_key_has_a_limit() -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode(codec.encode(Submission(word_count(), launch_key="k" * 300)), Submission)
