@@ -27,7 +27,7 @@ from barriers.messages import FailureReason
 from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
 from operators.leader_retrieval import Target, is_safe_step, next_target
-from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
+from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds until a machine that does not answer at all counts as away."""
@@ -58,8 +58,8 @@ class RestClient:
     """The coordinator at `url`, and whoever it says leads a job; thread-safe.
 
     `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
-    raised them; ConnectionLostError when it can't be reached, NotLeaderError when it is starting or stopping, or does not lead the
-    job and whom it names does not either."""
+    raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not come to the job since its start,
+    NotLeaderError when it is stopping, or does not lead the job and whom it names does not either."""
 
     def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
         self.url = check_url(url)
@@ -190,7 +190,7 @@ class RestClient:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError)),
+            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=self._say_waiting,

@@ -119,6 +119,6 @@ def _last_coordinator(directory: Path) -> str:
 
 
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:
-    """The coordinator of a state directory; it leads the directory's live jobs on before this returns."""
+    """The coordinator of a state directory; it leads the directory's live jobs on when it is told to `lead`."""
 
     return CoordinatorService(ServiceConfig(state_directory=settings.location, url=url))

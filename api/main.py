@@ -29,7 +29,7 @@ START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Led:
-    """A coordinator that leads, and the bound socket that it is reached at."""
+    """A coordinator that leads once its socket, which is bound, listens."""
 
     service: Coordinator
     listener: socket.socket
@@ -44,7 +44,7 @@ class _Led:
 
 @contextlib.contextmanager
 def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
-    """Guard the directory, bind, lead; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
+    """Guard the directory, bind, open it; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
     settings.check()
     with contextlib.ExitStack() as undo:
         undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
@@ -67,6 +67,7 @@ def serve(
     with _leading(settings, open_service) as led:
 
         def started() -> None:
+            led.service.lead()
             led.announce(settings)
             announce(_welcome(settings, led.url, as_json=as_json))
 
@@ -106,13 +107,18 @@ class EmbeddedCoordinator:
         return self._settings.token
 
     def start(self) -> None:
-        """Lead and listen; returns when requests are answered. Raises like `serve`."""
+        """Listen and lead; returns when requests are answered. Raises like `serve`."""
         if self._thread is not None:
             raise InvariantError("the embedded coordinator was started before")
         led = self._undo.enter_context(_leading(self._settings, self._open_service))
         self._url = led.url
         listening = threading.Event()
-        self._server = RestServer(led.service, self._settings, on_started=listening.set)
+
+        def started() -> None:
+            led.service.lead()
+            listening.set()
+
+        self._server = RestServer(led.service, self._settings, on_started=started)
         self._thread = threading.Thread(
             target=self._run, args=(self._server, led.listener, listening), name="holdfast-rest", daemon=True
         )

@@ -146,10 +146,12 @@ class Worker:
         self._inbox: asyncio.Queue[tuple[int, on.Event]] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._generation = 0
+        self._changed = asyncio.Condition()
 
-    @property
-    def is_registered(self) -> bool:
-        return self.session.state is SessionState.REGISTERED
+    async def registers_beyond(self, epoch: int) -> None:
+        """Wait until it is registered with a leader of a higher epoch."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.session.state is SessionState.REGISTERED and self.session.epoch > epoch)
 
     async def run(self) -> None:
         """Like the control thread of a worker: one request at a time, and then what else has come."""
@@ -160,6 +162,8 @@ class Worker:
                     answer = await self._perform(action)
                     if answer is not None:
                         events.append(answer)
+            async with self._changed:
+                self._changed.notify_all()
             due_ms = self.session.next_deadline_ms()
             timeout_s = None if due_ms is None else max(0, due_ms - _now_ms()) / 1000
             try:
@@ -227,9 +231,8 @@ class Worker:
             for subtask in command.deployment.subtasks:
                 self._report(on.StatusChanged(SubtaskStatus(attempt, subtask.vertex, subtask.subtask, TaskState.RUNNING)))
         elif isinstance(command, TriggerCheckpoint):
-            ack = AcknowledgeCheckpoint(
-                command.attempt, command.checkpoint_id, VERTEX, self._identity.slot, {}, CheckpointMetrics(0.1, 0.1, 0.1, 0.1, 0, 0, 0)
-            )
+            metrics = CheckpointMetrics(0.1, 0.1, 0.1, 0.1, 0, 0, 0)
+            ack = AcknowledgeCheckpoint(command.attempt, command.checkpoint_id, VERTEX, self._identity.slot, {}, metrics)
             self._report(on.AnswerReady(ack))
 
     def _report(self, event: on.Event) -> None:
@@ -344,7 +347,9 @@ class Restarts:
         began = time.monotonic()
         await self._sidecar.answers()
         listening_s = time.monotonic() - began
-        await self._until(lambda: all(w.is_registered and w.session.epoch > epochs[id(w)] for w in self.workers))
+        async with asyncio.timeout(START_TIMEOUT_S):
+            for worker in self.workers:
+                await worker.registers_beyond(epochs[id(worker)])
         registered_s = time.monotonic() - began
         cpu_s = self._sidecar.cpu_seconds()
         requests = sum(worker.requests for worker in self.workers) - requests
@@ -376,11 +381,6 @@ class Restarts:
                     await asyncio.sleep(0.1)
         finally:
             client.close()
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not condition():
-                await asyncio.sleep(0.02)
 
     async def end(self) -> None:
         for task in self._tasks:

@@ -176,6 +176,8 @@ class RecordedJob:
     """Names of all files in the folder of shared files."""
     given: Mapping[int, OwnerRecord] = field(default_factory=dict)
     """Checkpoints that another job claimed."""
+    voids: frozenset[int] = frozenset()
+    """Numbers that no submission has or will have."""
 
     @property
     def exists(self) -> bool:

@@ -338,6 +338,9 @@ class FakeCoordinator:
     def wait(self, job_id: str, timeout_s: float | None = None) -> str:
         return self.state
 
+    def lead(self) -> None:
+        self.calls.append(("lead",))
+
     def close(self) -> None:
         self.ready = False
         for subscription in self.subscriptions:

@@ -42,7 +42,9 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from coordinator.config import ServiceConfig
 from coordinator.interface import CommandSubscription, Coordinator
+from coordinator.service import CoordinatorService
 from statebackends.errors import FencedError
 from statebackends.handles import (
     InlineHandle,
@@ -53,6 +55,7 @@ from statebackends.handles import (
     StateMeta,
 )
 from statebackends.keygroups import assign_key_groups, operator_id
+from statebackends.storage.operations import Storage
 
 COUNTS = StateMeta("counts", "value", "int", "utf8")
 OFFSETS = StateMeta("offsets", "operator_list", "bytes")
@@ -80,6 +83,14 @@ def submission(graph: JobGraph, **options: Any) -> Submission:
 
 
 NO_RESTARTS = RestartStrategy("none")
+
+
+def leading(config: ServiceConfig, storage: Storage | None = None) -> CoordinatorService:
+    """A coordinator that leads every job of its state directory."""
+    service = CoordinatorService(config, storage)
+    service.lead()
+    assert service.wait_recovered(30), "the jobs of the state directory were not recovered in time"
+    return service
 
 
 def wait_until(condition: Callable[[], bool], pump: Callable[[], None], *, timeout_s: float = 10.0, what: str = "") -> None:
