@@ -152,7 +152,8 @@ class JobHost:
         A leader that writes finds out by itself. One that waits, for workers that have gone to its successor, would keep those
         that have not from going there too."""
         for service in self.registry.services():
-            if not service.ended.is_set():
+            is_lost = service.suspended and not service.failed and self.registry.elsewhere(service.job_id) is None
+            if is_lost or not service.ended.is_set():
                 yield from self._find_leader(service.job_id)
 
     def find_leaders(self) -> HostFlow[None]:

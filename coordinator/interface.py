@@ -69,6 +69,14 @@ class Coordinator(Protocol):
         """Every job of the state directory is led on, or why it can't be is known."""
 
     @property
+    def is_leading(self) -> bool:
+        """A job that has not ended is led from here, or may be in a moment."""
+
+    @property
+    def is_referring(self) -> bool:
+        """It is known of a job that another coordinator leads it."""
+
+    @property
     def directory(self) -> str:
         """Printable root of the state directory."""
 

@@ -130,6 +130,14 @@ class CoordinatorService(ReadModels):
         return not self._closed and self._recovery.is_over
 
     @property
+    def is_leading(self) -> bool:
+        return not self._recovery.is_over or any(not service.ended.is_set() for service in self._registry.services())
+
+    @property
+    def is_referring(self) -> bool:
+        return self._registry.is_any_elsewhere
+
+    @property
     def directory(self) -> str:
         return self._storage.root
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from barriers.messages import NumberedCommand, RegisterWorker, ShutdownWorker, WorkerCommand
 from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
+from coordinator.notes import Note
 from coordinator.slots import Slot, Verdict, judge_registration
 from coordinator.views import WorkerView
 from statebackends.errors import FencedError, NotFoundError, StateDirectoryNotSharedError
@@ -28,6 +29,8 @@ class JobTurn:
     now_ms: int = 0
     wall_ms: int = 0
     out: list[Action] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    """What happened, for the log."""
 
 
 class Workforce:

@@ -209,6 +209,9 @@ class FakeCoordinator:
     overviews: tuple[JobOverviewView, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
 
+    is_leading: bool = True
+    is_referring: bool = False
+
     def reset(self) -> None:
         """As new."""
         self.__dict__.update(FakeCoordinator().__dict__)
