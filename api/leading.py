@@ -110,10 +110,10 @@ class DirectoryGuard:
 
     def _look(self, service: Coordinator) -> None:
         is_fenced = not service.is_leading and (service.is_referring or self._has_successor())
-        if is_fenced and self._descriptor is not None:
+        if is_fenced and self.is_held:
             self._let_go()
             log.warning("another coordinator leads %s: its lock is free", self._location)
-        elif not is_fenced and self._descriptor is None and self._take():
+        elif not is_fenced and not self.is_held and self._take():
             log.info("the lock of %s is held from now on", self._location)
 
     def _has_successor(self) -> bool:
@@ -122,9 +122,14 @@ class DirectoryGuard:
         mine = self.announced
         return mine is not None and record is not None and (record.url, record.pid, record.host) != (mine.url, mine.pid, mine.host)
 
+    @property
+    def is_held(self) -> bool:
+        """The lock is ours."""
+        return self._descriptor is not None
+
     def doubt(self) -> str:
         """Why holding the guard proves nothing; empty if the lock is held."""
-        return "" if self._descriptor is not None else f"{self._location} takes no locks"
+        return "" if self.is_held else f"{self._location} takes no locks"
 
     def _refused(self) -> CoordinatorRunningError:
         record = read_run_record(self._state_dir)

@@ -105,6 +105,7 @@ class EmbeddedCoordinator:
         self._server: RestServer | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._guard: DirectoryGuard | None = None
         self._url = ""
 
     @property
@@ -118,13 +119,18 @@ class EmbeddedCoordinator:
     def token(self) -> str | None:
         return self._settings.token
 
+    @property
+    def holds_lock(self) -> bool:
+        """Of the state directory; False before `start`, and of one that was fenced."""
+        return self._guard is not None and self._guard.is_held
+
     def start(self) -> None:
         """Listen and lead; returns when requests are answered. Raises like `serve`."""
         if self._thread is not None:
             raise InvariantError("the embedded coordinator was started before")
         self._undo.enter_context(_logging(self._settings, embedded=True))
         led = self._undo.enter_context(_leading(self._settings, self._open_service))
-        self._url = led.url
+        self._url, self._guard = led.url, led.guard
         listening = threading.Event()
 
         def started() -> None:

@@ -38,18 +38,20 @@ class LogChanges:
         if scope["type"] != "http" or scope["method"] not in _CHANGING:
             await self._app(scope, receive, send)
             return
-        status = 500
+        answered = False
 
         async def watch(message: Message) -> None:
-            nonlocal status
+            nonlocal answered
             if message["type"] == "http.response.start":
-                status = message["status"]
+                answered = True
+                self._write(scope, message["status"])  # before the caller hears of it
             await send(message)
 
         try:
             await self._app(scope, receive, watch)
         finally:
-            self._write(scope, status)
+            if not answered:
+                self._write(scope, 500)
 
     def _write(self, scope: Scope, status: int) -> None:
         route = str(getattr(scope.get("route"), "path", ""))

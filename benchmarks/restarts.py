@@ -245,6 +245,11 @@ class Worker:
         self._stream.close()
 
 
+def _runs(job: dict[str, Any]) -> bool:
+    """In GET /v1/jobs/overview: the job is RUNNING, and so is every task. One whose tasks are only being deployed fails over."""
+    return bool(job["state"] == "RUNNING" and job["tasks"]["running"] == job["tasks"]["total"])
+
+
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
@@ -376,7 +381,7 @@ class Restarts:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while True:
                     jobs = await asyncio.to_thread(client.jobs)
-                    if len(jobs) == self._jobs and all(job["state"] == "RUNNING" for job in jobs):
+                    if len(jobs) == self._jobs and all(_runs(job) for job in jobs):
                         break
                     await asyncio.sleep(0.1)
         finally:
