@@ -15,7 +15,7 @@ import msgspec
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import CheckpointKind
 from chaos.gateway import Epoch
-from chaos.observations import Led
+from chaos.observations import Led, Listened
 from chaos.pool import FlowPool
 from chaos.processes import Process, ProcessClock
 from chaos.stores import StoreClient
@@ -139,6 +139,7 @@ class CoordinatorHost:
             return
         self.is_ready = True
         self._around.control.announce(self)
+        self._around.observe(Listened(self._around.kernel.now_ms, self.process.name))
         self._on_ready(self)
         for _ in range(RECOVERY_THREADS):
             self._lead_on(None, None)

@@ -39,6 +39,9 @@ FINAL_RETRY_MS = 200
 
 RESULT_RETRY_MS = 500
 
+NOT_BACK = "did not come back to the new coordinator"
+"""Of slots whose workers a new leader has waited for in vain."""
+
 
 class Lifecycle:
     """Owned by JobMaster, which turns the checkpoint coordinator's actions into commands and calls."""
@@ -240,7 +243,7 @@ class Lifecycle:
         if not missing:
             self._enter(JobState.RUNNING)
         elif self._reconcile_until_ms is not None and self._turn.now_ms >= self._reconcile_until_ms:
-            self.fail_over(Incident(f"WorkerLost: slots {missing} did not come back to the new coordinator"))
+            self.fail_over(Incident(f"WorkerLost: slots {missing} {NOT_BACK}"))
 
     def _run(self) -> None:
         execution = self.execution
