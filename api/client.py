@@ -27,6 +27,7 @@ from barriers.messages import FailureReason
 from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
 from operators.leader_retrieval import Target, is_safe_step, next_target
+from statebackends.decoding import decode_json
 from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -117,14 +118,14 @@ class RestClient:
         if not submission.driver_nonce:
             submission = msgspec.structs.replace(submission, driver_nonce=secrets.token_hex(16))
         body = self._call("POST", "/v1/jobs", msgspec.json.encode(submission))
-        accepted = _decode(lambda: msgspec.json.decode(body, type=SubmissionAccepted), self.url)
+        accepted = _decode(lambda: decode_json(body, SubmissionAccepted), self.url)
         self._directory = _visible_directory(accepted) or self._directory
         return accepted
 
     def preflight(self, submission: Submission) -> PreflightReport:
         """What would become of a submission; nothing is started."""
         body = self._call("POST", "/v1/preflight", msgspec.json.encode(submission))
-        return _decode(lambda: msgspec.json.decode(body, type=PreflightReport), self.url)
+        return _decode(lambda: decode_json(body, PreflightReport), self.url)
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
         """Trigger one checkpoint and wait until it is complete; its id.

@@ -284,7 +284,7 @@ class Sidecar:
             while True:
                 assert self._process is not None
                 if self._process.poll() is not None:
-                    raise RuntimeError(f"the sidecar ended: {self.log.read_text()[-2000:]}")
+                    raise RuntimeError(f"the sidecar ended with {self._process.returncode}: {self.log.read_text()[-2000:]}")
                 with contextlib.suppress(OSError):
                     _, writer = await asyncio.open_connection("127.0.0.1", self._port)
                     writer.close()

@@ -35,7 +35,7 @@ from coordinator.owners import (
 from coordinator.publication import CheckpointFact, Completed, RecordedJob
 from coordinator.records import METADATA, OWNER, JobPaths, is_job_id
 from coordinator.store import read_job
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from statebackends.metadata import SnapshotMetadata, decode_metadata
 from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata_file, verify_file, verify_snapshot
@@ -283,7 +283,7 @@ INPUT_VERSION = 1
 def _decode_input(content: bytes, path: str) -> frozenset[str] | None:
     folder = path.rpartition("/")[0]
     try:
-        manifest = msgspec.json.decode(content, type=_Input)
+        manifest = decode_json(content, _Input)
     except UNDECODABLE:
         return None
     return frozenset(f"{folder}/{file.name}" for file in manifest.files) if manifest.version <= INPUT_VERSION else None

@@ -23,7 +23,7 @@ from coordinator.records import (
     SubmissionRecord,
 )
 from coordinator.sharedfiles import shared_handles
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, SnapshotClaimedError
 from statebackends.handles import FileHandle
 from statebackends.metadata import SnapshotMetadata, decode_metadata
@@ -90,11 +90,11 @@ def decode_decision(
         shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
         return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared)
     try:
-        match msgspec.json.decode(content, type=_Tag).decision:
+        match decode_json(content, _Tag).decision:
             case "aborted":
-                return msgspec.json.decode(content, type=AbortRecord)
+                return decode_json(content, AbortRecord)
             case "savepoint":
-                return msgspec.json.decode(content, type=SavepointRecord)
+                return decode_json(content, SavepointRecord)
             case other:
                 return Unreadable(f"{path} is neither a snapshot nor a decision: {other!r}")
     except UNDECODABLE as error:
