@@ -128,8 +128,10 @@ class EmbeddedCoordinator:
         """Listen and lead; returns when requests are answered. Raises like `serve`."""
         if self._thread is not None:
             raise InvariantError("the embedded coordinator was started before")
-        self._undo.enter_context(_logging(self._settings, embedded=True))
-        led = self._undo.enter_context(_leading(self._settings, self._open_service))
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(_logging(self._settings, embedded=True))
+            led = undo.enter_context(_leading(self._settings, self._open_service))
+            self._undo = undo.pop_all()
         self._url, self._guard = led.url, led.guard
         listening = threading.Event()
 

@@ -134,6 +134,11 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
         return self.claim.kind if self.claim is not None else CheckpointKind.CHECKPOINT
 
     @property
+    def is_aborted(self) -> bool:
+        """Given up for good."""
+        return self.fact is CheckpointFact.ABORTED
+
+    @property
     def is_recovery_point(self) -> bool:
         """A job may be recovered from it, or could before another one claimed it: completed, and not a plain savepoint."""
         return self.fact in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED) and self.kind is not CheckpointKind.SAVEPOINT

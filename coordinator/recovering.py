@@ -40,10 +40,6 @@ class RecoveryQueue:
         """Every job has been tried."""
         return self._over.is_set()
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Until every job has been tried; False when time ran out first."""
-        return self._over.wait(timeout_s)
-
     def covers(self, job_id: str) -> bool:
         """The job waits, or is under way."""
         with self._lock:

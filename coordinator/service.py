@@ -88,10 +88,6 @@ class CoordinatorService(ReadModels):
             for thread in self._threads:
                 thread.start()
 
-    def wait_recovered(self, timeout_s: float | None = None) -> bool:
-        """Until every job of the state directory has been tried; False when time ran out first."""
-        return self._recovery.wait(timeout_s)
-
     def _lead_on(self) -> None:
         """One of the threads that share the jobs which were there when we began."""
         while not self._stopped.is_set() and (job_id := self._recovery.next()) is not None:

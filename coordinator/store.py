@@ -224,8 +224,9 @@ def list_jobs() -> Flow[list[str]]:
 def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[RecordedJob]:
     """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it.
 
-    `known`: what was read of the job before. Submissions and results, which are written once and stay, are not read again: with the
-    functions of their graphs they may be megabytes, and each leader leaves one number more."""
+    `known`: what was read of the job before. What is written once and stays is not read again: submissions, which may be megabytes
+    with the functions of their graphs, results, and aborted ids. Each leader leaves a number and an id more. Of an aborted id only
+    the deletion may follow, which is the same as if it were found now and deleted again."""
     epochs: list[str] = yield ListFolder(paths.leaders)
     numbers: list[int] = yield from _numbers(paths.submissions)
     last_attempts = (yield from _numbers(paths.attempts))[-2:]
@@ -244,7 +245,9 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in unread]
     readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in last_attempts]
     readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
-    readers += [partial(read_checkpoint, paths, number) for number in ids]
+    found_before = known.checkpoints if known is not None else {}
+    aborted = {number: found_before[number] for number in ids if number in found_before and found_before[number].is_aborted}
+    readers += [partial(read_checkpoint, paths, number) for number in ids if number not in aborted]
     read = iter((yield from read_in_group(readers)))  # in the order of the readers
     submissions = {number: known_submissions[number] for number in numbers if number in known_submissions}
     given: dict[int, OwnerRecord] = dict(known.given) if known is not None else {}
@@ -259,7 +262,8 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     attempts = {number: next(read) for number in last_attempts}
     results = known_results | {number: next(read) for number in ended}
     checkpoints: dict[int, RecordedCheckpoint] = {}
-    for number, found in zip(ids, read, strict=True):
+    for number in ids:
+        found = aborted[number] if number in aborted else next(read)
         checkpoints[number] = found
         if number in given and given[number].job_id:
             checkpoints[number] = msgspec.structs.replace(found, owner=given[number].job_id)

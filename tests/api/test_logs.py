@@ -11,9 +11,10 @@ import pytest
 
 from api.client import RestClient
 from api.logs import LOGGERS, MESSAGE_CHARACTERS_MAX, printable, writing_log
-from api.settings import server_settings
+from api.main import EmbeddedCoordinator
+from api.settings import ServerSettings, server_settings
 from barriers.jobgraph import Submission
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
+from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
 from tests.api.conftest import Served
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, make_graph
 
@@ -157,3 +158,34 @@ def test_refused_requests_are_told_with_their_status(
         client._call("POST", "/v1/savepoint-disposal", b'{"savepoint-path": "/somewhere/else"}')
     assert lines_of(caplog)[1:] == [("dispose of a savepoint", "", "/somewhere/else", "token", 400)]
     client.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- embedded
+
+
+def test_a_coordinator_in_a_driver_writes_its_log_only_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for level in (None, "info"):
+        settings = server_settings({}, state_dir=tmp_path, port=0, log_level=level, log_format="json" if level else None)
+        with EmbeddedCoordinator(settings) as coordinator:
+            client = RestClient(coordinator.url, coordinator.token)
+            client.submit(Submission(make_graph(f"job of {level}")))
+            client.close()
+            token = str(coordinator.token)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert {line.get("job_name") for line in lines if line.get("event") == "leadership_taken"} == {"job of None", "job of info"}
+    assert [line["subject"] for line in lines if line.get("event") == "request"] == ["job job of info"]
+    assert token not in json.dumps(lines)
+    assert not any(logging.getLogger(name).handlers for name in LOGGERS)
+
+
+def test_a_start_that_fails_leaves_no_handler(tmp_path: Path) -> None:
+    settings = server_settings({}, state_dir=tmp_path, port=0, log_level="info")
+
+    def broken(_settings: ServerSettings, _url: str) -> FakeCoordinator:
+        raise StorageUnavailableError("the disk is gone", path="x")
+
+    with pytest.raises(StorageUnavailableError):
+        EmbeddedCoordinator(settings, open_service=broken).start()
+    assert not any(logging.getLogger(name).handlers for name in LOGGERS)

@@ -89,7 +89,7 @@ def leading(config: ServiceConfig, storage: Storage | None = None) -> Coordinato
     """A coordinator that leads every job of its state directory."""
     service = CoordinatorService(config, storage)
     service.lead()
-    assert service.wait_recovered(30), "the jobs of the state directory were not recovered in time"
+    wait_until(lambda: service.ready, lambda: None, timeout_s=30, what="the recovery of its jobs")
     return service
 
 
