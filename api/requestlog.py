@@ -35,7 +35,7 @@ class LogChanges:
         self._credential = "token" if authenticated else "no token"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in _CHANGING:
+        if scope["type"] != "http" or scope["method"] not in _CHANGING or "/workers/" in scope["path"]:
             await self._app(scope, receive, send)
             return
         answered = False

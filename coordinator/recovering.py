@@ -26,7 +26,7 @@ class RecoveryQueue:
         self._others: OrderedDict[str, None] = OrderedDict()
         self._under_way: set[str] = set()
         self._waiters: dict[str, list[Future[None]]] = {}
-        self._over = threading.Event()
+        self._is_over = False
 
     def begin(self, job_ids: Iterable[str]) -> None:
         """These are all. Until it is called nothing is over."""
@@ -38,7 +38,7 @@ class RecoveryQueue:
     @property
     def is_over(self) -> bool:
         """Every job has been tried."""
-        return self._over.is_set()
+        return self._is_over
 
     def covers(self, job_id: str) -> bool:
         """The job waits, or is under way."""
@@ -115,4 +115,4 @@ class RecoveryQueue:
 
     def _look_around(self) -> None:
         if self._is_known and not (self._asked or self._others or self._under_way):
-            self._over.set()
+            self._is_over = True

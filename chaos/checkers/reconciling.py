@@ -5,7 +5,7 @@ attempt may be given up for a slot that did not come back: all its workers may b
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from barriers.jobgraph import JobConfig
 from chaos.checkers.base import Checker
@@ -46,7 +46,8 @@ class ReconcilingChecker(Checker):
 
     def _began(self, record: AttemptRecord, at_ms: int) -> None:
         """The attempt before this one was given up some time before."""
-        incident = self._newest_incident(record.epoch)
+        master = self.master_of(record.epoch)
+        incident = master.lifecycle.incidents.newest if master is not None else None
         if incident is None or NOT_BACK not in incident.error or record.epoch not in self._led:
             return
         actor, led_ms, config = self._led[record.epoch]
@@ -57,10 +58,3 @@ class ReconcilingChecker(Checker):
         elif at_ms - max(led_ms, listening_ms) < config.reconcile_timeout_ms:
             waited_ms = at_ms - max(led_ms, listening_ms)
             self.report("I16", f"{story} within {waited_ms} ms; they have {config.reconcile_timeout_ms} ms")
-
-    def _newest_incident(self, epoch: int) -> Any:
-        for host in self.world.coordinators():
-            for service in host.services:
-                if service.epoch == epoch:
-                    return service._master.lifecycle.incidents.newest
-        return None
