@@ -18,6 +18,7 @@ from api.auth import BearerAuth
 from api.bodies import REFERENCE
 from api.errors import encode_error, error_body
 from api.metrics import CoordinatorCollector, HttpMetrics, MeasureRequests
+from api.requestlog import LogChanges
 from api.routes import flink, health, jobs, snapshots, workers
 from api.settings import ServerSettings
 from api.snapshots.disposals import Disposals
@@ -71,6 +72,7 @@ def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
     app.include_router(flink.router, prefix="/v1")
     app.include_router(flink.router, include_in_schema=False)
     app.add_middleware(AnswerFailures)
+    app.add_middleware(LogChanges, authenticated=settings.token is not None)
     app.add_middleware(BearerAuth, token=settings.token)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)

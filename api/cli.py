@@ -130,6 +130,10 @@ def serve(
     token_file: TokenFile = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the coordinator on a state directory until interrupted."""
@@ -144,6 +148,8 @@ def serve(
         token_file=token_file,
         no_token=no_token,
         takeover=takeover,
+        log_level=log_level,
+        log_format=log_format,
     )
     run(settings, announce=console.show_line, as_json=as_json)
 

@@ -26,7 +26,8 @@ from barriers.jobgraph import Submission, SubmissionAccepted
 from coordinator.preflight import PreflightReport
 from coordinator.records import DIRECTORY_FILE
 from operators.leader_retrieval import Target, is_safe_step, next_target
-from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
+from statebackends.decoding import decode_json
+from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds until a machine that does not answer at all counts as away."""
@@ -57,8 +58,8 @@ class RestClient:
     """The coordinator at `url`, and whoever it says leads a job; thread-safe.
 
     `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
-    raised them; ConnectionLostError when it can't be reached, NotLeaderError when it is starting or stopping, or does not lead the
-    job and whom it names does not either."""
+    raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not come to the job since its start,
+    NotLeaderError when it is stopping, or does not lead the job and whom it names does not either."""
 
     def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
         self.url = check_url(url)
@@ -116,14 +117,14 @@ class RestClient:
         if not submission.driver_nonce:
             submission = msgspec.structs.replace(submission, driver_nonce=secrets.token_hex(16))
         body = self._call("POST", "/v1/jobs", msgspec.json.encode(submission))
-        accepted = _decode(lambda: msgspec.json.decode(body, type=SubmissionAccepted), self.url)
+        accepted = _decode(lambda: decode_json(body, SubmissionAccepted), self.url)
         self._directory = _visible_directory(accepted) or self._directory
         return accepted
 
     def preflight(self, submission: Submission) -> PreflightReport:
         """What would become of a submission; nothing is started."""
         body = self._call("POST", "/v1/preflight", msgspec.json.encode(submission))
-        return _decode(lambda: msgspec.json.decode(body, type=PreflightReport), self.url)
+        return _decode(lambda: decode_json(body, PreflightReport), self.url)
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
         """Trigger one checkpoint and wait until it is complete; its id.
@@ -189,7 +190,7 @@ class RestClient:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError)),
+            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=self._say_waiting,

@@ -23,6 +23,7 @@ from statebackends.errors import (
     NotLeaderError,
     ObjectMissingError,
     ProtocolError,
+    RecoveringError,
     RestoreError,
     StorageUnavailableError,
 )
@@ -32,6 +33,10 @@ FIELDS_BYTES_MAX = 4_096
 
 MESSAGE_CHARACTERS_MAX = 16_384
 """Characters of one message; a user's exception may hold anything."""
+
+
+RECOVERING_RETRY_S = 1
+"""Seconds after which to ask a coordinator again that has begun a moment ago."""
 
 
 class BodyTooLargeError(InvalidConfigError):
@@ -93,6 +98,8 @@ def encode_error(error: HoldfastError) -> WireError:
         headers[FIELDS_HEADER] = _encode_fields(error.fields)
     if isinstance(error, AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RecoveringError):
+        headers["Retry-After"] = str(RECOVERING_RETRY_S)
     return WireError(status_of(error), error_body(error.message), headers)
 
 

@@ -8,22 +8,26 @@ import fcntl
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from api.runfile import RUN_FILE, read_run_record
+from api.runfile import RUN_FILE, RunRecord, read_run_record
 from api.settings import ServerSettings
 from coordinator.config import ServiceConfig
 from coordinator.interface import Coordinator
 from coordinator.service import CoordinatorService
-from statebackends.errors import InvalidConfigError, StorageUnavailableError
+from statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.api")
 
 GUARD_FILE = "_lock"
+
+GUARD_ROUND_S = 1.0
+"""Seconds between two looks at who should hold the lock."""
 
 OpenCoordinator: TypeAlias = Callable[[ServerSettings, str], Coordinator]
 """Starts the coordinator of a state directory, reached at a URL."""
@@ -34,7 +38,8 @@ class CoordinatorRunningError(InvalidConfigError):
 
 
 class DirectoryGuard:
-    """A lock on the state directory while a coordinator leads it; the kernel drops it when the process dies."""
+    """A lock on the state directory while a coordinator leads it; the kernel drops it when the process dies, and a coordinator that
+    was fenced lets go of it."""
 
     def __init__(self, state_dir: Path, *, takeover: bool, location: str | None = None) -> None:
         """`location`: the state directory's name for people, if it is elsewhere; then only this machine's coordinators are seen."""
@@ -42,9 +47,23 @@ class DirectoryGuard:
         self._location = location or str(state_dir)
         self._takeover = takeover
         self._descriptor: int | None = None
+        self._takes_locks = True
+        self.announced: RunRecord | None = None
+        """What the coordinator that is guarded has left for others to find it."""
 
     def __enter__(self) -> DirectoryGuard:
         """Raises CoordinatorRunningError unless taking over, StorageUnavailableError if the directory can't be written."""
+        if not self._take() and self._takes_locks:
+            if not self._takeover:
+                raise self._refused()
+            log.warning("taking over %s from a coordinator that still runs", self._location)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._let_go()
+
+    def _take(self) -> bool:
+        """Whether the lock is ours now; never waits for it."""
         path = self._state_dir / GUARD_FILE
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -52,26 +71,65 @@ class DirectoryGuard:
             raise StorageUnavailableError(f"can't write to the state directory: {error}", path=str(path)) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             os.close(descriptor)
-            if not self._takeover:
-                raise self._refused() from error
-            log.warning("taking over %s from a coordinator that still runs", self._location)
+            return False
         except OSError as error:
             os.close(descriptor)
+            self._takes_locks = False
             log.warning("%s takes no locks (%s): a second coordinator is not refused, it fences the first", path, error)
-        else:
-            self._descriptor = descriptor
-        return self
+            return False
+        self._descriptor = descriptor
+        return True
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _let_go(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
+    @contextmanager
+    def kept_for(self, service: Coordinator) -> Iterator[None]:
+        """Until the end of the block the lock is with whoever leads: one that was fenced lets go of it, and one that took over then
+        takes it. Else the next start would be refused for a coordinator that leads nothing, long after its successor is gone."""
+        stopped = threading.Event()
+
+        def keep() -> None:
+            while self._takes_locks and not stopped.wait(GUARD_ROUND_S):
+                try:
+                    self._look(service)
+                except (HoldfastError, OSError) as error:
+                    log.warning("the lock of %s can't be looked after: %s", self._location, error)
+
+        keeper = threading.Thread(target=keep, name="holdfast-guard", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            keeper.join()
+
+    def _look(self, service: Coordinator) -> None:
+        is_fenced = not service.is_leading and (service.is_referring or self._has_successor())
+        if is_fenced and self.is_held:
+            self._let_go()
+            log.warning("another coordinator leads %s: its lock is free", self._location)
+        elif not is_fenced and not self.is_held and self._take():
+            log.info("the lock of %s is held from now on", self._location)
+
+    def _has_successor(self) -> bool:
+        """Whether another coordinator has announced itself since the one that is guarded did."""
+        record = read_run_record(self._state_dir)
+        mine = self.announced
+        return mine is not None and record is not None and (record.url, record.pid, record.host) != (mine.url, mine.pid, mine.host)
+
+    @property
+    def is_held(self) -> bool:
+        """The lock is ours."""
+        return self._descriptor is not None
+
     def doubt(self) -> str:
         """Why holding the guard proves nothing; empty if the lock is held."""
-        return "" if self._descriptor is not None else f"{self._location} takes no locks"
+        return "" if self.is_held else f"{self._location} takes no locks"
 
     def _refused(self) -> CoordinatorRunningError:
         record = read_run_record(self._state_dir)
@@ -119,6 +177,6 @@ def _last_coordinator(directory: Path) -> str:
 
 
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:
-    """The coordinator of a state directory; it leads the directory's live jobs on before this returns."""
+    """The coordinator of a state directory; it leads the directory's live jobs on when it is told to `lead`."""
 
     return CoordinatorService(ServiceConfig(state_directory=settings.location, url=url))

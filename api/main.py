@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
+from api.logs import writing_log
 from api.runfile import RunRecord, write_run_record
 from api.server import RestServer, advertised_url, bind, describe_exposure
 from api.settings import ServerSettings
@@ -29,30 +30,42 @@ START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Led:
-    """A coordinator that leads, and the bound socket that it is reached at."""
+    """A coordinator that leads once its socket, which is bound, listens."""
 
     service: Coordinator
     listener: socket.socket
     url: str
+    guard: DirectoryGuard
 
     def announce(self, settings: ServerSettings) -> None:
         """Tell the next start, workers and the CLI where it is."""
         token_file = None if settings.token_file is None else str(settings.token_file)
         port = int(self.listener.getsockname()[1])
-        write_run_record(settings.state_dir, RunRecord(self.url, os.getpid(), socket.gethostname(), port, token_file))
+        record = RunRecord(self.url, os.getpid(), socket.gethostname(), port, token_file)
+        write_run_record(settings.state_dir, record)
+        self.guard.announced = record
 
 
 @contextlib.contextmanager
 def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
-    """Guard the directory, bind, lead; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
+    """Guard the directory, bind, open it; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
     settings.check()
     with contextlib.ExitStack() as undo:
-        undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
+        guard = undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
         listener = undo.enter_context(bind(settings))
         url = advertised_url(settings, listener.getsockname()[1])
         service = open_service(settings, url)
         undo.callback(service.close)
-        yield _Led(service, listener, url)
+        undo.enter_context(guard.kept_for(service))
+        yield _Led(service, listener, url, guard)
+
+
+def _logging(settings: ServerSettings, *, embedded: bool) -> contextlib.AbstractContextManager[None]:
+    """The log of a coordinator; inside a driver, whose logging is its own, only if a setting asks for it."""
+    if embedded and settings.log_level is None and settings.log_format is None:
+        return contextlib.nullcontext()
+    secrets = (settings.token,) if settings.token is not None else ()
+    return writing_log(settings.log_level or "info", settings.log_format or "text", secrets=secrets, everything=not embedded)
 
 
 def serve(
@@ -63,10 +76,10 @@ def serve(
     open_service: OpenCoordinator = open_coordinator,
 ) -> None:
     """Run a coordinator in this process until SIGINT or SIGTERM. `announce` gets one line once it listens."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with _leading(settings, open_service) as led:
+    with _logging(settings, embedded=False), _leading(settings, open_service) as led:
 
         def started() -> None:
+            led.service.lead()
             led.announce(settings)
             announce(_welcome(settings, led.url, as_json=as_json))
 
@@ -92,6 +105,7 @@ class EmbeddedCoordinator:
         self._server: RestServer | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._guard: DirectoryGuard | None = None
         self._url = ""
 
     @property
@@ -105,14 +119,27 @@ class EmbeddedCoordinator:
     def token(self) -> str | None:
         return self._settings.token
 
+    @property
+    def holds_lock(self) -> bool:
+        """Of the state directory; False before `start`, and of one that was fenced."""
+        return self._guard is not None and self._guard.is_held
+
     def start(self) -> None:
-        """Lead and listen; returns when requests are answered. Raises like `serve`."""
+        """Listen and lead; returns when requests are answered. Raises like `serve`."""
         if self._thread is not None:
             raise InvariantError("the embedded coordinator was started before")
-        led = self._undo.enter_context(_leading(self._settings, self._open_service))
-        self._url = led.url
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(_logging(self._settings, embedded=True))
+            led = undo.enter_context(_leading(self._settings, self._open_service))
+            self._undo = undo.pop_all()
+        self._url, self._guard = led.url, led.guard
         listening = threading.Event()
-        self._server = RestServer(led.service, self._settings, on_started=listening.set)
+
+        def started() -> None:
+            led.service.lead()
+            listening.set()
+
+        self._server = RestServer(led.service, self._settings, on_started=started)
         self._thread = threading.Thread(
             target=self._run, args=(self._server, led.listener, listening), name="holdfast-rest", daemon=True
         )

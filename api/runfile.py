@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import StorageUnavailableError
 
 RUN_FILE = "_coordinator.json"
@@ -31,7 +31,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 def read_run_record(state_dir: Path) -> RunRecord | None:
     """The last coordinator's record; None if there is none or it can't be understood."""
     try:
-        return msgspec.json.decode((state_dir / RUN_FILE).read_bytes(), type=RunRecord)
+        return decode_json((state_dir / RUN_FILE).read_bytes(), RunRecord)
     except (OSError, *UNDECODABLE):
         return None
 

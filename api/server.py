@@ -1,6 +1,6 @@
 """uvicorn around a coordinator: a bound socket, an orderly start and an orderly stop.
 
-It decides the order: bind, lead, listen, announce; and backwards. It is the only place that knows uvicorn."""
+It decides the order: bind, listen, lead, announce; and backwards. It is the only place that knows uvicorn."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
+from api.logs import FORMATS, LEVELS
 from api.runfile import RunRecord, read_run_record
 from statebackends.errors import InvalidConfigError
 from statebackends.storage.paths import folder_of
@@ -55,6 +56,10 @@ class ServerSettings:
     body_bytes_max: int = BODY_BYTES_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    log_level: str | None = None
+    """One of logs.LEVELS; None: info for `holdfast serve`, and inside a driver whatever its own logging is set to."""
+    log_format: str | None = None
+    """One of logs.FORMATS; None: text."""
 
     @property
     def location(self) -> str:
@@ -68,6 +73,9 @@ class ServerSettings:
         for name in ("body_bytes_max", "keep_alive_interval_ms", "stop_timeout_ms"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        for name, chosen, known in (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS)):
+            if chosen is not None and chosen not in known:
+                raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
         check_exposure(self.host, self.token)
 
 
@@ -138,6 +146,8 @@ def server_settings(
     token_file: str | Path | None = None,
     no_token: bool = False,
     takeover: bool = False,
+    log_level: str | None = None,
+    log_format: str | None = None,
 ) -> ServerSettings:
     """Settings of a service from flags and environment, checked; draws the state directory's token if none is given."""
     directory, remote = state_directory(state_dir, environment)
@@ -157,10 +167,16 @@ def server_settings(
         takeover=takeover,
         state_url=remote,
         snapshot_dirs=_snapshot_dirs(environment),
+        log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
+        log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),
         **numbers,
     )
     settings.check()
     return settings
+
+
+def _lower(text: str | None) -> str | None:
+    return text.lower() if text is not None else None
 
 
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,22 +5,16 @@ ignored, so that a newer peer may say more."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
+from statebackends.decoding import decode_json
 from statebackends.errors import ProtocolError
 
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
-
-
-@cache
-def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(cast(Any, kind), strict=True)
 
 
 def encode(message: Any) -> bytes:
@@ -34,8 +28,7 @@ def encode(message: Any) -> bytes:
 def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
     """The record that the bytes say. `kind` is a record type or a union of tagged ones. Raises ProtocolError naming it."""
     try:
-        value: T = _decoder(cast(Hashable, kind)).decode(data)
-        return value
+        return decode_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise ProtocolError(f"not a valid {name}: {error}", message_type=name) from error

@@ -24,6 +24,7 @@ from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
 from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
+from benchmarks.restarts import measure as measure_restarts
 from benchmarks.restore import measure as measure_restore
 from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tools import measure as measure_tools
@@ -192,6 +193,11 @@ def restore(bench: Bench, quick: bool) -> list[Row]:
     return measure_restore(quick=quick)
 
 
+def restarts(bench: Bench, quick: bool) -> list[Row]:
+    """kill -9 of the sidecar under many live jobs, and its start."""
+    return measure_restarts(20, 2) if quick else measure_restarts(200, 20)
+
+
 def transfers(bench: Bench, quick: bool) -> list[Row]:
     """64 files of 1 MiB up and down, one at a time and several, on a directory and on S3 (moto's server)."""
     rows = measure_transfers(quick=quick)
@@ -210,6 +216,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
+    "restarts": restarts,
     "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 

@@ -8,14 +8,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import CheckpointKind
 from chaos.gateway import Epoch
-from chaos.observations import Led
+from chaos.observations import Led, Listened
 from chaos.pool import FlowPool
 from chaos.processes import Process, ProcessClock
 from chaos.stores import StoreClient
@@ -31,6 +31,7 @@ from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
 from coordinator.running import Turns
 from coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
+from coordinator.submitting import identify_job
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
@@ -38,9 +39,12 @@ from statebackends.storage.operations import Flow, Storage
 
 T = TypeVar("T")
 
+Ended: TypeAlias = Callable[[Any, BaseException | None], None]
+
 TURN_US = (10, 250)
 """Least and most time until an owner takes its next turn."""
 CALL_TIMEOUT_MS = 30_000
+RECOVERY_THREADS = 2
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -94,9 +98,10 @@ class CoordinatorHost:
         self.url = f"sim://{process.name}"
         config = ServiceConfig(storage.root, url=self.url)
         self.host = JobHost(config, storage.root, rng=rng, clock=self.clock, runner=self, owner=lambda: SimOwner(self))
-        self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS, look_for=self.host.look_for)
-        self._starting: deque[tuple[HostFlow[Any], Callable[[Any, BaseException | None], None]]] = deque()
-        self._start_under_way = False
+        host = self.host
+        self._models = ReadModels(host.registry, storage.root, CALL_TIMEOUT_MS, host.recovery, look_for=host.look_for)
+        self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}
+        """Of each job the flows that start it or take it over: the first is under way, the others wait for it."""
         self._rounds = 0
         process.phase = "recovering"
 
@@ -124,34 +129,40 @@ class CoordinatorHost:
         return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
-        """Open the state directory and lead on what lives in it; then listen."""
-        self._in_turn(self._begin(), self._began)
+        """Open the state directory, listen, and lead on what lives in it."""
+        self._in_turn("", self.host.open(), self._opened)
 
-    def _begin(self) -> HostFlow[None]:
-        yield from self.host.open()
-        yield from self.host.recover()
-
-    def _began(self, result: Any, error: BaseException | None) -> None:
+    def _opened(self, result: Any, error: BaseException | None) -> None:
         if error is not None:
             self._around.kernel.trace.add(self.process.name, "can't start", str(error))
             self._around.kernel.after(200_000, self.start, self.process)
             return
-        self.process.phase = ""
         self.is_ready = True
         self._around.control.announce(self)
+        self._around.observe(Listened(self._around.kernel.now_ms, self.process.name))
         self._on_ready(self)
+        for _ in range(RECOVERY_THREADS):
+            self._lead_on(None, None)
         self._retry()
+
+    def _lead_on(self, result: Any, error: BaseException | None) -> None:
+        """As a thread of coordinator.service that recovers one job after the other."""
+        job_id = self.host.recovery.next()
+        if job_id is not None:
+            self._in_turn(job_id, self.host.lead_on(job_id), self._lead_on)
+        elif self.host.recovery.is_over:
+            self.process.phase = ""
 
     def _retry(self) -> None:
         """As coordinator.service: looks for leaders, and tries again with jobs that storage did not let it recover."""
         self._rounds += 1
-        if not self._start_under_way:
+        if not self._starting:
             if self._rounds % LEADERSHIP_ROUNDS == 0:
-                self._in_turn(self.host.check_leaderships(), lambda result, error: None)
+                self._in_turn("", self.host.check_leaderships(), _nothing)
             if self.host.astray:
-                self._in_turn(self.host.find_leaders(), lambda result, error: None)
-            if self.host.unsettled:
-                self._in_turn(self.host.recover_unsettled(), lambda result, error: None)
+                self._in_turn("", self.host.find_leaders(), _nothing)
+            for job_id in sorted(self.host.unsettled):
+                self._in_turn(job_id, self.host.recover_unsettled_job(job_id), _nothing)
         self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
@@ -161,21 +172,24 @@ class CoordinatorHost:
         storage: Storage = self._routed
         (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
 
-    def _in_turn(self, flow: HostFlow[Any], ended: Callable[[Any, BaseException | None], None]) -> None:
-        """Starting and taking over jobs: one at a time, as the lock of a job has it."""
-        self._starting.append((flow, ended))
-        self._start_next()
+    def _in_turn(self, job_id: str, flow: HostFlow[Any], ended: Ended) -> None:
+        """Starting and taking over jobs: each job one flow at a time, as its lock has it. An empty id: of no single job."""
+        waiting = self._starting.setdefault(job_id, deque())
+        waiting.append((flow, ended))
+        if len(waiting) == 1:
+            self._start_next(job_id)
 
-    def _start_next(self) -> None:
-        if self._start_under_way or not self._starting:
-            return
-        self._start_under_way = True
-        flow, ended = self._starting.popleft()
+    def _start_next(self, job_id: str) -> None:
+        flow, ended = self._starting[job_id][0]
 
         def done(result: Any, error: BaseException | None) -> None:
-            self._start_under_way = False
+            waiting = self._starting[job_id]
+            waiting.popleft()
+            if waiting:
+                self._start_next(job_id)
+            else:
+                del self._starting[job_id]
             ended(result, error)
-            self._start_next()
 
         self._decisions.drive(flow, done, self._routed)
 
@@ -191,7 +205,7 @@ class CoordinatorHost:
             return future
 
     def _serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
-        call = self._models._call
+        call = self._models._call_in_session
         match request:
             case "register":
                 return self._models._register(body)
@@ -212,7 +226,7 @@ class CoordinatorHost:
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """As the route of the command stream."""
-        return self._models._led(job_id).subscribe(slot, session, after)
+        return self._models._led_in_session(job_id).subscribe(slot, session, after)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         """As the REST service for every request that carries it."""
@@ -227,7 +241,7 @@ class CoordinatorHost:
             else:
                 future.set_exception(error)
 
-        self._in_turn(self.host.submit(submission), ended)
+        self._in_turn(identify_job(submission), self.host.submit(submission), ended)
         return future
 
     def _look(self, job_id: str) -> Future[Any]:
@@ -261,6 +275,10 @@ class CoordinatorHost:
         future: Future[Any] = Future()
         future.set_result(_outcome_of(view, trigger_id))
         return future
+
+
+def _nothing(result: Any, error: BaseException | None) -> None:
+    pass
 
 
 def _look_at(master: JobMaster) -> Look:

@@ -118,6 +118,13 @@ class DataEnded(msgspec.Struct, frozen=True):
     subtask: int
 
 
+class Listened(msgspec.Struct, frozen=True):
+    """A coordinator process takes requests from now on."""
+
+    at_ms: int
+    actor: str
+
+
 class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or its start is done."""
 
@@ -173,6 +180,7 @@ Observation: TypeAlias = (
     | Forged
     | SnapshotBegan
     | DataEnded
+    | Listened
     | Led
     | Submitted
     | Lifecycle

@@ -45,7 +45,8 @@ SOMETIMES: dict[str, str] = {
     "checkpoint_aborted": "workers are told that a checkpoint is off",
     "crash_before_store": "a coordinator dies just before an id is decided",
     "crash_after_store": "a coordinator dies between the durable decision and the notice",
-    "crash_while_recovering": "a coordinator dies before it listens",
+    "crash_while_recovering": "a coordinator dies before it leads every job on",
+    "asked_while_recovering": "a worker registers before its job is led, and waits for it",
     "crash_while_restoring": "a worker dies while it restores state",
     "crash_in_commit": "a worker dies around the commit of a sink",
     "crash_in_deletion": "a coordinator dies while it deletes",
@@ -95,6 +96,10 @@ class Sometimes:
         self._parallelism: tuple[int, ...] = ()
         self._completed: dict[int, int] = {}
         self._owners = 0
+        self._asked_ms: dict[str, int] = {}
+        """When each process asked for something last."""
+        self._led_ms: dict[int, int] = {}
+        """Since when each epoch leads."""
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -124,6 +129,7 @@ class Sometimes:
                     if "-copy-" in observation.submission.restore:
                         self._visit("restored_from_copy")
             case Requested():
+                self._asked_ms[observation.actor] = observation.at_ms
                 if observation.request == "register" and observation.body.attempt > 0:
                     self._visit("worker_reconnects")
             case _:
@@ -182,8 +188,11 @@ class Sometimes:
                 self._visit("zombie_refused")
             elif fact.request == "acks":
                 self._visit("ack_of_stale_attempt")
-        elif isinstance(fact.answer, Registered) and fact.answer.epoch < self._epoch:
-            self._visit("two_leaders")
+        elif isinstance(fact.answer, Registered):
+            if fact.answer.epoch < self._epoch:
+                self._visit("two_leaders")
+            if self._asked_ms.get(fact.receiver, 0) < self._led_ms.get(fact.answer.epoch, 0):
+                self._visit("asked_while_recovering")
 
     def _reported(self, fact: Reported) -> None:
         item = fact.item
@@ -234,6 +243,7 @@ class Sometimes:
         if self._epoch and fact.epoch > self._epoch and self._running:
             self._visit("leader_changed_in_flight")
         self._epoch, self._leader = fact.epoch, fact.actor
+        self._led_ms[fact.epoch] = fact.at_ms
         parallelism = tuple(vertex.parallelism for vertex in fact.graph.vertices)
         if self._parallelism and parallelism != self._parallelism:
             self._visit("rescaled")

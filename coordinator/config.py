@@ -17,6 +17,8 @@ class ServiceConfig:
     """Where this coordinator is reached; written into leader records."""
     storage_threads: int = 8
     """Threads that decide, claim and prepare, shared by all jobs."""
+    recovery_threads: int = 8
+    """Threads that lead jobs on after a start, each one job at a time."""
     cleanup_threads: int = 2
     """Threads that delete; deletions never hold up a decision."""
     inbox_events_max: int = 10_000
@@ -32,6 +34,6 @@ class ServiceConfig:
         """Raise InvalidConfigError naming the first setting out of bounds."""
         if not self.state_directory.strip():
             raise InvalidConfigError("state_directory is empty", setting="state_directory")
-        for name in ("storage_threads", "cleanup_threads", "inbox_events_max", "call_timeout_ms", "jobs_max"):
+        for name in ("storage_threads", "recovery_threads", "cleanup_threads", "inbox_events_max", "call_timeout_ms", "jobs_max"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)

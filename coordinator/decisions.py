@@ -23,6 +23,7 @@ from coordinator import events as on
 from coordinator.acknowledgements import AcknowledgementJudge
 from coordinator.events import CompletedCheckpoint, DropCheckpoint
 from coordinator.failures import FailureCounter
+from coordinator.notes import CheckpointFailed
 from coordinator.pending import PendingCheckpoint, PendingStatus, list_files
 from coordinator.publication import Completed, Decision, Unreadable
 from coordinator.records import AbortRecord, SavepointRecord
@@ -301,6 +302,7 @@ class Decisions:
         del self.pending[number]
         self.retained.aborted(number)
         self.stats.failed(number, pending.abort_reason, pending.abort_message, self._turn.wall_ms)
+        self._turn.notes.append(CheckpointFailed(number, request.kind, pending.abort_reason, pending.abort_message))
         if request.is_savepoint:
             self._folders[number] = pending.folder
             if len(self._folders) > ABORTED_FOLDERS_MAX:

@@ -21,6 +21,7 @@ from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.leadership import OtherLeader, find_leader, open_directory
 from coordinator.records import JobPaths, RestorePoint, is_job_id
+from coordinator.recovering import RecoveryQueue
 from coordinator.registry import JobRegistry
 from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
@@ -75,7 +76,10 @@ class RecoveryBackoff:
 
 
 class JobHost:
-    """Run `open`, then `recover`; from then on flows of different jobs may interleave, those of one job must not."""
+    """Run `open`, listen, then `recover`; flows of different jobs may interleave, those of one job must not.
+
+    In this order, since the workers of a job have `reconcile_timeout_ms` from the moment it is led: it must be reachable then,
+    however many jobs there are, and however slow storage is."""
 
     def __init__(
         self,
@@ -92,6 +96,8 @@ class JobHost:
         self.root = root
         self.directory_nonce = ""
         """Set by `open`."""
+        self.recovery = RecoveryQueue()
+        """Jobs that were there when we began and that we have not come to yet."""
         self.unsettled: set[str] = set()
         """Jobs to recover again: storage failed, which may pass; somebody asked for one that was not there when we began; or its
         leader is given up."""
@@ -104,16 +110,25 @@ class JobHost:
         self._owner = owner
 
     def open(self) -> HostFlow[None]:
-        """Raises StorageUnavailableError when the state directory can't be written."""
+        """See which jobs there are. Raises StorageUnavailableError when the state directory can't be written."""
         self.directory_nonce = yield from open_directory(self._nonce())
+        self.recovery.begin((yield from list_jobs()))
 
     # ------------------------------------------------------------------------------------------------------ recovery
 
     def recover(self) -> HostFlow[None]:
-        """Lead on every live job of the directory that this process does not lead; a damaged one is left alone, and named."""
-        for job_id in (yield from list_jobs()):
+        """Lead on every live job that was there when we began; a damaged one is left alone, and named.
+
+        Several of these flows share the jobs among them."""
+        while (job_id := self.recovery.next()) is not None:
+            yield from self.lead_on(job_id)
+
+    def lead_on(self, job_id: str) -> HostFlow[None]:
+        """One of those, unless that was done meanwhile."""
+        if self.recovery.covers(job_id):
             if self.registry.find(job_id) is None:
                 yield from self.recover_job(job_id)
+            self.recovery.done(job_id)
 
     def look_for(self, job_id: str) -> None:
         """Somebody asked for a job that is not led from here: who does lead it?
@@ -137,7 +152,8 @@ class JobHost:
         A leader that writes finds out by itself. One that waits, for workers that have gone to its successor, would keep those
         that have not from going there too."""
         for service in self.registry.services():
-            if not service.ended.is_set():
+            is_lost = service.suspended and not service.failed and self.registry.elsewhere(service.job_id) is None
+            if is_lost or not service.ended.is_set():
                 yield from self._find_leader(service.job_id)
 
     def find_leaders(self) -> HostFlow[None]:
@@ -178,13 +194,8 @@ class JobHost:
             service.post(job.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
         return True
 
-    def recover_unsettled(self) -> HostFlow[None]:
-        """Try again with the jobs whose recovery storage has kept from ending; call it now and then while there are some."""
-        for job_id in sorted(self.unsettled):
-            yield from self.recover_unsettled_job(job_id)
-
     def recover_unsettled_job(self, job_id: str) -> HostFlow[None]:
-        """One of those; nothing if somebody has settled it meanwhile, or leads it."""
+        """Try again with a job whose recovery storage kept from ending; nothing if it is settled meanwhile, or led."""
         service = self.registry.find(job_id)
         if service is not None and not service.suspended:
             self.unsettled.discard(job_id)
@@ -222,7 +233,7 @@ class JobHost:
                     self.registry.put_recorded(recorded)
                     return
                 try:
-                    setup = yield from resume_submission(job_id, self._starter(), known_live=True)
+                    setup = yield from resume_submission(job_id, self._starter(), recorded)
                 except NotFoundError:
                     continue  # a leader before this one ended the job meanwhile: the record says how
                 self._launch(setup)
@@ -248,6 +259,7 @@ class JobHost:
     def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
         """Start a job, or replace the running submission of its name; errors as `interface.Coordinator.submit`."""
         job_id = identify_job(submission)
+        yield from self.lead_on(job_id)  # a submission that is only repeated must find it led
         current = self.registry.find(job_id)
         recorded = yield from read_job(JobPaths(job_id))
         newest = recorded.newest_submission

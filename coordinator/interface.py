@@ -3,7 +3,8 @@
 Every method may be called from any thread. Those that change something or wait for the job's owner thread return when
 it has answered (well under the timeouts of an HTTP request); `*_async` variants return a Future for an event loop to
 await. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
-NotLeaderError when it is led elsewhere, which names its leader where that is known."""
+NotLeaderError when it is led elsewhere, which names its leader where that is known, and RecoveringError while this process has
+not come to it since its start."""
 
 from __future__ import annotations
 
@@ -59,9 +60,22 @@ class CommandSubscription(Protocol):
 class Coordinator(Protocol):
     """Many jobs. `CoordinatorService` implements it."""
 
+    def lead(self) -> None:
+        """Requests are answered from now on: begin to lead the live jobs of the state directory on. Idempotent; returns at once.
+
+        What concerns a job that it has not come to yet raises RecoveringError, and a registration waits for its job."""
+
     @property
     def ready(self) -> bool:
-        """Recovery of the state directory is done."""
+        """Every job of the state directory is led on, or why it can't be is known."""
+
+    @property
+    def is_leading(self) -> bool:
+        """A job that has not ended is led from here, or may be in a moment."""
+
+    @property
+    def is_referring(self) -> bool:
+        """It is known of a job that another coordinator leads it."""
 
     @property
     def directory(self) -> str:

@@ -29,6 +29,7 @@ from coordinator.incidents import Incident
 from coordinator.jobevents import Action, Event, JobSetup, JobState
 from coordinator.lifecycle import Lifecycle
 from coordinator.machine import CheckpointCoordinator
+from coordinator.notes import Note, RequestEnded
 from coordinator.releasing import Releases
 from coordinator.slots import Slot, Verdict
 from coordinator.triggers import TriggerRegister
@@ -67,6 +68,11 @@ class JobMaster:
     def state(self) -> JobState:
         return self.lifecycle.state
 
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What happened at the newest event, for the log."""
+        return self._turn.notes
+
     def next_deadline_ms(self) -> int | None:
         """When DeadlineReached is due; None once nothing is led from here."""
         if self.state is JobState.SUSPENDED:
@@ -84,6 +90,7 @@ class JobMaster:
         out: list[Action] = []
         self._deadline = None
         self._turn.now_ms, self._turn.wall_ms, self._turn.out = now_ms, wall_ms, out
+        self._turn.notes = []
         if self.state is JobState.SUSPENDED:
             self._refuse_suspended(event)
             return out
@@ -224,6 +231,7 @@ class JobMaster:
         """Give acknowledgements to the checkpoint coordinator; one answer each."""
         answers: tuple[AckStatus, ...] = ()
         actions = self.coordinator.handle(on.AcksReceived(tuple(items), slot), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        self._turn.notes += self.coordinator.take_notes()
         for action in actions:
             if isinstance(action, on.AnswerAcks):
                 answers = action.answers
@@ -331,7 +339,9 @@ class JobMaster:
     # ---------------------------------------------------------------------- what the checkpoint coordinator wants
 
     def _pass_on(self, event: on.Event) -> None:
-        for action in self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms):
+        actions = self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        self._turn.notes += self.coordinator.take_notes()
+        for action in actions:
             self._perform(action)
 
     def _perform(self, action: on.Action) -> None:
@@ -348,6 +358,7 @@ class JobMaster:
                 error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
                 self.lifecycle.fail_over(Incident(error))
             case on.CompleteRequest():
+                self._note_request(action)
                 self.lifecycle.request_ended(action)
                 if self.triggers.end(action):
                     self.lifecycle.end(JobState.CANCELED, "")
@@ -359,6 +370,15 @@ class JobMaster:
                 self._turn.out.append(action)
             case _:
                 assert_never(action)
+
+    def _note_request(self, outcome: on.CompleteRequest) -> None:
+        request, completed = outcome.request, outcome.completed
+        if request.trigger_id:  # else it is the final checkpoint, which nobody asked for
+            location = completed.folder if completed is not None and completed.is_savepoint else ""
+            note = RequestEnded(
+                request.kind, request.trigger_id, outcome.checkpoint_id, location, outcome.failure, outcome.message
+            )
+            self._turn.notes.append(note)
 
     def _trigger(self, slot: Slot, trigger: on.SendTriggers) -> None:
         """Only processes with a source are told; everybody else hears by barriers."""

@@ -18,6 +18,7 @@ from barriers.messages import NumberedCommand
 from coordinator import events as on
 from coordinator import jobevents as job
 from coordinator.effects import StorageAction, StorageEffects
+from coordinator.joblog import JobLog
 from coordinator.jobmaster import JobMaster
 from coordinator.running import Clock, FlowRunner, Owner, SystemClock
 from coordinator.subscription import Subscription
@@ -48,6 +49,7 @@ class JobService:
         inbox_events_max: int,
     ) -> None:
         self._master = master
+        self._log = JobLog(master.setup.job_id, master.setup.graph.name)
         self._effects = effects
         self._clock = clock
         self._runner = runner
@@ -106,6 +108,7 @@ class JobService:
         return self._closed
 
     def start(self) -> None:
+        self._log.taken(self._master.setup)
         self._inbox.put(job.JobStarted())
         self._owner.start(self)
 
@@ -222,7 +225,9 @@ class JobService:
             self._queries.pop(item.ticket).answer(self._master)
         else:
             now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-            for action in self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms):
+            actions = self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms)
+            self._log.write(self._master.notes)
+            for action in actions:
                 self._perform(action)
 
     def _perform(self, action: job.Action) -> None:
@@ -246,7 +251,6 @@ class JobService:
                 if future is not None:
                     _settle(future, lambda: _raise(action.error))
             case job.JobEnded():
-                logger.info("job %s: %s %s", self.job_id, action.state.value, action.reason)
                 self._ended.set()
 
     def _store(self, action: StorageAction, *, cleanup: bool) -> None:

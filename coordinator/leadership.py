@@ -17,7 +17,7 @@ EPOCH_TRIES_MAX = 1_000
 """Epochs that are tried in a row; only as many rivals at one moment could use them up."""
 
 LEADER_GRACE_MS = 30_000
-"""How long a new leader may be out of reach of its clients, since it listens only once it has recovered every job."""
+"""How long a new leader may be out of reach of its clients: on a busy machine, or behind a name that is only just being changed."""
 
 
 @dataclass(frozen=True, slots=True)

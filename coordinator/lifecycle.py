@@ -28,6 +28,7 @@ from coordinator.execution import Execution
 from coordinator.incidents import Incident, Incidents
 from coordinator.jobevents import JobSetup, JobState
 from coordinator.machine import CheckpointCoordinator
+from coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from coordinator.records import RestorePoint
 from coordinator.retained import keeps_checkpoints
 from coordinator.slots import Slot
@@ -39,6 +40,9 @@ FINAL_RETRY_MS = 200
 """Pause before the final checkpoint is asked for again after it failed."""
 
 RESULT_RETRY_MS = 500
+
+NOT_BACK = "did not come back to the new coordinator"
+"""Of slots whose workers a new leader has waited for in vain."""
 
 
 class Lifecycle:
@@ -180,6 +184,8 @@ class Lifecycle:
         self._workforce.broadcast(CancelTasks(fenced))
         self._workforce.forget_signs_of_life()
         delay_ms = None if incident.is_final else self.incidents.restart_delay_ms(same_incident=same_incident)
+        where = (incident.vertex, incident.subtask, incident.slot)
+        self._turn.notes.append(AttemptFailed(fenced, incident.error, self.incidents.restarts, delay_ms, *where))
         if delay_ms is None:
             self.end(JobState.FAILED, incident.error)
             return
@@ -226,6 +232,8 @@ class Lifecycle:
         if restored is not None:
             view = RestoredView(restored.checkpoint_id, self._turn.wall_ms, restored.is_savepoint, restored.folder)
             self._coordinator.stats.restored(view)
+        point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0,)
+        self._turn.notes.append(AttemptDeployed(self.attempt, *point))
         deployments = self.next.deploy(self._workforce.addresses(), self._workforce.data_keys())
         for slot in self._workforce.slots:
             self._workforce.send(slot, Deploy(deployments[slot.index]))
@@ -237,7 +245,7 @@ class Lifecycle:
         if not missing:
             self._enter(JobState.RUNNING)
         elif self._reconcile_until_ms is not None and self._turn.now_ms >= self._reconcile_until_ms:
-            self.fail_over(Incident(f"WorkerLost: slots {missing} did not come back to the new coordinator"))
+            self.fail_over(Incident(f"WorkerLost: slots {missing} {NOT_BACK}"))
 
     def _run(self) -> None:
         execution = self.execution
@@ -289,7 +297,7 @@ class Lifecycle:
         self._inbox.append(on.ShutDown(reason))
         if state is not JobState.FINISHED:
             self._workforce.broadcast(CancelTasks(self.attempt))
-            self._enter(JobState.CANCELLING if state is JobState.CANCELED else JobState.FAILING)
+            self._enter(JobState.CANCELLING if state is JobState.CANCELED else JobState.FAILING, cause)
 
     def _write_result_when_quiet(self) -> None:
         assert self._ending is not None
@@ -321,7 +329,7 @@ class Lifecycle:
         overdue = self._cancel_until_ms is not None and self._turn.now_ms >= self._cancel_until_ms
         if done or overdue:
             self._cancel_until_ms = None
-            self._enter(self._result)
+            self._enter(self._result, self.failure or "")
             self.end_wall_ms = self._turn.wall_ms
             self._workforce.broadcast(ShutdownWorker(f"the job is {self._result.value}", job_over=True))
             self._turn.out.append(job.JobEnded(self._result, self.failure or ""))
@@ -346,7 +354,7 @@ class Lifecycle:
         """Nothing is written or told any more; the job itself goes on elsewhere."""
         if self.state.is_terminal or self.state is JobState.SUSPENDED:
             return
-        self._enter(JobState.SUSPENDED)
+        self._enter(JobState.SUSPENDED, reason)
         self.failure = reason
         if close:
             self._workforce.close_all()
@@ -357,6 +365,8 @@ class Lifecycle:
         tickets, self._suspending = self._suspending, []
         self._turn.out.extend(job.Answer(ticket, self.state) for ticket in tickets)
 
-    def _enter(self, state: JobState) -> None:
+    def _enter(self, state: JobState, reason: str = "") -> None:
+        if state is not self.state:
+            self._turn.notes.append(StateChanged(state.value, self.state.value, reason))
         self.state = state
         self.timestamps[state.value] = self._turn.wall_ms

@@ -15,6 +15,7 @@ from coordinator import events as on
 from coordinator.decisions import Decisions
 from coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
 from coordinator.failures import FailureCounter
+from coordinator.notes import Note
 from coordinator.pending import PendingCheckpoint, PendingStatus
 from coordinator.retained import RetainedCheckpoints, keeps_checkpoints
 from coordinator.stats import CheckpointStats
@@ -110,6 +111,11 @@ class CheckpointCoordinator:
     def triggers_to_repeat(self) -> tuple[on.SendTriggers, ...]:
         """Triggers in force, for a worker that may have missed them."""
         return tuple(_trigger_of(entry) for entry in self.pending if entry.status is PendingStatus.AWAITING_ACKS)
+
+    def take_notes(self) -> list[Note]:
+        """What happened since they were last taken."""
+        notes, self._turn.notes = self._turn.notes, []
+        return notes
 
     def next_deadline_ms(self) -> int | None:
         """When DeadlineReached is due."""

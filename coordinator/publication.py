@@ -23,7 +23,7 @@ from coordinator.records import (
     SubmissionRecord,
 )
 from coordinator.sharedfiles import shared_handles
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, SnapshotClaimedError
 from statebackends.handles import FileHandle
 from statebackends.metadata import SnapshotMetadata, decode_metadata
@@ -90,11 +90,11 @@ def decode_decision(
         shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
         return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared)
     try:
-        match msgspec.json.decode(content, type=_Tag).decision:
+        match decode_json(content, _Tag).decision:
             case "aborted":
-                return msgspec.json.decode(content, type=AbortRecord)
+                return decode_json(content, AbortRecord)
             case "savepoint":
-                return msgspec.json.decode(content, type=SavepointRecord)
+                return decode_json(content, SavepointRecord)
             case other:
                 return Unreadable(f"{path} is neither a snapshot nor a decision: {other!r}")
     except UNDECODABLE as error:
@@ -132,6 +132,11 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> CheckpointKind:
         return self.claim.kind if self.claim is not None else CheckpointKind.CHECKPOINT
+
+    @property
+    def is_aborted(self) -> bool:
+        """Given up for good."""
+        return self.fact is CheckpointFact.ABORTED
 
     @property
     def is_recovery_point(self) -> bool:
@@ -176,6 +181,8 @@ class RecordedJob:
     """Names of all files in the folder of shared files."""
     given: Mapping[int, OwnerRecord] = field(default_factory=dict)
     """Checkpoints that another job claimed."""
+    voids: frozenset[int] = frozenset()
+    """Numbers that no submission has or will have."""
 
     @property
     def exists(self) -> bool:

@@ -20,6 +20,7 @@ from coordinator.jobview import (
     view_savepoint_places,
 )
 from coordinator.publication import RecordedJob
+from coordinator.recovering import RecoveryQueue
 from coordinator.registry import JobRegistry
 from coordinator.views import (
     CheckpointConfigView,
@@ -31,7 +32,7 @@ from coordinator.views import (
     SavepointPlaces,
     VertexCheckpointView,
 )
-from statebackends.errors import FencedError, NotFoundError, NotLeaderError, StorageUnavailableError
+from statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
 
 T = TypeVar("T")
 
@@ -44,16 +45,19 @@ class ReadModels:
         registry: JobRegistry,
         storage_root: str,
         call_timeout_ms: int,
+        recovery: RecoveryQueue,
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
     ) -> None:
         """`look_for` is told of a job that somebody asked for and that does not run here; it must not block."""
         self._registry = registry
+        self._recovery = recovery
         self._look_for = look_for
         self._storage_root = storage_root
         self._call_timeout_ms = call_timeout_ms
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
+        self._recovery.check_all()  # whoever finds a job missing in a list takes it for gone
         futures = [service.query(view_overview) for service in self._registry.services()]
         led = [self._wait_for(future) for future in futures]
         known = {view.job_id for view in led}
@@ -136,14 +140,16 @@ class ReadModels:
     def _led(self, job_id: str) -> JobService:
         """Raises FencedError for a job that ended before this process started: its workers are to leave.
 
-        Raises NotLeaderError for a job that another coordinator leads."""
+        Raises NotLeaderError for a job that another coordinator leads, RecoveringError for one that we have not come to yet."""
         recorded = self._recorded_only(job_id)
         if recorded is not None and recorded.result is not None:
             state = recorded.result.state
             raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
         try:
             service = self._registry.led(job_id)
-        except (NotFoundError, NotLeaderError):
+        except (NotFoundError, NotLeaderError) as error:
+            if isinstance(error, NotFoundError):
+                self._recovery.check(job_id)
             self._look_for(job_id)
             raise
         if service.ended.is_set():  # also in a terminal state: it may have been submitted again, elsewhere
@@ -153,7 +159,11 @@ class ReadModels:
     def _register(self, message: RegisterWorker) -> Future[Any]:
         """Raises NotLeaderError for a worker of a submission that is newer than any known here: another coordinator took it.
 
-        Whoever slept through that would take the worker for a stale one, and send it home."""
+        Whoever slept through that would take the worker for a stale one, and send it home. The worker of a job that we have not
+        come to yet waits for its turn: hundreds that ask again and again would only make it later."""
+        recovered = self._recovery.when_done(message.job_id) if self._registry.find(message.job_id) is None else None
+        if recovered is not None:
+            return _then(recovered, lambda: self._register(message))
         known = self._registry.newest_submission(message.job_id)
         if 0 < known < message.submission:
             self._look_for(message.job_id)
@@ -166,6 +176,17 @@ class ReadModels:
     def _call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
         return self._led(job_id).call(make)
 
+    def _call_in_session(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
+        return self._led_in_session(job_id).call(make)
+
+    def _led_in_session(self, job_id: str) -> JobService:
+        """As `_led`, for what a worker says in its session. Raises FencedError for a job that we have not come to yet: its sessions
+        were those of an older leader, and the worker is to register, which takes along whatever is unanswered."""
+        try:
+            return self._led(job_id)
+        except RecoveringError as error:
+            raise FencedError(f"job {job_id} has a new leader, and its sessions are over: register again", job=job_id) from error
+
     def _read(self, job_id: str, read: Callable[[JobMaster], T]) -> T:
         return self._wait_for(self._led(job_id).query(read))
 
@@ -174,3 +195,30 @@ class ReadModels:
             return future.result(self._call_timeout_ms / 1000)
         except FutureTimeoutError as error:
             raise StorageUnavailableError(f"the job did not answer within {self._call_timeout_ms} ms") from error
+
+
+def _then(first: Future[None], following: Callable[[], Future[T]]) -> Future[T]:
+    """What `following` gives once the first is done; given up when nobody waits any more."""
+    future: Future[T] = Future()
+
+    def settle(ended: Future[T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        error = ended.exception()
+        if error is None:
+            future.set_result(ended.result())
+        else:
+            future.set_exception(error)
+
+    def go_on(ended: Future[None]) -> None:
+        if future.cancelled():
+            return
+        try:
+            ended.result()
+            following().add_done_callback(settle)
+        except Exception as error:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    first.add_done_callback(go_on)
+    return future

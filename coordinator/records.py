@@ -13,7 +13,7 @@ import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 from statebackends.sharedpaths import SHARED_FOLDER
 
@@ -202,10 +202,10 @@ def decode_record(kind: type[R], content: bytes, path: str) -> R:
     """Raises UnsupportedVersionError for a record of a newer version and CorruptStateError for anything undecodable."""
     try:
         try:
-            record = msgspec.json.decode(content, type=kind)
+            record = decode_json(content, kind)
             version = record.version  # type: ignore[attr-defined]  # each of the kinds has one
         except UNDECODABLE:
-            version = msgspec.json.decode(content, type=_Version).version
+            version = decode_json(content, _Version).version
             if version <= RECORD_VERSION:
                 raise
         if version > RECORD_VERSION:
@@ -243,7 +243,7 @@ class _Void(msgspec.Struct):
 def is_void(content: bytes) -> bool:
     """Whether a file of `submissions/` is no submission but a number that was taken; false for what can't be read."""
     try:
-        return msgspec.json.decode(content, type=_Void).void
+        return decode_json(content, _Void).void
     except UNDECODABLE:
         return False
 

@@ -60,6 +60,12 @@ class JobRegistry:
         with self._lock:
             return self._elsewhere.get(job_id)
 
+    @property
+    def is_any_elsewhere(self) -> bool:
+        """Somebody else leads a job, as far as this process was told."""
+        with self._lock:
+            return bool(self._elsewhere)
+
     def newest_epoch(self, job_id: str) -> int:
         """Highest epoch of which it is known here who took it to lead a job; 0 for none."""
         with self._lock:

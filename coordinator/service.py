@@ -36,7 +36,7 @@ from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Storage, run_flow
+from statebackends.storage.operations import InTurn, Storage, run_flow, transfers_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ RECOVERY_RETRY_S = 1.0
 
 
 class CoordinatorService(ReadModels):
-    """Opens the state directory and leads every live job in it on, before the constructor returns.
+    """Opens the state directory, and sees which jobs are in it; `lead`, called once requests are answered, leads them on.
 
     Raises InvalidConfigError, or StorageUnavailableError when the directory can't be written. A second coordinator on the same
     directory is safe but pointless: each fences the other's jobs; `api` refuses it."""
@@ -57,6 +57,9 @@ class CoordinatorService(ReadModels):
     def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
         config.check()
         self._storage = RoutedStorage(storage if storage is not None else open_storage(config.state_directory))
+        shares_threads = transfers_of(self._storage).transfers_max < config.recovery_threads
+        self._recovery_storage: Storage = InTurn(self._storage) if shares_threads else self._storage
+        """Threads for the reads of a job are more than they save where so many jobs are read at one time."""
         self._rng = random.Random(config.seed)
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
         clock = SystemClock()
@@ -66,11 +69,36 @@ class CoordinatorService(ReadModels):
         self._closing = threading.Lock()
         self._closed = False
         self._stopped = threading.Event()
-        super().__init__(self._host.registry, self._storage.root, config.call_timeout_ms, look_for=self._host.look_for)
-        self._perform(self._host.open())
-        self._perform(self._host.recover())
-        self._recovery = threading.Thread(target=self._recover_unsettled, name="recovery", daemon=True)
-        self._recovery.start()
+        host = self._host
+        super().__init__(host.registry, self._storage.root, config.call_timeout_ms, host.recovery, look_for=host.look_for)
+        self._perform(host.open())
+        self._threads = [
+            threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
+            for number in range(config.recovery_threads)
+        ]
+        self._threads.append(threading.Thread(target=self._recover_unsettled, name="recovery-again", daemon=True))
+        self._started: list[threading.Thread] = []
+
+    def lead(self) -> None:
+        """As `interface.Coordinator`."""
+        with self._closing:
+            if self._closed or self._started:
+                return
+            self._started = self._threads
+            for thread in self._threads:
+                thread.start()
+
+    def _lead_on(self) -> None:
+        """One of the threads that share the jobs which were there when we began."""
+        while not self._stopped.is_set() and (job_id := self._recovery.next()) is not None:
+            try:
+                with self._registry.lock_of(job_id):
+                    if not self._closed:
+                        run_host_flow(self._host.lead_on(job_id), self._recovery_storage, self._wait_for)
+            except Exception:  # the other jobs are still to be led on, and this one again
+                logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=True)
+                self._host.unsettled.add(job_id)
+            self._recovery.done(job_id)
 
     def _recover_unsettled(self) -> None:
         """Storage that failed while a job was recovered may work again: its workers are waiting."""
@@ -95,7 +123,15 @@ class CoordinatorService(ReadModels):
 
     @property
     def ready(self) -> bool:
-        return not self._closed
+        return not self._closed and self._recovery.is_over
+
+    @property
+    def is_leading(self) -> bool:
+        return not self._recovery.is_over or any(not service.ended.is_set() for service in self._registry.services())
+
+    @property
+    def is_referring(self) -> bool:
+        return self._registry.is_any_elsewhere
 
     @property
     def directory(self) -> str:
@@ -132,24 +168,24 @@ class CoordinatorService(ReadModels):
         return self._wait_for(self.register_async(message))
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> Subscription:
-        subscription, opened = self._led(job_id).subscribe(slot, session, after)
+        subscription, opened = self._led_in_session(job_id).subscribe(slot, session, after)
         self._wait_for(opened)
         return subscription
 
     def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
-        return self._call(job_id, lambda ticket: job.AckBatchReceived(ticket, batch))
+        return self._call_in_session(job_id, lambda ticket: job.AckBatchReceived(ticket, batch))
 
     def acks(self, job_id: str, batch: AckBatch) -> AckAnswers:
         return self._wait_for(self.acks_async(job_id, batch))
 
     def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
-        return self._call(job_id, lambda ticket: job.StatesReceived(ticket, batch))
+        return self._call_in_session(job_id, lambda ticket: job.StatesReceived(ticket, batch))
 
     def states(self, job_id: str, batch: StatusBatch) -> None:
         self._wait_for(self.states_async(job_id, batch))
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
-        return self._call(job_id, lambda ticket: job.HeartbeatReceived(ticket, message))
+        return self._call_in_session(job_id, lambda ticket: job.HeartbeatReceived(ticket, message))
 
     def heartbeat(self, job_id: str, message: Heartbeat) -> int:
         return self._wait_for(self.heartbeat_async(job_id, message))
@@ -248,7 +284,9 @@ class CoordinatorService(ReadModels):
                 return
             self._closed = True
             self._stopped.set()
-        self._recovery.join()  # it must not begin to lead a job behind what is closed here
+        for thread in self._started:
+            thread.join()  # none must begin to lead a job behind what is closed here
+        self._recovery.close()
         for service in self._registry.services():
             service.close("the coordinator stops")
         self._runner.close()

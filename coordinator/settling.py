@@ -34,22 +34,22 @@ class Takeover:
     now_ms: int
 
 
-def settle_job(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
+def settle_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None = None) -> Flow[RecordedJob]:
     """Bring a job that an older leader left to rest: decide every claimed, undecided id, fence the next one, sweep.
 
     Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
-    next is ours and ABORTED. Running it again gives the same result."""
+    next is ours and ABORTED. Running it again gives the same result. `known`: as `read_job`."""
     for _ in range(SETTLE_TRIES_MAX - 1):
         try:
-            return (yield from _settle(paths, takeover))
+            return (yield from _settle(paths, takeover, known))
         except ObjectMissingError:
             continue  # a deletion that an ended job's last leader had begun came between: it comes once
-    return (yield from _settle(paths, takeover))
+    return (yield from _settle(paths, takeover, known))
 
 
-def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
+def _settle(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> Flow[RecordedJob]:
     """Reads the job again only where it has changed it: a first submission's directory is read once."""
-    job = yield from read_job(paths)
+    job = yield from read_job(paths, known)
     undecided = job.with_fact(CheckpointFact.UNDECIDED)
     for checkpoint in undecided:
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
@@ -57,12 +57,12 @@ def _settle(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
     if is_behind_another:
         yield from _fence_next(paths, job, takeover)
     if undecided or is_behind_another:
-        job = yield from read_job(paths)
+        job = yield from read_job(paths, job)
     yield from sweep_checkpoints(paths, job.with_fact(CheckpointFact.ABORTED))
     garbage = derive_garbage(job)
     yield InParallel([drop_checkpoint(paths, checkpoint.checkpoint_id) for checkpoint in garbage], [0] * len(garbage))
     if garbage:
-        job = yield from read_job(paths)
+        job = yield from read_job(paths, job)
     if orphans := derive_shared_garbage(job):
         yield from discard_shared(paths, orphans)
         job = replace(job, shared=tuple(name for name in job.shared if name not in orphans))

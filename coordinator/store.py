@@ -221,8 +221,12 @@ def list_jobs() -> Flow[list[str]]:
     return [name for name in jobs if is_job_id(name)]
 
 
-def read_job(paths: JobPaths) -> Flow[RecordedJob]:
-    """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it."""
+def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[RecordedJob]:
+    """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it.
+
+    `known`: what was read of the job before. What is written once and stays is not read again: submissions, which may be megabytes
+    with the functions of their graphs, results, and aborted ids. Each leader leaves a number and an id more. Of an aborted id only
+    the deletion may follow, which is the same as if it were found now and deleted again."""
     epochs: list[str] = yield ListFolder(paths.leaders)
     numbers: list[int] = yield from _numbers(paths.submissions)
     last_attempts = (yield from _numbers(paths.attempts))[-2:]
@@ -233,22 +237,33 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         shared = yield ListFolder(paths.shared)
     # What has been listed is written once, so its contents may be read in any order, and at one time.
     ids = [number for number in map(parse_checkpoint_folder, folders) if number is not None]
-    readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in numbers]
+    known_submissions = known.submissions if known is not None else {}
+    voids = set(known.voids) if known is not None else set()
+    unread = [number for number in numbers if number not in known_submissions and number not in voids]
+    known_results = {number: known.results[number] for number in ended if number in known.results} if known is not None else {}
+    ended = [number for number in ended if number not in known_results]
+    readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in unread]
     readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in last_attempts]
     readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
-    readers += [partial(read_checkpoint, paths, number) for number in ids]
-    read = iter((yield from read_in_group(readers)))  # of which each zip takes as many as it has numbers
-    submissions: dict[int, SubmissionRecord] = {}
-    given: dict[int, OwnerRecord] = {}
-    for number, record in zip(numbers, read, strict=False):
+    found_before = known.checkpoints if known is not None else {}
+    aborted = {number: found_before[number] for number in ids if number in found_before and found_before[number].is_aborted}
+    readers += [partial(read_checkpoint, paths, number) for number in ids if number not in aborted]
+    read = iter((yield from read_in_group(readers)))  # in the order of the readers
+    submissions = {number: known_submissions[number] for number in numbers if number in known_submissions}
+    given: dict[int, OwnerRecord] = dict(known.given) if known is not None else {}
+    for number in unread:
+        record = next(read)
         if isinstance(record, SubmissionRecord):
             submissions[number] = record
-        elif record.given and record.owner is not None:
+            continue
+        voids.add(number)
+        if record.given and record.owner is not None:
             given[record.given] = record.owner
-    attempts = dict(zip(last_attempts, read, strict=False))
-    results = dict(zip(ended, read, strict=False))
+    attempts = {number: next(read) for number in last_attempts}
+    results = known_results | {number: next(read) for number in ended}
     checkpoints: dict[int, RecordedCheckpoint] = {}
-    for number, found in zip(ids, read, strict=True):
+    for number in ids:
+        found = aborted[number] if number in aborted else next(read)
         checkpoints[number] = found
         if number in given and given[number].job_id:
             checkpoints[number] = msgspec.structs.replace(found, owner=given[number].job_id)
@@ -262,6 +277,7 @@ def read_job(paths: JobPaths) -> Flow[RecordedJob]:
         checkpoints=checkpoints,
         shared=tuple(shared),
         given=given,
+        voids=frozenset(voids),
     )
 
 

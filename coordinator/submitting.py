@@ -169,31 +169,33 @@ def release_subsumed(paths: JobPaths, epoch: int, job: RecordedJob) -> Flow[None
             continue
 
 
-def _fence_submissions(paths: JobPaths, takeover: Takeover) -> Flow[RecordedJob]:
+def _fence_submissions(paths: JobPaths, takeover: Takeover, job: RecordedJob | None = None) -> Flow[RecordedJob]:
     """Take the next number of a submission; the job as it is then.
 
     A leader that slept while it started the job again would otherwise record that behind our back, wake or not: its record
-    would be the newest, and the job that goes on here would seem to be an older one."""
+    would be the newest, and the job that goes on here would seem to be an older one. `job`: as `known` of `read_job`."""
     while True:
-        job = yield from read_job(paths)
+        job = yield from read_job(paths, job)
         record = VoidRecord(job.last_submission + 1, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms)
         if (yield from void_submission(paths, record)):
             return job
 
 
-def resume_submission(job_id: str, starter: Starter, *, known_live: bool = False) -> Flow[JobSetup]:
+def resume_submission(job_id: str, starter: Starter, known: RecordedJob | None = None) -> Flow[JobSetup]:
     """Lead a live job on from where an older leader left it; its workers may be running.
 
-    `known_live`: the caller has just read that it is; else it is read here, before anything is written.
+    `known`: what the caller has just read of it; else it is read here, before anything is written.
 
     Raises NotFoundError when there is nothing to resume, CorruptStateError when its newest checkpoint can't be read."""
     paths = JobPaths(job_id)
-    if not known_live and not (yield from read_job(paths)).is_live:
+    if known is None:
+        known = yield from read_job(paths)
+    if not known.is_live:
         raise NotFoundError(f"job {job_id} is not live", job=job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
-    yield from settle_job(paths, takeover)
-    job = yield from _fence_submissions(paths, takeover)
+    settled = yield from settle_job(paths, takeover, known)
+    job = yield from _fence_submissions(paths, takeover, settled)
     record = job.newest_submission
     if record is None or not job.is_live:
         raise NotFoundError(f"job {job_id} ended meanwhile", job=job_id)

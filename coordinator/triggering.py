@@ -12,6 +12,7 @@ from barriers.jobgraph import JobConfig
 from barriers.messages import CheckpointKind, FailureReason
 from coordinator import events as on
 from coordinator.events import Action, CheckpointRequest
+from coordinator.notes import Note
 from coordinator.pending import PendingCheckpoint
 from coordinator.policy import Execute, Load, RequestQueue, TooEarly
 from coordinator.schedule import PeriodicSchedule
@@ -26,6 +27,8 @@ class Turn:
     now_ms: int = 0
     wall_ms: int = 0
     out: list[Action] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    """What happened, for the log."""
 
 
 class Triggering:

@@ -13,6 +13,7 @@ import msgspec
 from barriers.launches import is_launched
 from barriers.messages import TEXT_BYTES_MAX, NumberedCommand, RegisterWorker, ShutdownWorker, WorkerCommand, clip
 from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
+from coordinator.notes import Note
 from coordinator.slots import Slot, Verdict, judge_registration
 from coordinator.views import WorkerView
 from statebackends.errors import (
@@ -37,6 +38,8 @@ class JobTurn:
     now_ms: int = 0
     wall_ms: int = 0
     out: list[Action] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    """What happened, for the log."""
 
 
 class Workforce:

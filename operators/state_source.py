@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import decode_metadata
@@ -52,7 +52,7 @@ def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
     except ObjectMissingError as error:
         raise NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file", path=place.location) from error
     try:
-        pointer = msgspec.json.decode(content, type=_Pointer)
+        pointer = decode_json(content, _Pointer)
     except UNDECODABLE:
         snapshot = StoredSnapshot(decode_metadata(content, f"{place.location}/{METADATA_NAME}"), place.storage, place.folder)
         check_contents(snapshot)

@@ -71,6 +71,10 @@ class NotLeaderError(StorageUnavailableError):
     Fields: job, and epoch and url of the leader where they are known."""
 
 
+class RecoveringError(StorageUnavailableError):
+    """This coordinator began a moment ago, and has not come to the job yet: ask it again. Fields: job."""
+
+
 class StorageAccessError(StorageUnavailableError):
     """Object storage refuses us until somebody mends access to it; no job is to fail for that.
 

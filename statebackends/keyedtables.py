@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
 from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
@@ -77,7 +77,7 @@ def state_meta_of(schema: pa.Schema) -> StateMeta | None:
     if stored is None:
         return None
     try:
-        return msgspec.json.decode(stored, type=StateMeta)
+        return decode_json(stored, StateMeta)
     except UNDECODABLE:
         return None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 
 from api import checkpoint_schemas as checkpoints_of
 from api import render_checkpoints, render_jobs, schemas
 from api.bodies import body_of, describe_model
+from api.requestlog import SUBJECT
 from api.routes.common import ERRORS, CheckpointNumber, Directories, JobId, KnownDisposals, Service, TriggerId, VertexId
 from api.version import DIALECT_VERSION, REVISION
 from coordinator.interface import Coordinator
@@ -189,12 +190,14 @@ def stop(
     "/savepoint-disposal", status_code=202, openapi_extra=describe_model(checkpoints_of.SavepointDisposalRequest, required=True)
 )
 def dispose(
+    request: Request,
     service: Service,
     directories: Directories,
     disposals: KnownDisposals,
     body: Annotated[checkpoints_of.SavepointDisposalRequest, Depends(body_of(checkpoints_of.SavepointDisposalRequest))],
 ) -> checkpoints_of.TriggerAccepted:
     """Begin to delete a savepoint. `savepoint-path`: a folder or its `_metadata`; a relative one is below the state directory."""
+    request.scope[SUBJECT] = body.savepoint_path
     location = directories.confine_savepoint(body.savepoint_path, service.savepoint_places)
     return checkpoints_of.TriggerAccepted(request_id=disposals.begin(location, body.triggerId))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from api import metrics, schemas
-from statebackends.errors import NotLeaderError
+from statebackends.errors import RecoveringError
 
 router = APIRouter(tags=["health"])
 
@@ -18,9 +18,9 @@ async def healthz() -> schemas.Empty:
 
 @router.get("/readyz", responses={503: {"model": schemas.Errors}})
 async def readyz(request: Request) -> schemas.Empty:
-    """The state directory is recovered; workers and drivers may come."""
+    """Every live job of the state directory is led on. Workers and drivers may come before: they wait for their job alone."""
     if not request.app.state.service.ready:
-        raise NotLeaderError("the coordinator is recovering its state directory, or stopping")
+        raise RecoveringError("the coordinator is recovering the jobs of its state directory, or stopping")
     return schemas.Empty()
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api.bodies import describe_answer, describe_record, read_record
+from api.requestlog import SUBJECT
 from api.routes.common import ERRORS, Service, answer
 from barriers.jobgraph import Submission, SubmissionAccepted
 from coordinator.preflight import PreflightReport
@@ -23,6 +24,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 async def submit(request: Request, service: Service) -> Response:
     """Start a job, or supersede the running submission of its name. Repeatable with the same `driver_nonce`."""
     submission = await read_record(request, Submission)
+    request.scope[SUBJECT] = f"job {submission.graph.name}"
     return answer(await run_in_threadpool(service.submit, submission), 202)
 
 

@@ -16,7 +16,10 @@ from api.command_stream import MEDIA_TYPE, CommandStream
 from api.routes.common import ERRORS, JobId, Service, Slot, answer
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from coordinator.views import WorkerView
-from statebackends.errors import InvalidConfigError
+from statebackends.errors import InvalidConfigError, RecoveringError
+
+REGISTRATION_TIMEOUT_S = 8.0
+"""Seconds that a registration waits for a job that is just being recovered: a worker gives up after ten."""
 
 router = APIRouter(prefix="/v1/jobs/{jobid}/workers", tags=["workers"], responses=ERRORS)
 
@@ -101,7 +104,12 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     """A full snapshot of a worker; the answer is its full desired state."""
     message = await read_record(request, RegisterWorker)
     _match("job_id", message.job_id, job_id)
-    registered = await asyncio.wrap_future(service.register_async(message))
+    try:
+        async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
+            registered = await asyncio.wrap_future(service.register_async(message))
+    except TimeoutError as error:
+        text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
+        raise RecoveringError(text, job=job_id, slot=message.slot) from error
     return answer(registered)
 
 

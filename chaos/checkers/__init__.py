@@ -16,6 +16,7 @@ from chaos.checkers.liveness import LivenessChecker
 from chaos.checkers.notices import NoticesChecker
 from chaos.checkers.output import OutputChecker
 from chaos.checkers.pacing import PacingChecker
+from chaos.checkers.reconciling import ReconcilingChecker
 from chaos.checkers.recovery import RecoveryChecker
 from chaos.checkers.registers import RegisterChecker
 from chaos.checkers.repair import RepairChecker
@@ -39,6 +40,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RecoveryChecker,
     RepairChecker,
     PacingChecker,
+    ReconcilingChecker,
     EventTimeChecker,
     LateChecker,
     BoundsChecker,
@@ -64,7 +66,7 @@ INVARIANTS: dict[str, str] = {
     "I13": "an id is decided once, for good; what was given up, or is older than what is complete, is not taken up again",
     "I14": "a notice follows the durable record of what it says",
     "I15": "a stale leader, attempt or process can't complete, abort, commit or delete",
-    "I16": "retention, pauses and tolerated failures are as configured, and the newest checkpoint can be restored",
+    "I16": "retention, pauses, tolerated failures and waits are as configured, and the newest checkpoint can be restored",
     "I17": "what is held in memory is bounded",
     "I18": "output is visible only once a checkpoint that covers it is complete",
     "I19": "output is committed once, in the order of ids, and never taken back",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaos.checkers.ledger import JobLedger
 from chaos.observations import Observation, Report, WorldView
@@ -32,3 +32,11 @@ class Checker:
 
     def at_end(self) -> None:
         """The job has ended, faults are over, every process has done its work."""
+
+    def master_of(self, epoch: int) -> Any:
+        """The job master of a leader, if its process lives."""
+        for host in self.world.coordinators():
+            for service in host.services:
+                if service.epoch == epoch:
+                    return service._master
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from barriers.jobgraph import JobConfig
 from barriers.messages import (
@@ -135,7 +135,7 @@ class PacingChecker(Checker):
     # ----------------------------------------------------------------------------------------------------------- judging
 
     def _check_trigger(self, trigger: TriggerCheckpoint, fact: Commanded) -> None:
-        leader, master = self._leaders.get(fact.epoch), self._master(fact.epoch)
+        leader, master = self._leaders.get(fact.epoch), self.master_of(fact.epoch)
         if leader is None or master is None:
             return
         pending = next((each for each in master.coordinator.pending if each.checkpoint_id == trigger.checkpoint_id), None)
@@ -158,7 +158,7 @@ class PacingChecker(Checker):
 
     def _began(self, record: AttemptRecord) -> None:
         """An attempt is given up for failed checkpoints only when there were too many in a row."""
-        leader, master = self._leaders.get(record.epoch), self._master(record.epoch)
+        leader, master = self._leaders.get(record.epoch), self.master_of(record.epoch)
         if leader is not None:
             leader.at_least = 0  # it may have counted more, of which nobody was told, and begins again
         if leader is None or master is None:
@@ -174,11 +174,3 @@ class PacingChecker(Checker):
         if failures <= tolerable:
             who = f"attempt {record.attempt} follows one that was given up after {failures} failed checkpoints in a row"
             self.report("I16", f"{who}; {tolerable} are tolerable")
-
-    def _master(self, epoch: int) -> Any:
-        """The job master of a leader, if its process lives."""
-        for host in self.world.coordinators():
-            for service in host.services:
-                if service.epoch == epoch:
-                    return service._master
-        return None

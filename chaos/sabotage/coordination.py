@@ -17,18 +17,20 @@ from barriers.messages import (
     SubtaskKey,
     WorkerCommand,
 )
+from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator import events as on
 from coordinator.acknowledgements import AcknowledgementJudge
 from coordinator.decisions import Decisions
 from coordinator.failures import FailureCounter
+from coordinator.hosting import HostFlow, JobHost
 from coordinator.lifecycle import Lifecycle
 from coordinator.pending import PendingCheckpoint, list_files
 from coordinator.policy import Load, RequestQueue
 from coordinator.workforce import Workforce
 from operators.session import Session
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
-from statebackends.storage.operations import Flow, PutIfAbsent
+from statebackends.storage.operations import Flow, ListFolder, PutIfAbsent
 from statebackends.storage.whole import read_whole
 
 
@@ -151,6 +153,22 @@ def _has_no_deadline(original: Any) -> Any:
     return init
 
 
+def _is_deaf_while_it_recovers(original: Any) -> Any:
+    """It listens when every job is recovered: this one, whose clock runs from then on, and many others."""
+
+    def open_directory(self: JobHost) -> HostFlow[None]:
+        yield from original(self)
+        yield from self.recover()
+        for _ in range(OTHER_JOBS):
+            yield ListFolder("")
+
+    return open_directory
+
+
+OTHER_JOBS = 40
+"""What their recovery reads, at 100 ms each: longer than the workers of a simulated job have to come back."""
+
+
 SABOTAGES = (
     Sabotage(
         "early_notice",
@@ -261,5 +279,16 @@ SABOTAGES = (
         (Mutant(AcknowledgementJudge, "files_of_writer", lambda original: _names_all),),
         plan=(throughout("forged_ack", "workers", probability=0.5),),
         backend="filesystem",
+    ),
+    Sabotage(
+        "deaf_recovery",
+        "a coordinator listens only when every job is recovered, while the time that their workers have runs out",
+        ("I16",),
+        (Mutant(JobHost, "open", _is_deaf_while_it_recovers),),
+        workloads=("counter", "windows"),
+        plan=(
+            Fault("kill_coordinator", at_ms=400, amount=50),
+            Fault("store_slow", "coordinator:ListFolder", at_ms=400, duration_ms=8_000, amount=100),
+        ),
     ),
 )

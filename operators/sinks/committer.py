@@ -6,7 +6,7 @@ until their commit is known to be done."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -24,7 +24,7 @@ from operators.sinks.manifest import (
     StagedFile,
 )
 from operators.sinks.sweep import Orphans
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_msgpack
 from statebackends.errors import CorruptStateError, OutputMayRepeatError, UnsupportedVersionError
 from statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from statebackends.storage.operations import Flow, Storage, run_flow
@@ -191,7 +191,7 @@ def _files(checkpoints: Iterable[PendingCheckpoint]) -> Iterable[StagedFile]:
 
 def _decode_state(entry: bytes, operator: str) -> CommitterState:
     try:
-        state: CommitterState = msgspec.msgpack.decode(entry, type=CommitterState)
+        state: CommitterState = decode_msgpack(entry, cast(Any, CommitterState))
     except UNDECODABLE as error:
         raise CorruptStateError(
             f"sink {operator}: its committables can't be read: {error}", operator=operator, reason=str(error)
@@ -200,7 +200,7 @@ def _decode_state(entry: bytes, operator: str) -> CommitterState:
 
 
 def _decode_committable(encoded: bytes, operator: str) -> Committable:
-    committable = msgspec.msgpack.decode(encoded, type=Committable)
+    committable = decode_msgpack(encoded, Committable)
     if committable.version != 1:
         raise UnsupportedVersionError(
             f"sink {operator}: committable version {committable.version}", version=committable.version, supported=1

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import quote
 
 import msgspec
 import xxhash
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import Storage
@@ -108,7 +108,7 @@ def decode_entry(data: bytes, path: str) -> LogEntry:
                 version=version,
                 supported=LOG_VERSION,
             )
-        entry: LogEntry = msgspec.json.decode(data, type=LogEntry)
+        entry: LogEntry = decode_json(data, cast(Any, LogEntry))
         return entry
     except UNDECODABLE as error:
         raise CorruptStateError(f"{path}: not an entry of a sink's log: {error}", path=path, reason=str(error)) from error

@@ -14,7 +14,7 @@ import msgspec
 
 from operators.base import OperatorContext
 from operators.sinks.manifest import FileName, SinkPaths, job_tag, parse_name
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, ObjectMissingError
 from statebackends.snapshot import read_metadata_file
 from statebackends.storage.deleting import delete_files
@@ -91,7 +91,7 @@ def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[t
 def _read(path: str, kind: type[R], read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[R | None]:
     """A record, or None when it is missing or can't be read."""
     try:
-        return msgspec.json.decode((yield from read(path)), type=kind)
+        return decode_json((yield from read(path)), kind)
     except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
         return None
 

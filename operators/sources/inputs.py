@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError, UnsupportedVersionError
 from statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
 from statebackends.storage.whole import read_whole
@@ -93,7 +93,7 @@ def decode_manifest(data: bytes, path: str) -> InputManifest:
                 version=version,
                 supported=MANIFEST_VERSION,
             )
-        return msgspec.json.decode(data, type=InputManifest)
+        return decode_json(data, InputManifest)
     except UNDECODABLE as error:
         raise CorruptStateError(f"{path}: not an input manifest: {error}", path=path, reason=str(error)) from error
 

@@ -19,7 +19,7 @@ from barriers.elements import Batch
 from operators.base import OperatorContext, Poll
 from operators.sources.inputs import checksum_of
 from operators.sources.rate import check_rate, rate_of_subtask
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_msgpack
 from statebackends.errors import (
     CorruptStateError,
     InputChangedError,
@@ -219,7 +219,7 @@ class ParquetReader:
 
 def _decode(entry: bytes, operator: str) -> FilePosition:
     try:
-        position = msgspec.msgpack.decode(entry, type=FilePosition)
+        position = decode_msgpack(entry, FilePosition)
     except UNDECODABLE as error:
         raise CorruptStateError(
             f"source {operator}: a position can't be read: {error}", operator=operator, reason=str(error)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_msgpack
 from statebackends.errors import CorruptStateError, InvalidConfigError
 
 Indices = npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ def encode_position(position: StripePosition) -> bytes:
 def decode_positions(entries: Iterable[bytes], operator: str) -> list[StripePosition]:
     """Entries as restored. Raises CorruptStateError when one can't be read or they are of different inputs."""
     try:
-        positions = [msgspec.msgpack.decode(entry, type=StripePosition) for entry in entries]
+        positions = [decode_msgpack(entry, StripePosition) for entry in entries]
     except UNDECODABLE as error:
         raise CorruptStateError(
             f"source {operator}: a position can't be read: {error}", operator=operator, reason=str(error)

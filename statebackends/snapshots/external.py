@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE
+from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, external_places
 from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem
@@ -69,7 +69,7 @@ class InputFiles(msgspec.Struct, frozen=True):
 
 def decode_input(content: bytes) -> InputFiles:
     """Of a version that may be newer than INPUT_VERSION. Raises one of UNDECODABLE."""
-    return msgspec.json.decode(content, type=InputFiles)
+    return decode_json(content, InputFiles)
 
 
 @dataclass(frozen=True, slots=True)

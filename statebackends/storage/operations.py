@@ -183,6 +183,25 @@ class ConcurrentStorage(Protocol):
         """The bounds that they share with others."""
 
 
+class InTurn:
+    """Implements `Storage`: another one, for flows whose groups are not worth threads of their own.
+
+    Of several small flows that run at one time, say, each on its own thread."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    @property
+    def root(self) -> str:
+        return self._storage.root
+
+    def at(self, location: str) -> Storage:
+        return InTurn(self._storage.at(location))
+
+    def execute(self, operation: Operation) -> Any:
+        return self._storage.execute(operation)
+
+
 def transfers_of(storage: Storage) -> TransferPool:
     """How many operations of a group run at one time on a storage: one, unless it says otherwise."""
     return storage.transfers if isinstance(storage, ConcurrentStorage) else ONE_BY_ONE

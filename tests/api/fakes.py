@@ -211,6 +211,9 @@ class FakeCoordinator:
     refusals: tuple[Refusal, ...] = ()
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
 
+    is_leading: bool = True
+    is_referring: bool = False
+
     def reset(self) -> None:
         """As new."""
         self.__dict__.update(FakeCoordinator().__dict__)
@@ -342,6 +345,9 @@ class FakeCoordinator:
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> str:
         return self.state
+
+    def lead(self) -> None:
+        self.calls.append(("lead",))
 
     def close(self) -> None:
         self.ready = False

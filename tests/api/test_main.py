@@ -14,10 +14,12 @@ from api.auth import TOKEN_FILE
 from api.client import RestClient
 from api.leading import CoordinatorRunningError, DirectoryGuard
 from api.main import EmbeddedCoordinator
-from api.runfile import read_run_record
+from api.runfile import RunRecord, read_run_record, write_run_record
 from api.settings import ServerSettings, client_settings, server_settings
+from barriers.jobgraph import Submission
 from statebackends.errors import InvalidConfigError, InvariantError, StorageUnavailableError
-from tests.api.fakes import JOB, FakeCoordinator
+from tests.api.fakes import JOB, FakeCoordinator, make_graph
+from tests.coordinator.doubles import wait_until
 
 
 def embedded(state_dir: Path, service: FakeCoordinator | None = None, **flags: object) -> EmbeddedCoordinator:
@@ -131,3 +133,52 @@ def _references(value: object) -> list[str]:
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
         return own + [found for inner in value.values() for found in _references(inner)]
     return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
+
+
+def test_a_fenced_coordinator_lets_go_of_the_lock_and_its_successor_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a start after the successor's end was refused for the sake of one that leads nothing, until somebody killed that."""
+    monkeypatch.setattr("api.leading.GUARD_ROUND_S", 0.01)
+    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    fenced = EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0))
+    with fenced:
+        client = RestClient(fenced.url, fenced.token)
+        job_id = client.submit(Submission(make_graph())).job_id
+        client.close()
+        with EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0, takeover=True)) as successor:
+            wait_until(lambda: successor.holds_lock, lambda: None, what="the lock of the successor")
+            with pytest.raises(CoordinatorRunningError):
+                EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0)).start()
+        with EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0)) as third:
+            client = RestClient(third.url, third.token)
+            assert [job["jid"] for job in client.jobs()] == [job_id]
+            client.close()
+
+
+def test_a_fenced_coordinator_that_led_no_job_sees_who_was_announced_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.leading.GUARD_ROUND_S", 0.01)
+    service = FakeCoordinator(is_leading=False)
+    with embedded(tmp_path, service) as first:
+        assert first.holds_lock
+        with embedded(tmp_path, takeover=True) as second:
+            wait_until(lambda: second.holds_lock, lambda: None, what="the lock of the second")
+            assert not first.holds_lock
+        with embedded(tmp_path):
+            pass
+
+
+def test_a_coordinator_that_leads_keeps_its_lock_whoever_announces_himself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.leading.GUARD_ROUND_S", 0.001)
+    service = FakeCoordinator(is_leading=True, is_referring=True)
+    with DirectoryGuard(tmp_path, takeover=False) as guard, guard.kept_for(service):
+        guard.announced = RunRecord("http://127.0.0.1:1", 1, "here", 1)
+        write_run_record(tmp_path, RunRecord("http://127.0.0.1:2", 2, "there", 2))
+        guard._look(service)
+        assert guard.is_held
+        service.is_leading = False
+        wait_until(lambda: not guard.is_held, lambda: None, what="letting go")
+        service.is_leading = True
+        wait_until(lambda: guard.is_held, lambda: None, what="taking it back")

@@ -42,7 +42,7 @@ class Process:
 
     @property
     def client(self) -> RestClient:
-        return RestClient(self.facts["url"], Path(self.facts["token_file"]).read_text(), reconnect_timeout_s=0)
+        return RestClient(self.facts["url"], Path(self.facts["token_file"]).read_text(), reconnect_timeout_s=START_S)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Exit code and stderr."""

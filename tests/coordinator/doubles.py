@@ -42,7 +42,9 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from coordinator.config import ServiceConfig
 from coordinator.interface import CommandSubscription, Coordinator
+from coordinator.service import CoordinatorService
 from statebackends.errors import FencedError
 from statebackends.handles import (
     InlineHandle,
@@ -52,6 +54,7 @@ from statebackends.handles import (
     StateMeta,
 )
 from statebackends.keygroups import assign_key_groups, operator_id
+from statebackends.storage.operations import Storage
 
 COUNTS = StateMeta("counts", "value", "int", "utf8")
 OFFSETS = StateMeta("offsets", "operator_list", "bytes")
@@ -100,6 +103,14 @@ def submission(graph: JobGraph, **options: Any) -> Submission:
 
 
 NO_RESTARTS = RestartStrategy("none")
+
+
+def leading(config: ServiceConfig, storage: Storage | None = None) -> CoordinatorService:
+    """A coordinator that leads every job of its state directory."""
+    service = CoordinatorService(config, storage)
+    service.lead()
+    wait_until(lambda: service.ready, lambda: None, timeout_s=30, what="the recovery of its jobs")
+    return service
 
 
 def wait_until(condition: Callable[[], bool], pump: Callable[[], None], *, timeout_s: float = 10.0, what: str = "") -> None:

@@ -63,6 +63,12 @@ class SteppedOwner:
         return self._awake
 
 
+def recover_unsettled(host: JobHost) -> HostFlow[None]:
+    """A round of trying again with jobs that storage kept from being recovered."""
+    for job_id in sorted(host.unsettled):
+        yield from host.recover_unsettled_job(job_id)
+
+
 @dataclass
 class Running:
     flow: Flow[Any]

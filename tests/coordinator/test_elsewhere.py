@@ -25,8 +25,8 @@ from coordinator.views import JobOverviewView
 from statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
 from statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from statebackends.storage.whole import FIRST_BYTES
-from tests.coordinator.doubles import submission, wait_until, word_count
-from tests.coordinator.stepping import Process
+from tests.coordinator.doubles import leading, submission, wait_until, word_count
+from tests.coordinator.stepping import Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
@@ -51,7 +51,8 @@ def referral(process: Process) -> dict[str, Any]:
 
 
 def models(process: Process) -> ReadModels:
-    return ReadModels(process.host.registry, process.root, 1_000, look_for=process.host.look_for)
+    host = process.host
+    return ReadModels(host.registry, process.root, 1_000, host.recovery, look_for=host.look_for)
 
 
 def registration(process: Process, *, submission: int) -> RegisterWorker:
@@ -211,7 +212,7 @@ def test_fenced_leader_takes_nothing_back_by_itself(storage: DictStorage) -> Non
             models(older).job(JOB)
         older.drive(older.host.check_leaderships())
         older.drive(older.host.find_leaders())
-        older.drive(older.host.recover_unsettled())
+        older.drive(recover_unsettled(older.host))
         older.pass_time(LEADER_GRACE_MS)
     newer.drive(newer.host.check_leaderships())
     assert not newer.service(JOB).suspended
@@ -229,7 +230,7 @@ def test_job_is_led_from_here_once_its_leader_is_not_to_be_found(storage: DictSt
     older.host.leader_unreachable(JOB, epoch - 1)
     assert older.host.unsettled == set(), "it is another one that was not found"
     older.host.leader_unreachable(JOB, epoch)
-    older.drive(older.host.recover_unsettled())
+    older.drive(recover_unsettled(older.host))
     assert older.host.registry.led(JOB).epoch == epoch + 1
     assert stale.closed
     assert older.host.unsettled == set()
@@ -245,14 +246,14 @@ def test_question_about_a_job_that_another_one_started_does_not_take_it_away() -
     leader.submit(submitted())
     epoch = leader.service(JOB).epoch
     standby.host.look_for(JOB)
-    standby.drive(standby.host.recover_unsettled())
+    standby.drive(recover_unsettled(standby.host))
     assert referral(standby) == {"job": JOB, "epoch": epoch, "url": SECOND}
     assert standby.host.unsettled == set()
     leader.drive(leader.host.check_leaderships())
     assert not leader.service(JOB).suspended
     standby.pass_time(LEADER_GRACE_MS)
     standby.host.leader_unreachable(JOB, epoch)
-    standby.drive(standby.host.recover_unsettled())
+    standby.drive(recover_unsettled(standby.host))
     assert standby.host.registry.led(JOB).epoch == epoch + 1, "and once it is not to be found, the job is led from here"
 
 
@@ -261,7 +262,7 @@ def test_leader_that_is_given_up_may_have_a_successor(storage: DictStorage) -> N
     newest = led_by(storage, THIRD, seed=3)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
-    older.drive(older.host.recover_unsettled())
+    older.drive(recover_unsettled(older.host))
     assert referral(older)["url"] == THIRD
     assert older.host.unsettled == set()
     newest.drive(newest.host.check_leaderships())
@@ -274,7 +275,7 @@ def test_job_that_ended_under_a_leader_that_is_gone_is_remembered_as_ended(stora
     run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", epoch, "second", 0, 0)), storage)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, epoch)
-    older.drive(older.host.recover_unsettled())
+    older.drive(recover_unsettled(older.host))
     assert models(older).job(JOB).overview.state == "FINISHED"
     with pytest.raises(FencedError):
         register(older, submission=1)
@@ -290,7 +291,7 @@ def test_leader_that_lost_an_id_to_a_stale_one_leads_on(storage: DictStorage) ->
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
     process.drive(process.host.find_leaders())
-    process.drive(process.host.recover_unsettled())
+    process.drive(recover_unsettled(process.host))
     assert (process.service(JOB).epoch, stale.closed) == (epoch + 1, True)
     assert register(process, submission=1).epoch == epoch + 1
 
@@ -318,7 +319,7 @@ def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
     working, older.execute = older.execute, away  # type: ignore[method-assign]
     older.drive(older.host.find_leaders())
-    older.drive(older.host.recover_unsettled())
+    older.drive(recover_unsettled(older.host))
     assert older.host.unsettled == {JOB}, "nobody can tell whether there is a newer leader"
     newer.execute = away  # type: ignore[method-assign]
     newer.drive(newer.host.check_leaderships())
@@ -446,7 +447,7 @@ def test_service_refers_to_the_leader_and_takes_over_from_one_that_is_gone(
 ) -> None:
     monkeypatch.setattr("coordinator.leadership.LEADER_GRACE_MS", 0)
     for seed, url in enumerate((FIRST, SECOND)):
-        services.append(CoordinatorService(ServiceConfig(str(tmp_path / "state"), url=url, seed=seed)))
+        services.append(leading(ServiceConfig(str(tmp_path / "state"), url=url, seed=seed)))
         if seed == 0:
             job_id = services[0].submit(submission(word_count())).job_id
     first, second = services

@@ -34,7 +34,7 @@ from statebackends.handles import StateMeta
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
 from tests.coordinator.doubles import operator, submission, word_count
-from tests.coordinator.stepping import Killed, Process
+from tests.coordinator.stepping import Killed, Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
@@ -428,7 +428,7 @@ def test_job_that_storage_kept_from_being_recovered_is_led_once_it_works_again()
         with pytest.raises(StorageUnavailableError):
             process.host.registry.led(JOB)
         storage.calls = 10_000
-        perform(process, process.host.recover_unsettled(), storage)
+        perform(process, recover_unsettled(process.host), storage)
         assert process.service(JOB).epoch >= 2
         assert process.host.unsettled == set()
     assert waited > 10
@@ -492,10 +492,10 @@ def test_job_that_an_older_coordinator_started_meanwhile_is_found_when_somebody_
     newer.host.look_for(JOB)
     newer.host.look_for("../../etc")
     assert newer.host.unsettled == {JOB}
-    perform(newer, newer.host.recover_unsettled(), storage)
+    perform(newer, recover_unsettled(newer.host), storage)
     assert newer.service(JOB).epoch == 2
     newer.host.look_for("0" * 32)
-    perform(newer, newer.host.recover_unsettled(), storage)
+    perform(newer, recover_unsettled(newer.host), storage)
     assert newer.host.registry.find("0" * 32) is None
     assert newer.host.unsettled == set()
 
@@ -541,7 +541,7 @@ def test_ended_job_can_be_read_though_what_it_does_not_keep_can_not_be_deleted()
     assert process.host.unsettled == {JOB}
     working = DictStorage()
     working.files = storage.files
-    perform(process, process.host.recover_unsettled(), working)
+    perform(process, recover_unsettled(process.host), working)
     assert paths.claim(1) not in working.files
     assert process.host.unsettled == set()
 
@@ -551,7 +551,7 @@ def test_job_that_turns_out_never_to_have_begun_is_not_called_broken() -> None:
     process = Process(storage)
     perform(process, process.host.recover_job(JOB), storage)
     storage.calls = 10_000
-    perform(process, process.host.recover_unsettled(), storage)
+    perform(process, recover_unsettled(process.host), storage)
     with pytest.raises(NotFoundError):
         process.host.registry.led(JOB)
 

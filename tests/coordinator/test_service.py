@@ -36,6 +36,7 @@ from tests.coordinator.doubles import (
     NO_RESTARTS,
     Crew,
     FakeWorker,
+    leading,
     operator,
     submission,
     vertex,
@@ -52,7 +53,7 @@ def open_service(tmp_path: Path) -> Iterator[Open]:
     opened: list[CoordinatorService] = []
 
     def make() -> CoordinatorService:
-        service = CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=len(opened)))
+        service = leading(ServiceConfig(str(tmp_path / "state"), seed=len(opened)))
         opened.append(service)
         return service
 
@@ -594,8 +595,8 @@ def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: 
     """An error that nobody foresaw used to end the thread: no job was looked for any more."""
     monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
     storage = _Moody(LocalStorage(tmp_path / "state"))
-    newer = CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
-    older = CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=2))
+    newer = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
+    older = leading(ServiceConfig(str(tmp_path / "state"), seed=2))
     job_id = older.submit(submission(word_count())).job_id
     older.close()
     storage.bugs = 1
@@ -608,7 +609,7 @@ def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: 
 def test_jobs_that_were_settled_otherwise_are_not_looked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They filled the list of those that may be looked for, and a job that was really unknown was not looked for any more."""
     monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
-    service = CoordinatorService(ServiceConfig(str(tmp_path / "state")))
+    service = leading(ServiceConfig(str(tmp_path / "state")))
     job_id = service.submit(submission(word_count())).job_id
     service._host.look_for(job_id)  # somebody asked just before the submission was done
     wait_until(lambda: not service._host.unsettled, lambda: None, what="nothing unsettled")

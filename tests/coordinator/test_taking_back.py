@@ -10,12 +10,12 @@ import pytest
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
 from coordinator.service import CoordinatorService
-from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.doubles import leading, submission, word_count
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[CoordinatorService]:
-    opened = CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=1))
+    opened = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
     yield opened
     opened.close()
 

@@ -20,6 +20,9 @@ from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.handles import FileHandle, OperatorSubtaskState
 from statebackends.storage.operations import DeleteFile, Flow, run_flow
 from tests.coordinator.bench import JOB, A, B, Bench, of, state
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.stepping import Process
+from tests.coordinator.world import DictStorage as StepStorage
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import MiniJob, MortalStorage
 from tests.simulation.test_sabotage_mutants import assert_changes
@@ -163,6 +166,17 @@ def test_stale_acks() -> None:
         return bench.completed, bench.done
 
     assert_changes("stale_acks", completed, ([], []), ([1], []))
+
+
+def test_deaf_recovery() -> None:
+    def led_before_it_listens() -> bool:
+        storage = StepStorage()
+        accepted = Process(storage).begin().submit(submission(word_count()))
+        second = Process(storage, seed=1)
+        second.drive(second.host.open())
+        return second.host.registry.find(accepted.job_id) is not None
+
+    assert_changes("deaf_recovery", led_before_it_listens, False, True)
 
 
 # ---------------------------------------------------------------------------------------------------------- retention

@@ -102,6 +102,7 @@ SCENES = {
     "ignored_pause": Scene("counter", (SLOW_WRITES,)),
     "lasting_failures": Scene("windows", (throughout("store_fails", "worker:WriteFile", probability=0.15),)),
     "tolerated_failures": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
+    "deaf_recovery": drawn("deaf_recovery", first=0),
     "skipped_final": Scene("counter"),
     "newest_dropped": Scene("counter"),
     "repeated_ack_discarded": Scene("windows", (throughout("duplicate", "acks"),)),

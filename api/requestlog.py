@@ -1,0 +1,78 @@
+"""ASGI middleware: one line of the log for each request that changes something: who asked for what, and what was answered.
+
+The worker protocol is left out: what comes of it is in the lines about its job. So is what changes nothing."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("holdfast.requests")
+
+_CHANGES = {
+    ("POST", "/v1/jobs"): "submit",
+    ("PATCH", "/jobs/{jobid}"): "cancel",
+    ("POST", "/jobs/{jobid}/checkpoints"): "checkpoint",
+    ("POST", "/jobs/{jobid}/savepoints"): "savepoint",
+    ("POST", "/jobs/{jobid}/stop"): "stop",
+    ("POST", "/savepoint-disposal"): "dispose of a savepoint",
+}
+"""By method and route. A changing request that is not here is told by its method and path, so that a new one is not forgotten."""
+
+_QUIET = ("/v1/jobs/{jobid}/workers", "/v1/preflight", "/v1/snapshots")
+_CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+SUBJECT = "holdfast.subject"
+"""Key of the scope under which a route says what a request is about, where its path does not: a job's name, a folder."""
+
+
+class LogChanges:
+    """Behind the check of tokens: a request that was not let in changed nothing."""
+
+    def __init__(self, app: ASGIApp, *, authenticated: bool) -> None:
+        self._app = app
+        self._credential = "token" if authenticated else "no token"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in _CHANGING or "/workers/" in scope["path"]:
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def watch(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                self._write(scope, message["status"])  # before the caller hears of it
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            if not answered:
+                self._write(scope, 500)
+
+    def _write(self, scope: Scope, status: int) -> None:
+        route = str(getattr(scope.get("route"), "path", ""))
+        if route.startswith(_QUIET):
+            return
+        what = _CHANGES.get((scope["method"], route.removeprefix("/v1") if route != "/v1/jobs" else route))
+        what = what or f"{scope['method']} {scope['path']}"
+        job_id = str(scope.get("path_params", {}).get("jobid", ""))
+        subject = str(scope.get(SUBJECT, ""))
+        about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
+        client = scope.get("client")
+        peer = f"{client[0]}:{client[1]}" if client else "unknown"
+        fields = {
+            "event": "request",
+            "request": what,
+            "job_id": job_id,
+            "subject": subject,
+            "peer": peer,
+            "credential": self._credential,
+            "status": status,
+        }
+        level = logging.INFO if status < 400 else logging.WARNING
+        told = (what, about or "the service", peer, self._credential, status)
+        logger.log(level, "%s of %s by %s (%s): %d", *told, extra={"fields": fields})

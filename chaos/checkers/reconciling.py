@@ -1,0 +1,60 @@
+"""How long a new leader waits for workers that run on (of I16: as configured, and of I30).
+
+A worker can come back only to a coordinator that listens, and that leads its job. Until both were so for `reconcile_timeout_ms` no
+attempt may be given up for a slot that did not come back: all its workers may be alive, and looking for their leader."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from barriers.jobgraph import JobConfig
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import AttemptRecorded, JobLedger
+from chaos.observations import Led, Listened, Observation, Report, Stored, WorldView
+from chaos.scenario import Scenario
+from coordinator.lifecycle import NOT_BACK
+from coordinator.records import AttemptRecord
+
+
+class ReconcilingChecker(Checker):
+    """Judges each attempt that follows one whose workers did not come back."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I16",)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Led, Listened)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
+        self._listening: dict[str, int] = {}
+        """Coordinator -> since when anybody can reach it, ms."""
+        self._led: dict[int, tuple[str, int, JobConfig]] = {}
+        """Epoch -> whose it is, and since when, ms."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Stored(added=()):
+                pass
+            case Stored():
+                for change in self.ledger.changes(observation):
+                    if isinstance(change, AttemptRecorded):
+                        self._began(change.record, observation.at_ms)
+            case Led(epoch=epoch, actor=actor, at_ms=at_ms, graph=graph):
+                self._led[epoch] = (actor, at_ms, graph.config)
+            case Listened(actor=actor, at_ms=at_ms):
+                self._listening[actor] = at_ms
+            case _:
+                pass
+
+    def _began(self, record: AttemptRecord, at_ms: int) -> None:
+        """The attempt before this one was given up some time before."""
+        master = self.master_of(record.epoch)
+        incident = master.lifecycle.incidents.newest if master is not None else None
+        if incident is None or NOT_BACK not in incident.error or record.epoch not in self._led:
+            return
+        actor, led_ms, config = self._led[record.epoch]
+        listening_ms = self._listening.get(actor)
+        story = f"attempt {record.attempt} follows one whose workers did not come back"
+        if listening_ms is None:
+            self.report("I16", f"{story}; {actor} does not even listen yet")
+        elif at_ms - max(led_ms, listening_ms) < config.reconcile_timeout_ms:
+            waited_ms = at_ms - max(led_ms, listening_ms)
+            self.report("I16", f"{story} within {waited_ms} ms; they have {config.reconcile_timeout_ms} ms")

@@ -1,0 +1,66 @@
+"""What a job's cores tell for the log: what happened, as frozen records. Nobody decides anything by them.
+
+The cores collect them during a turn; `joblog.py` turns them into lines."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from barriers.messages import CheckpointKind, FailureReason
+
+
+class StateChanged(msgspec.Struct, frozen=True):
+    """The job entered a state. `reason`: why, of a state that needs one; it may hold a user's text."""
+
+    state: str
+    previous: str
+    reason: str = ""
+
+
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """An attempt was fenced. `error` may hold a user's text."""
+
+    attempt: int
+    error: str
+    restarts: int
+    """Failovers of the submission so far, this one included."""
+    restart_in_ms: int | None
+    """None: no further attempt is allowed."""
+    vertex: str = ""
+    subtask: int = -1
+    slot: int = -1
+
+
+class AttemptDeployed(msgspec.Struct, frozen=True):
+    """An attempt was sent to its workers."""
+
+    attempt: int
+    checkpoint_id: int
+    """That it is restored from; 0: it begins empty."""
+    folder: str = ""
+    savepoint: bool = False
+
+
+class CheckpointFailed(msgspec.Struct, frozen=True):
+    """ABORTED is stored. `message` may hold a user's text."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    reason: FailureReason
+    message: str = ""
+
+
+class RequestEnded(msgspec.Struct, frozen=True):
+    """What a user asked for is done, or has failed. `location`: of a savepoint."""
+
+    kind: CheckpointKind
+    trigger_id: str
+    checkpoint_id: int | None
+    location: str = ""
+    reason: FailureReason | None = None
+    message: str = ""
+
+
+Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded

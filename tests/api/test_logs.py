@@ -1,0 +1,191 @@
+"""The coordinator's log: what its lines look like, what can't get into them, and who asked for what."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from api.client import RestClient
+from api.logs import LOGGERS, MESSAGE_CHARACTERS_MAX, printable, writing_log
+from api.main import EmbeddedCoordinator
+from api.settings import ServerSettings, server_settings
+from barriers.jobgraph import Submission
+from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from tests.api.conftest import Served
+from tests.api.fakes import JOB, TOKEN, FakeCoordinator, make_graph
+
+FORGED = "flights\n2026-01-01T00:00:00.000Z INFO coordinator.jobs: all is well\x1b[31m\r\u2028"
+
+
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_users_text_can_not_begin_a_line(style: str) -> None:
+    stream = io.StringIO()
+    with writing_log("info", style, stream=stream, everything=False):
+        logging.getLogger("coordinator.jobs").info("job %s fails: %s", FORGED, FORGED, extra={"fields": {"job_name": FORGED}})
+    assert len(stream.getvalue().splitlines()) == 1
+    assert "\x1b" not in stream.getvalue()
+    assert "\\n2026-01-01T00:00:00.000Z INFO" in stream.getvalue()
+
+
+def test_a_traceback_can_not_either() -> None:
+    stream = io.StringIO()
+    with writing_log("info", "text", stream=stream, everything=False):
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            logging.getLogger("coordinator.service").exception("it failed")
+    first, *others = stream.getvalue().splitlines()
+    assert first.endswith("ERROR coordinator.service: it failed")
+    assert others
+    assert all(line.startswith("  | ") for line in others)
+
+
+def test_json_lines_carry_the_facts_by_name() -> None:
+    stream = io.StringIO()
+    with writing_log("info", "json", stream=stream, everything=False):
+        fields = {"event": "state_changed", "state": "RUNNING", "checkpoint_id": 7, "level": "not this one"}
+        logging.getLogger("coordinator.jobs").warning("it runs", extra={"fields": fields})
+    line = json.loads(stream.getvalue())
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "WARNING",
+        "logger": "coordinator.jobs",
+        "message": "it runs",
+        "event": "state_changed",
+        "state": "RUNNING",
+        "checkpoint_id": 7,
+    }
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_the_token_is_never_written(style: str) -> None:
+    stream = io.StringIO()
+    with writing_log("debug", style, stream=stream, secrets=(TOKEN,), everything=False):
+        logger = logging.getLogger("holdfast.api")
+        logger.debug("the header was %s", TOKEN, extra={"fields": {"header": f"Bearer {TOKEN}"}})
+        try:
+            raise ValueError(TOKEN)
+        except ValueError:
+            logger.exception("it failed")
+    assert TOKEN not in stream.getvalue()
+    assert "***" in stream.getvalue()
+
+
+def test_long_texts_are_clipped() -> None:
+    stream = io.StringIO()
+    with writing_log("info", "json", stream=stream, everything=False):
+        logging.getLogger("api").info("x" * 1_000_000, extra={"fields": {"error": "y" * 1_000_000}})
+    assert len(stream.getvalue()) < 3 * MESSAGE_CHARACTERS_MAX
+    assert printable("ab\0c", 2) == "ab... (clipped)"
+
+
+def test_the_level_counts_and_everything_is_as_it_was_afterwards() -> None:
+    before = [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in LOGGERS]
+    stream = io.StringIO()
+    with writing_log("warning", "text", stream=stream, everything=False):
+        logging.getLogger("coordinator.jobs").info("not this")
+        logging.getLogger("coordinator.jobs").warning("this")
+    assert [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()] == ["this"]
+    assert [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in LOGGERS] == before
+
+
+def test_settings_by_flag_and_environment(tmp_path: Path) -> None:
+    environment = {"HOLDFAST_LOG_LEVEL": "DEBUG", "HOLDFAST_LOG_FORMAT": "json"}
+    found = server_settings(environment, state_dir=tmp_path)
+    assert (found.log_level, found.log_format) == ("debug", "json")
+    found = server_settings(environment, state_dir=tmp_path, log_level="error", log_format="text")
+    assert (found.log_level, found.log_format) == ("error", "text")
+    for setting in ("log_level", "log_format"):
+        with pytest.raises(InvalidConfigError, match=setting):
+            server_settings({}, state_dir=tmp_path, **{setting: "loud"})  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str, str, int]]:
+    found = []
+    for record in caplog.records:
+        if record.name == "holdfast.requests":
+            fields = record.__dict__["fields"]
+            names = ("request", "job_id", "subject", "credential", "status")
+            found.append(tuple(fields[name] for name in names))
+            assert fields["peer"].startswith("127.0.0.1:")
+            assert TOKEN not in record.getMessage()
+    return found
+
+
+def test_each_changing_request_is_told_and_no_other(
+    served: Served, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="holdfast.requests")
+    client = RestClient(served.url, str(served.token))
+    client.jobs()
+    client.job(JOB)
+    client.preflight(Submission(make_graph()))
+    assert lines_of(caplog) == []
+    client.submit(Submission(make_graph()))
+    client.cancel(JOB)
+    client._call("POST", f"/v1/jobs/{JOB}/checkpoints", b"{}")
+    client._call("POST", f"/v1/jobs/{JOB}/savepoints", b'{"target-directory": "/tmp/x"}')
+    client._call("POST", f"/jobs/{JOB}/stop", b'{"targetDirectory": "/tmp/x"}')
+    assert lines_of(caplog) == [
+        ("submit", "", "job flights", "token", 202),
+        ("cancel", JOB, "", "token", 202),
+        ("checkpoint", JOB, "", "token", 202),
+        ("savepoint", JOB, "", "token", 202),
+        ("stop", JOB, "", "token", 202),
+    ]
+    client.close()
+
+
+def test_refused_requests_are_told_with_their_status(
+    served: Served, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="holdfast.requests")
+    client = RestClient(served.url, str(served.token))
+    coordinator.error = NotFoundError("no such job", job=JOB)
+    with pytest.raises(HoldfastError):
+        client.cancel(JOB)
+    assert lines_of(caplog) == [("cancel", JOB, "", "token", 404)]
+    with pytest.raises(HoldfastError):
+        client._call("POST", "/v1/savepoint-disposal", b'{"savepoint-path": "/somewhere/else"}')
+    assert lines_of(caplog)[1:] == [("dispose of a savepoint", "", "/somewhere/else", "token", 400)]
+    client.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- embedded
+
+
+def test_a_coordinator_in_a_driver_writes_its_log_only_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for level in (None, "info"):
+        settings = server_settings({}, state_dir=tmp_path, port=0, log_level=level, log_format="json" if level else None)
+        with EmbeddedCoordinator(settings) as coordinator:
+            client = RestClient(coordinator.url, coordinator.token)
+            client.submit(Submission(make_graph(f"job of {level}")))
+            client.close()
+            token = str(coordinator.token)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert {line.get("job_name") for line in lines if line.get("event") == "leadership_taken"} == {"job of None", "job of info"}
+    assert [line["subject"] for line in lines if line.get("event") == "request"] == ["job job of info"]
+    assert token not in json.dumps(lines)
+    assert not any(logging.getLogger(name).handlers for name in LOGGERS)
+
+
+def test_a_start_that_fails_leaves_no_handler(tmp_path: Path) -> None:
+    settings = server_settings({}, state_dir=tmp_path, port=0, log_level="info")
+
+    def broken(_settings: ServerSettings, _url: str) -> FakeCoordinator:
+        raise StorageUnavailableError("the disk is gone", path="x")
+
+    with pytest.raises(StorageUnavailableError):
+        EmbeddedCoordinator(settings, open_service=broken).start()
+    assert not any(logging.getLogger(name).handlers for name in LOGGERS)

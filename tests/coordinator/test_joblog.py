@@ -1,0 +1,128 @@
+"""What a job's log says: one line for each state, restart, failed checkpoint, request and takeover."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from barriers.messages import CheckpointKind, FailureReason, TaskState
+from coordinator import jobevents as job
+from coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
+from coordinator.records import derive_job_id
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.rig import Rig
+from tests.coordinator.stepping import Process
+from tests.coordinator.world import DictStorage
+
+JOB = derive_job_id("word count")
+
+
+class Noting(Rig):
+    """Remembers what the master tells for the log."""
+
+    def feed(self, event: job.Event) -> None:
+        self.__dict__.setdefault("notes", [])
+        original = self.master.handle
+
+        def handle(inner: job.Event, **times: int) -> list[Any]:
+            actions = original(inner, **times)
+            self.notes: list[Any]
+            self.notes += self.master.notes
+            return actions
+
+        self.master.handle = handle  # type: ignore[method-assign]
+        try:
+            super().feed(event)
+        finally:
+            self.master.handle = original  # type: ignore[method-assign]
+
+    def take(self) -> list[Any]:
+        notes, self.notes = self.notes, []
+        return notes
+
+
+def running() -> Noting:
+    rig = Noting()
+    for slot in range(2):
+        rig.register(slot)
+    for slot in range(2):
+        rig.report(slot, 1, TaskState.RUNNING)
+    return rig
+
+
+def test_states_and_deployments_are_told_once() -> None:
+    rig = running()
+    assert rig.take() == [AttemptDeployed(1, 0), StateChanged("RUNNING", "CREATED")]
+    rig.pass_time(10)
+    assert rig.take() == []
+
+
+def test_a_restart_is_told_with_its_cause_and_what_it_restores() -> None:
+    rig = running()
+    rig.checkpoint()
+    rig.take()
+    rig.report(0, 1, TaskState.FAILED, error="UserFunctionError: boom")
+    failed, state = rig.take()[:2]
+    assert isinstance(failed, AttemptFailed)
+    assert (failed.attempt, failed.error, failed.restarts, failed.slot) == (1, "UserFunctionError: boom", 1, 0)
+    assert state == StateChanged("RESTARTING", "RUNNING")
+    for slot in range(2):
+        rig.register(slot, attempt=1)
+    rig.pass_time(5_000)
+    deployed = [note for note in rig.take() if isinstance(note, AttemptDeployed)]
+    assert [(note.attempt, note.checkpoint_id) for note in deployed] == [(2, 1)]
+
+
+def test_a_suspended_job_tells_nothing_twice() -> None:
+    rig = running()
+    rig.take()
+    rig.feed(job.LeadershipEnded("epoch 9 leads"))
+    assert rig.take() == [StateChanged("SUSPENDED", "RUNNING", "epoch 9 leads")]
+    rig.feed(job.LeadershipEnded("epoch 9 leads"))
+    assert rig.take() == []
+
+
+def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    storage = DictStorage()
+    first = Process(storage).begin()
+    first.submit(submission(word_count()))
+    first.settle()
+    second = Process(storage, seed=1).begin()
+    second.settle()
+    first.service(JOB).post(job.LeadershipEnded("epoch 2 leads"))
+    first.settle()
+    second.call(JOB, job.CancelRequested)
+    second.settle()
+    told = [record.__dict__["fields"] for record in caplog.records]
+    assert {entry["job_id"] for entry in told} == {JOB}
+    assert {entry["job_name"] for entry in told} == {"word count"}
+    taken = [(entry["event"], entry["epoch"]) for entry in told if entry["event"] == "leadership_taken"]
+    assert taken == [("leadership_taken", 1), ("leadership_taken", 2)]
+    assert "taken over from epoch 1" in caplog.text
+    states = [entry["state"] for entry in told if entry["event"] == "state_changed"]
+    assert states == ["RECONCILING", "SUSPENDED", "CANCELLING"]
+
+
+@pytest.mark.parametrize(
+    ("note", "level", "text"),
+    [
+        (StateChanged("FAILED", "FAILING", "no restart is left"), "ERROR", "FAILED, was FAILING: no restart is left"),
+        (AttemptFailed(3, "E: x", 2, None), "WARNING", "attempt 3 failed; no restart is left: E: x"),
+        (AttemptFailed(3, "E: x", 2, 50, "v", 1, 1), "WARNING", "attempt 3 failed in subtask 1 of v; restart 2 in 50 ms: E: x"),
+        (AttemptDeployed(4, 9, "chk-9"), "INFO", "attempt 4 starts from checkpoint 9 (chk-9)"),
+        (CheckpointFailed(5, CheckpointKind.CHECKPOINT, FailureReason.SUBSUMED), "INFO", "checkpoint 5 failed, subsumed"),
+        (CheckpointFailed(5, CheckpointKind.STOP_SAVEPOINT, FailureReason.EXPIRED, "late"), "WARNING", "5 failed, expired: late"),
+        (RequestEnded(CheckpointKind.SAVEPOINT, "t", 5, "/s"), "INFO", "savepoint asked for as t is complete: id 5 at /s"),
+        (RequestEnded(CheckpointKind.SAVEPOINT, "t", 5, "", FailureReason.DECLINED), "WARNING", "asked for as t failed, declined"),
+    ],
+)
+def test_how_it_is_worded(note: Any, level: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    from coordinator.joblog import JobLog
+
+    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    JobLog(JOB, "flights").write([note])
+    (record,) = caplog.records
+    assert (record.levelname, text in record.getMessage()) == (level, True)
