@@ -16,7 +16,9 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.connection_budget import Standing
 from api.errors import encode_error
+from api.http_protocol import prove
 from statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.auth")
@@ -100,7 +102,7 @@ def _create_token(path: Path) -> None:
 
 
 class BearerAuth:
-    """ASGI middleware: 401 unless a request carries the token, or asks for an open path.
+    """ASGI middleware: 401 unless a request carries the token, or asks for an open path; before any byte of its body is looked at.
 
     `token=None` lets loopback callers in without one, if they name a loopback host: a web page that rebinds its
     name to 127.0.0.1 still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
@@ -111,7 +113,10 @@ class BearerAuth:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open_paths or self._allowed(scope):
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
+        if is_open or self._allowed(scope):
+            if not is_open:
+                prove(scope, Standing.CLIENT)
             await self._app(scope, receive, send)
             return
         wire = encode_error(AuthenticationError("missing or wrong bearer token"))

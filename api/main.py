@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from api.descriptors import raise_descriptor_limit
 from api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
 from api.runfile import RunRecord, write_run_record
 from api.server import RestServer, advertised_url, bind, describe_exposure
@@ -64,6 +65,7 @@ def serve(
 ) -> None:
     """Run a coordinator in this process until SIGINT or SIGTERM. `announce` gets one line once it listens."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    raise_descriptor_limit()
     with _leading(settings, open_service) as led:
 
         def started() -> None:

@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.connection_budget import CloseReason, Standing
+from api.http_protocol import ConnectionGuard
 from barriers.messages import AckStatus
 from coordinator.interface import Coordinator
 from coordinator.views import CheckpointStatsView, JobOverviewView, JobView
@@ -106,6 +108,27 @@ class CoordinatorCollector(Collector):
 
 def _live_first(job: JobOverviewView) -> tuple[bool, int]:
     return job.is_terminal, -job.start_ms
+
+
+class ConnectionCollector(Collector):
+    """Connections and bodies of one server, counted as they come; read from another thread, each number on its own."""
+
+    def __init__(self, guard: ConnectionGuard) -> None:
+        self._guard = guard
+
+    def collect(self) -> Iterable[Metric]:
+        budget, bodies = self._guard.budget, self._guard.bodies
+        opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("standing",))
+        for standing in Standing:
+            opened.add_metric((standing.name.lower(),), budget.count(standing))
+        yield opened
+        closed = CounterMetricFamily("holdfast_connections_closed", "Connections closed from here.", labels=("reason",))
+        for reason in CloseReason:
+            closed.add_metric((reason.value,), budget.closed[reason])
+        yield closed
+        yield CounterMetricFamily("holdfast_requests_malformed", "Requests that were no HTTP.", value=self._guard.malformed)
+        yield GaugeMetricFamily("holdfast_request_body_bytes", "Bytes held of large request bodies.", value=bodies.held)
+        yield CounterMetricFamily("holdfast_request_bodies_refused", "Bodies there was no room for.", value=bodies.refused)
 
 
 class HttpMetrics:

@@ -22,6 +22,11 @@ DEFAULT_HOST = "127.0.0.1"
 BODY_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of one request body; an acknowledgement may carry the state of the memory backend."""
 
+CONNECTIONS_MAX = 8_192
+"""Open connections of all callers together; fewer where the limit of file descriptors is lower."""
+
+CONNECTIONS_MIN = 16
+
 KEEP_ALIVE_INTERVAL_MS = 2_000
 """Milliseconds between keep-alive lines of a command stream."""
 
@@ -53,6 +58,7 @@ class ServerSettings:
     snapshot_dirs: tuple[str, ...] = ()
     """Further directories and URLs whose snapshots are shown by REST; those of the state directory always are."""
     body_bytes_max: int = BODY_BYTES_MAX
+    connections_max: int = CONNECTIONS_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
 
@@ -65,9 +71,11 @@ class ServerSettings:
         """Raise InvalidConfigError naming the first setting out of bounds."""
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise InvalidConfigError(f"port must be 0..65535, got {self.port}", setting="port")
-        for name in ("body_bytes_max", "keep_alive_interval_ms", "stop_timeout_ms"):
-            if getattr(self, name) < 1:
-                raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        least = {"connections_max": CONNECTIONS_MIN}
+        for name in ("body_bytes_max", "connections_max", "keep_alive_interval_ms", "stop_timeout_ms"):
+            if getattr(self, name) < least.get(name, 1):
+                text = f"{name} must be at least {least.get(name, 1)}, got {getattr(self, name)}"
+                raise InvalidConfigError(text, setting=name)
         check_exposure(self.host, self.token)
 
 
@@ -144,7 +152,7 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
+        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
         if (value := _integer(environment, name)) is not None
     }
     settings = ServerSettings(
