@@ -15,6 +15,7 @@ from api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_tok
 from api.runfile import RunRecord, read_run_record
 from statebackends.errors import InvalidConfigError
 from statebackends.storage.paths import folder_of
+from statebackends.storage.permissions import PRIVATE
 from statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 DEFAULT_HOST = "127.0.0.1"
@@ -110,7 +111,7 @@ def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> 
         raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
     path = local_folder(chosen, environment)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE.folder, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfigError(f"can't use the state directory {path}: {error}", setting="state_dir") from error
     return path, state_url(chosen)

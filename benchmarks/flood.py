@@ -297,7 +297,7 @@ def _hold_for_ever(target: tuple[str, int], connections: int) -> None:
             opened += 1
             ever += 1
         if not said and ever >= connections:
-            print("begun", flush=True)  # noqa: T201
+            print("begun", flush=True)
             said = True
         for key, _ in selector.select(timeout=0):
             silent = key.fileobj  # type: ignore[assignment]

@@ -216,8 +216,8 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
-    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks, "flood": flood,
-    "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
+    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
+    "flood": flood, "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

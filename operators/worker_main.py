@@ -97,7 +97,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     keep_freed_memory()
     nonce = uuid.uuid4().hex[:16]
     local_directory = os.path.join(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
-    os.makedirs(local_directory, exist_ok=True)
+    os.makedirs(local_directory, mode=0o700, exist_ok=True)
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)

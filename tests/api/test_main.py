@@ -16,8 +16,9 @@ from api.leading import CoordinatorRunningError, DirectoryGuard
 from api.main import EmbeddedCoordinator
 from api.runfile import read_run_record
 from api.settings import ServerSettings, client_settings, server_settings
+from barriers.jobgraph import Submission
 from statebackends.errors import InvalidConfigError, InvariantError, StorageUnavailableError
-from tests.api.fakes import JOB, FakeCoordinator
+from tests.api.fakes import JOB, FakeCoordinator, make_graph
 
 
 def embedded(state_dir: Path, service: FakeCoordinator | None = None, **flags: object) -> EmbeddedCoordinator:
@@ -131,3 +132,22 @@ def _references(value: object) -> list[str]:
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
         return own + [found for inner in value.values() for found in _references(inner)]
     return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
+
+
+def test_all_of_a_state_directory_is_private_unless_a_group_shares_it(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    before = os.umask(0o022)
+    try:
+        for directory, folder, file in ((tmp_path / "private", 0o700, 0o600), (shared, 0o2770, 0o660)):
+            with EmbeddedCoordinator(server_settings({}, state_dir=directory)) as coordinator:
+                client = RestClient(coordinator.url, coordinator.token)
+                client.submit(Submission(make_graph()))
+                client.close()
+            found = {path: stat.S_IMODE(path.stat().st_mode) for path in [directory, *directory.rglob("*")]}
+            assert found.pop(directory / TOKEN_FILE) == 0o600
+            assert {mode for path, mode in found.items() if path.is_dir()} == {folder}
+            assert {mode for path, mode in found.items() if path.is_file()} == {file}
+    finally:
+        os.umask(before)
