@@ -49,6 +49,7 @@ from coordinator.views import (
     CheckpointView,
     ClusterView,
     ExceptionView,
+    JobNumbersView,
     JobOverviewView,
     JobView,
     Quantiles,
@@ -307,6 +308,10 @@ class FakeCoordinator:
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self.overviews if self.overviews is not None else (make_overview(self.state),)
+
+    def numbers(self) -> tuple[JobNumbersView, ...]:
+        stats = make_stats()
+        return tuple(JobNumbersView(job, 2, 1, 7, stats.counts, stats.latest_completed) for job in self.jobs())
 
     def job(self, job_id: str) -> JobView:
         self._called("job", job_id)
