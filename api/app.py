@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import BearerAuth
 from api.bodies import REFERENCE
+from api.docs import page
 from api.errors import encode_error, error_body
 from api.http_protocol import ConnectionGuard
 from api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
@@ -59,6 +60,8 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         title="Holdfast",
         version=VERSION,
         description="Coordinator of checkpoints: Flink's monitoring dialect, and the protocol of drivers and workers.",
+        openapi_url=None,  # the page and the description are our own: see api.docs
+        docs_url=None,
         redoc_url=None,
     )
     app.state.service = service
@@ -71,6 +74,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.registry.register(ConnectionCollector(guard))
     app.state.http_metrics = HttpMetrics(app.state.registry)
     app.include_router(health.router)
+    app.include_router(page.router)
     app.include_router(jobs.router)
     app.include_router(snapshots.router)
     app.include_router(workers.router)

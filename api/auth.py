@@ -17,6 +17,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.connection_budget import Standing
+from api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from api.errors import encode_error
 from api.http_protocol import prove
 from statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
@@ -26,7 +27,7 @@ log = logging.getLogger("holdfast.auth")
 TOKEN_FILE = "_token"
 """Name, in the state directory, of the file with a generated token; mode 0600."""
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
 """Paths that need no token: they tell nothing of any job."""
 
 _TOKEN_CHARACTERS_MIN = 16
