@@ -28,7 +28,7 @@ CONTENT_SECURITY_POLICY = (
 _PIECE_BYTES = 64 * 1024
 _FOLDER = "vendor/swagger-ui"
 _START = b"""window.addEventListener("load", () => SwaggerUIBundle({
-  url: "../openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, syntaxHighlight: false,
+  url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, syntaxHighlight: false,
 }));
 """
 _PAGE = b"""<!doctype html>
