@@ -228,10 +228,14 @@ def flooding(url: str, token: str, job_id: str, connections: int, bodies: int) -
         process.communicate()
 
 
-def measure(*, quick: bool = False, root: Path = ROOT) -> list[Row]:
-    """In peace, and under each half of the flood and both."""
-    seconds = 5.0 if quick else 20.0
-    phases = (("peace", 0, 0), ("connections", CONNECTIONS, 0), ("bodies", 0, BODIES), ("both", CONNECTIONS, BODIES))
+PHASES = (("peace", 0, 0), ("connections", CONNECTIONS, 0), ("bodies", 0, BODIES), ("both", CONNECTIONS, BODIES))
+
+
+def measure(
+    *, quick: bool = False, root: Path = ROOT, phases: tuple[tuple[str, int, int], ...] = PHASES, seconds: float | None = None
+) -> list[Row]:
+    """In peace, and under each half of the flood and both. A phase: its name, silent connections, large bodies."""
+    seconds = seconds or (5.0 if quick else 20.0)
     with serving(root) as sidecar, checkpointing(sidecar) as (client, job_id, workers):
         rows = []
         for name, connections, bodies in phases:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
+from api import server
 from api.connection_budget import BodyBudget, ConnectionLimits, Standing
 from api.errors import BodyTooLargeError, BusyError
 from api.http_protocol import ConnectionGuard
@@ -137,6 +138,20 @@ def test_an_idle_connection_between_two_requests_stays(hurried: Served) -> None:
             opened.sendall(head("/v1/jobs", "X: y", method="GET"))
             assert status(opened) == 200
             time.sleep(4 * SHORT_MS / 1000)  # longer than any deadline of this server but that of idle connections
+
+
+def test_an_idle_connection_is_closed_in_the_end(
+    fake: FakeCoordinator, guard: ConnectionGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.KEEP_ALIVE_S == 75
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 1)
+    with serving(fake, tmp_path, guard=guard) as running, connect(running) as opened:
+        opened.sendall(head("/healthz", "X: y", method="GET"))
+        answer = b""
+        while chunk := opened.recv(1 << 16):
+            answer += chunk
+        assert answer.startswith(b"HTTP/1.1 200")
+        eventually("it is forgotten", lambda: len(guard.budget) == 0)
 
 
 def test_who_does_not_read_the_answer_is_closed(hurried: Served, hasty: ConnectionGuard) -> None:
