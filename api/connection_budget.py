@@ -103,7 +103,7 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class SendingStopped:
-    """The socket is full and its reader does not read."""
+    """The socket is full. Told again when its reader has read some."""
 
     connection: int
 

@@ -59,6 +59,8 @@ class ConnectionGuard:
         self.malformed = 0
         """Requests that were no HTTP, since the start."""
         self._protocols: dict[int, GuardedProtocol] = {}
+        self._unsent: dict[int, int] = {}
+        """Connection whose socket is full -> bytes that waited for it when last looked at."""
         self._accepted = 0
         self._ticking: asyncio.TimerHandle | None = None
         self._reported: Counter[CloseReason] = Counter()
@@ -81,8 +83,24 @@ class ConnectionGuard:
     def forget(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.tell(Closed(number), loop)
         self._protocols.pop(number, None)
+        self._unsent.pop(number, None)
+
+    def stop_sending(self, protocol: GuardedProtocol) -> None:
+        self._unsent[protocol.number] = protocol.transport.get_write_buffer_size()
+        self.tell(SendingStopped(protocol.number), protocol.loop)
+
+    def resume_sending(self, protocol: GuardedProtocol) -> None:
+        self._unsent.pop(protocol.number, None)
+        self.tell(SendingResumed(protocol.number), protocol.loop)
+
+    def _look_at_readers(self) -> None:
+        """One that reads slowly has its time anew."""
+        for number, before in list(self._unsent.items()):
+            if self._protocols[number].transport.get_write_buffer_size() < before:
+                self.stop_sending(self._protocols[number])
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._look_at_readers()
         self.tell(DeadlineReached(), loop)
         self._report(loop.time())
         self._ticking = loop.call_later(TICK_S, self._tick, loop) if self._protocols else None
@@ -153,11 +171,11 @@ class GuardedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.guard.tell(SendingStopped(self.number), self.loop)
+        self.guard.stop_sending(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.guard.tell(SendingResumed(self.number), self.loop)
+        self.guard.resume_sending(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

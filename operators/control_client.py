@@ -131,10 +131,9 @@ class CoordinatorHttp:
         self._pool.clear()
 
 
-def _pieces(body: bytes) -> Iterator[memoryview]:
-    view = memoryview(body)
-    for start in range(0, len(view), PIECE_BYTES):
-        yield view[start : start + PIECE_BYTES]
+def _pieces(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

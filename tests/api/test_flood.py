@@ -161,6 +161,18 @@ def test_who_does_not_read_the_answer_is_closed(hurried: Served, hasty: Connecti
         eventually("the connection closed", lambda: len(hasty.budget) == 0)
 
 
+def test_who_reads_slowly_is_not(hurried: Served) -> None:
+    with connect(hurried) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        opened.sendall(head("/docs/swagger-ui-bundle.js", "Connection: close", method="GET"))
+        whole = bytearray()
+        while chunk := opened.recv(1 << 16):
+            whole += chunk
+            time.sleep(0.05)  # 1.7 MB at about one a second: ten times the time that a reader has who does not read
+    headers, _, body = bytes(whole).partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}".encode() in headers.lower()
+
+
 def test_a_stream_that_is_silent_lives(hurried: Served, fake: FakeCoordinator) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     path = f"/v1/jobs/{JOB}/workers/0/commands?session=s1"
