@@ -42,7 +42,7 @@ REQUEST = BodyLimits(64 * 1024)
 """Of Flink's dialect: a handful of settings."""
 GRAPH = BodyLimits(16 * 1024 * 1024)
 """Of a submission: two kilobytes a vertex."""
-REPORT = BodyLimits(16 * 1024 * 1024)
+REPORT = BodyLimits(64 * 1024 * 1024)
 """States with their tracebacks, and counters, of all subtasks of a worker."""
 ACKNOWLEDGEMENTS = BodyLimits(1 << 62, "items")
 """With the state of the memory backend: bounded by `body_bytes_max` alone."""
