@@ -5,6 +5,7 @@ It owns no thread and no socket; `api.main` serves it. Every error leaves as Fli
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -12,12 +13,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import BearerAuth
 from api.bodies import REFERENCE
+from api.docs import page
 from api.errors import encode_error, error_body
-from api.metrics import CoordinatorCollector, HttpMetrics, MeasureRequests
+from api.http_protocol import ConnectionGuard
+from api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from api.requestlog import LogChanges
 from api.routes import flink, health, jobs, snapshots, workers
 from api.settings import ServerSettings
@@ -51,21 +55,27 @@ _RECORDS = (
 """Roots of the worker protocol, for OpenAPI's components."""
 
 
-def create_app(service: Coordinator, settings: ServerSettings) -> FastAPI:
-    """The REST service of one coordinator. `service` is neither started nor closed here."""
+def create_app(service: Coordinator, settings: ServerSettings, guard: ConnectionGuard) -> FastAPI:
+    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own."""
     app = FastAPI(
         title="Holdfast",
         version=VERSION,
         description="Coordinator of checkpoints: Flink's monitoring dialect, and the protocol of drivers and workers.",
+        openapi_url=None,  # the page and the description are our own: see api.docs
+        docs_url=None,
         redoc_url=None,
     )
     app.state.service = service
     app.state.settings = settings
+    app.state.bodies = guard.bodies
+    app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.disposals = Disposals(dispose_confined)
     app.state.registry = CollectorRegistry(auto_describe=False)
     app.state.registry.register(CoordinatorCollector(service))
+    app.state.registry.register(ConnectionCollector(guard))
     app.state.http_metrics = HttpMetrics(app.state.registry)
     app.include_router(health.router)
+    app.include_router(page.router)
     app.include_router(jobs.router)
     app.include_router(snapshots.router)
     app.include_router(workers.router)
@@ -129,6 +139,8 @@ class AnswerFailures:
 
         try:
             await self._app(scope, receive, watch)
+        except ClientDisconnect:
+            log.debug("%s %s: the caller left before its request was complete", scope.get("method", ""), scope.get("path", ""))
         except Exception as error:
             log.exception("%s %s failed", scope.get("method", ""), scope.get("path", ""))
             if started:

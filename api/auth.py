@@ -16,7 +16,10 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.connection_budget import Standing
+from api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from api.errors import encode_error
+from api.http_protocol import prove
 from statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.auth")
@@ -24,7 +27,7 @@ log = logging.getLogger("holdfast.auth")
 TOKEN_FILE = "_token"
 """Name, in the state directory, of the file with a generated token; mode 0600."""
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
 """Paths that need no token: they tell nothing of any job."""
 
 _TOKEN_CHARACTERS_MIN = 16
@@ -100,7 +103,7 @@ def _create_token(path: Path) -> None:
 
 
 class BearerAuth:
-    """ASGI middleware: 401 unless a request carries the token, or asks for an open path.
+    """ASGI middleware: 401 unless a request carries the token, or asks for an open path; before any byte of its body is looked at.
 
     `token=None` lets loopback callers in without one, if they name a loopback host: a web page that rebinds its
     name to 127.0.0.1 still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
@@ -111,7 +114,10 @@ class BearerAuth:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open_paths or self._allowed(scope):
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
+        if is_open or self._allowed(scope):
+            if not is_open:
+                prove(scope, Standing.CLIENT)
             await self._app(scope, receive, send)
             return
         wire = encode_error(AuthenticationError("missing or wrong bearer token"))

@@ -43,6 +43,10 @@ class BodyTooLargeError(InvalidConfigError):
     """A request's body is larger than the service takes. Fields: size_max."""
 
 
+class BusyError(StorageUnavailableError):
+    """The service holds as much as it may: ask again. Fields: size."""
+
+
 class ConnectionLostError(StorageUnavailableError):
     """The coordinator can't be reached. Fields: url."""
 
@@ -69,7 +73,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
 _KINDS: dict[str, type[HoldfastError]] = {
     name: value for name, value in vars(kinds).items() if isinstance(value, type) and issubclass(value, HoldfastError)
 }
-_KINDS.update((kind.__name__, kind) for kind in (BodyTooLargeError, ConnectionLostError, RemoteError))
+_KINDS.update((kind.__name__, kind) for kind in (BodyTooLargeError, BusyError, ConnectionLostError, RemoteError))
 
 
 @dataclass(frozen=True, slots=True)

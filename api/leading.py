@@ -21,6 +21,7 @@ from coordinator.config import ServiceConfig
 from coordinator.interface import Coordinator
 from coordinator.service import CoordinatorService
 from statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
+from statebackends.storage.permissions import permissions_of
 
 log = logging.getLogger("holdfast.api")
 
@@ -66,7 +67,7 @@ class DirectoryGuard:
         """Whether the lock is ours now; never waits for it."""
         path = self._state_dir / GUARD_FILE
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = permissions_of(self._state_dir).create_file(str(path), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StorageUnavailableError(f"can't write to the state directory: {error}", path=str(path)) from error
         try:

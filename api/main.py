@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from api.descriptors import raise_descriptor_limit
 from api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
 from api.logs import writing_log
 from api.runfile import RunRecord, write_run_record
@@ -76,6 +77,7 @@ def serve(
     open_service: OpenCoordinator = open_coordinator,
 ) -> None:
     """Run a coordinator in this process until SIGINT or SIGTERM. `announce` gets one line once it listens."""
+    raise_descriptor_limit()
     with _logging(settings, embedded=False), _leading(settings, open_service) as led:
 
         def started() -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics: the read models at the moment of a scrape, and counts of HTTP requests.
+"""Prometheus metrics: the coordinator's counters at the moment of a scrape, and counts of HTTP requests.
 
 A registry of its own, so that an embedding driver's metrics don't mix with it. Counters of jobs restart with the
 coordinator, as Prometheus expects."""
@@ -6,7 +6,6 @@ coordinator, as Prometheus expects."""
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
 from collections.abc import Iterable, Iterator
 
@@ -15,10 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.connection_budget import CloseReason, Standing
+from api.http_protocol import ConnectionGuard
 from barriers.messages import AckStatus
 from coordinator.interface import Coordinator
-from coordinator.views import CheckpointStatsView, JobOverviewView, JobView
-from statebackends.errors import HoldfastError
+from coordinator.views import JobNumbersView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -53,7 +53,7 @@ class JobMetrics:
             "holdfast_last_checkpoint_state_bytes", "Bytes of state in the newest completed checkpoint.", labels=labels
         )
 
-    def add(self, job: JobView, stats: CheckpointStatsView) -> None:
+    def add(self, job: JobNumbersView) -> None:
         overview = job.overview
         labels = (overview.job_id, overview.name)
         self.state.add_metric((*labels, overview.state), 1)
@@ -63,18 +63,11 @@ class JobMetrics:
         self.workers.add_metric(labels, overview.slots_registered)
         self.restarts.add_metric(labels, job.restarts)
         self.attempt.add_metric(labels, job.attempt)
-        sources = {vertex.vertex_id for vertex in job.graph.vertices if vertex.is_source}
-        read = sum(
-            subtask.metrics.records_out for vertex in job.vertices if vertex.vertex_id in sources for subtask in vertex.subtasks
-        )
-        self.records_in.add_metric(labels, read)
-        self._add_checkpoints(labels, stats)
-
-    def _add_checkpoints(self, labels: tuple[str, str], stats: CheckpointStatsView) -> None:
-        self.checkpoints.add_metric((*labels, "completed"), stats.counts.completed)
-        self.checkpoints.add_metric((*labels, "failed"), stats.counts.failed)
-        self.pending.add_metric(labels, stats.counts.in_progress)
-        newest = stats.latest_completed
+        self.records_in.add_metric(labels, job.source_records)
+        self.checkpoints.add_metric((*labels, "completed"), job.counts.completed)
+        self.checkpoints.add_metric((*labels, "failed"), job.counts.failed)
+        self.pending.add_metric(labels, job.counts.in_progress)
+        newest = job.latest_completed
         if newest is not None:
             self.last_id.add_metric(labels, newest.checkpoint_id)
             self.last_duration.add_metric(labels, newest.end_to_end_ms / 1000)
@@ -86,26 +79,46 @@ class JobMetrics:
 
 
 class CoordinatorCollector(Collector):
-    """Reads the coordinator at each scrape."""
+    """Reads the coordinator's counters at each scrape; it walks over no task and no history."""
 
     def __init__(self, service: Coordinator) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        jobs = self._service.jobs()
+        jobs = self._service.numbers()
         by_state = GaugeMetricFamily("holdfast_jobs", "Jobs in each state.", labels=("state",))
-        for state in sorted({job.state for job in jobs}):
-            by_state.add_metric((state,), sum(job.state == state for job in jobs))
+        for state in sorted({job.overview.state for job in jobs}):
+            by_state.add_metric((state,), sum(job.overview.state == state for job in jobs))
         yield by_state
         metrics = JobMetrics()
-        for overview in sorted(jobs, key=_live_first)[:JOBS_MAX]:
-            with contextlib.suppress(HoldfastError):  # removed since it was listed
-                metrics.add(self._service.job(overview.job_id), self._service.checkpoints(overview.job_id))
+        for job in sorted(jobs, key=_live_first)[:JOBS_MAX]:
+            metrics.add(job)
         yield from metrics.families()
 
 
-def _live_first(job: JobOverviewView) -> tuple[bool, int]:
-    return job.is_terminal, -job.start_ms
+def _live_first(job: JobNumbersView) -> tuple[bool, int]:
+    return job.overview.is_terminal, -job.overview.start_ms
+
+
+class ConnectionCollector(Collector):
+    """Connections and bodies of one server, counted as they come; read from another thread, each number on its own."""
+
+    def __init__(self, guard: ConnectionGuard) -> None:
+        self._guard = guard
+
+    def collect(self) -> Iterable[Metric]:
+        budget, bodies = self._guard.budget, self._guard.bodies
+        opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("standing",))
+        for standing in Standing:
+            opened.add_metric((standing.name.lower(),), budget.count(standing))
+        yield opened
+        closed = CounterMetricFamily("holdfast_connections_closed", "Connections closed from here.", labels=("reason",))
+        for reason in CloseReason:
+            closed.add_metric((reason.value,), budget.closed[reason])
+        yield closed
+        yield CounterMetricFamily("holdfast_requests_malformed", "Requests that were no HTTP.", value=self._guard.malformed)
+        yield GaugeMetricFamily("holdfast_request_body_bytes", "Bytes held of large request bodies.", value=bodies.held)
+        yield CounterMetricFamily("holdfast_request_bodies_refused", "Bodies there was no room for.", value=bodies.refused)
 
 
 class HttpMetrics:

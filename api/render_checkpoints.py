@@ -7,6 +7,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from api import checkpoint_schemas as schemas
 from api.flink.serialized_throwable import serialize_throwable
 from api.schemas import UNKNOWN
@@ -36,7 +38,7 @@ MS_MAX = 2**63 - 1
 
 
 def checkpoints(view: CheckpointStatsView, directory: str) -> schemas.Checkpoints:
-    """`directory`: the state directory, below which checkpoints lie."""
+    """`directory`: the state directory, below which checkpoints lie. `tasks` are empty here, as Flink's are: see `checkpoint`."""
     counts = view.counts
     return schemas.Checkpoints(
         counts=schemas.CheckpointCounts(
@@ -50,16 +52,21 @@ def checkpoints(view: CheckpointStatsView, directory: str) -> schemas.Checkpoint
             **{name: _statistics(view.summary, name) for name in schemas.CheckpointSummary.model_fields}
         ),
         latest=schemas.LatestCheckpoints(
-            completed=_completed(view.latest_completed, directory) if view.latest_completed else None,
-            savepoint=_completed(view.latest_savepoint, directory) if view.latest_savepoint else None,
-            failed=_failed(view.latest_failed) if view.latest_failed else None,
+            completed=_completed(_listed(view.latest_completed), directory) if view.latest_completed else None,
+            savepoint=_completed(_listed(view.latest_savepoint), directory) if view.latest_savepoint else None,
+            failed=_failed(_listed(view.latest_failed)) if view.latest_failed else None,
             restored=_restored(view.latest_restored, directory) if view.latest_restored else None,
         ),
-        history=[checkpoint(each, directory) for each in view.history],
+        history=[checkpoint(_listed(each), directory) for each in view.history],
     )
 
 
+def _listed(view: CheckpointView) -> CheckpointView:
+    return replace(view, vertices={})
+
+
 def checkpoint(view: CheckpointView, directory: str) -> schemas.Checkpoint:
+    """One checkpoint with its tasks."""
     if view.status == "COMPLETED":
         return _completed(view, directory)
     if view.status == "FAILED":

@@ -12,6 +12,7 @@ import msgspec
 
 from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import StorageUnavailableError
+from statebackends.storage.permissions import permissions_of
 
 RUN_FILE = "_coordinator.json"
 
@@ -41,7 +42,8 @@ def write_run_record(state_dir: Path, record: RunRecord) -> None:
     path = state_dir / RUN_FILE
     temporary = path.with_name(f"{RUN_FILE}.{secrets.token_hex(8)}")
     try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        with os.fdopen(permissions_of(state_dir).create_file(str(temporary)), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
         os.replace(temporary, path)
     except OSError as error:
         raise StorageUnavailableError(f"can't write {path}: {error}", path=str(path)) from error

@@ -5,6 +5,7 @@ It decides the order: bind, listen, lead, announce; and backwards. It is the onl
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import signal
@@ -16,6 +17,9 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
+from api.connection_budget import BodyBudget, ConnectionLimits
+from api.descriptors import sockets_allowed
+from api.http_protocol import ConnectionGuard, GuardedProtocol
 from api.runfile import read_run_record
 from api.settings import ServerSettings
 from coordinator.interface import Coordinator
@@ -26,10 +30,14 @@ log = logging.getLogger("holdfast.api")
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than any heartbeat interval, so that workers never reconnect."""
 
-CONNECTIONS_MAX = 4_096
-"""Connections and requests at one time; beyond it the answer is 503."""
+BODIES_HELD = 2
+"""Request bodies of the largest size that are held at one time; half of these bytes are kept for workers."""
 
 _BACKLOG = 2_048
+"""Connections that the system keeps until they are accepted."""
+
+_ACCEPTED_AT_ONCE = 64
+"""Connections accepted before those that are open get their turn; of a whole backlog at once, a fifth of a second's work."""
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -88,20 +96,42 @@ def outward_address() -> str:
             return "127.0.0.1"
 
 
+def connection_guard(settings: ServerSettings) -> ConnectionGuard:
+    """Budgets of one server: of connections a quarter, an eighth of it for one address, may belong to callers that proved nothing,
+    and of the bytes of bodies half is for workers alone."""
+    connections_max = sockets_allowed(settings.connections_max)
+    limits = ConnectionLimits(
+        connections_max=connections_max,
+        unknown_max=max(1, connections_max // 4),
+        unknown_per_address_max=max(1, connections_max // 8),
+    )
+    held_max = BODIES_HELD * settings.body_bytes_max
+    return ConnectionGuard(limits, BodyBudget(held_max, kept_for_workers=held_max // 2))
+
+
 class RestServer(uvicorn.Server):
     """Serves one coordinator until told to stop; signals stop it in an orderly way when it runs in the main thread."""
 
-    def __init__(self, service: Coordinator, settings: ServerSettings, *, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        service: Coordinator,
+        settings: ServerSettings,
+        *,
+        on_started: Callable[[], None],
+        guard: ConnectionGuard | None = None,
+    ) -> None:
+        """`guard` None: as the settings say."""
+        guard = guard or connection_guard(settings)
         super().__init__(
             uvicorn.Config(
-                create_app(service, settings),
+                create_app(service, settings, guard=guard),
+                http=functools.partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                backlog=_BACKLOG,
-                limit_concurrency=CONNECTIONS_MAX,
+                backlog=_ACCEPTED_AT_ONCE,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, settings.stop_timeout_ms // 1000),
             )
@@ -111,6 +141,8 @@ class RestServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        for listener in sockets or []:
+            listener.listen(_BACKLOG)
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

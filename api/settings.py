@@ -16,12 +16,18 @@ from api.logs import FORMATS, LEVELS
 from api.runfile import RunRecord, read_run_record
 from statebackends.errors import InvalidConfigError
 from statebackends.storage.paths import folder_of
+from statebackends.storage.permissions import PRIVATE
 from statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 DEFAULT_HOST = "127.0.0.1"
 
 BODY_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of one request body; an acknowledgement may carry the state of the memory backend."""
+
+CONNECTIONS_MAX = 8_192
+"""Open connections of all callers together; fewer where the limit of file descriptors is lower."""
+
+CONNECTIONS_MIN = 16
 
 KEEP_ALIVE_INTERVAL_MS = 2_000
 """Milliseconds between keep-alive lines of a command stream."""
@@ -54,6 +60,7 @@ class ServerSettings:
     snapshot_dirs: tuple[str, ...] = ()
     """Further directories and URLs whose snapshots are shown by REST; those of the state directory always are."""
     body_bytes_max: int = BODY_BYTES_MAX
+    connections_max: int = CONNECTIONS_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
     log_level: str | None = None
@@ -70,9 +77,11 @@ class ServerSettings:
         """Raise InvalidConfigError naming the first setting out of bounds."""
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise InvalidConfigError(f"port must be 0..65535, got {self.port}", setting="port")
-        for name in ("body_bytes_max", "keep_alive_interval_ms", "stop_timeout_ms"):
-            if getattr(self, name) < 1:
-                raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        least = {"connections_max": CONNECTIONS_MIN}
+        for name in ("body_bytes_max", "connections_max", "keep_alive_interval_ms", "stop_timeout_ms"):
+            if getattr(self, name) < least.get(name, 1):
+                text = f"{name} must be at least {least.get(name, 1)}, got {getattr(self, name)}"
+                raise InvalidConfigError(text, setting=name)
         for name, chosen, known in (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS)):
             if chosen is not None and chosen not in known:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
@@ -110,7 +119,7 @@ def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> 
         raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
     path = local_folder(chosen, environment)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE.folder, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfigError(f"can't use the state directory {path}: {error}", setting="state_dir") from error
     return path, state_url(chosen)
@@ -154,7 +163,7 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
+        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
         if (value := _integer(environment, name)) is not None
     }
     settings = ServerSettings(

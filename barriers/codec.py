@@ -5,7 +5,9 @@ ignored, so that a newer peer may say more."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import time
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -13,6 +15,17 @@ from statebackends.decoding import decode_json
 from statebackends.errors import ProtocolError
 
 T = TypeVar("T")
+
+COMMAS_MAX = 2_000_000
+"""In one large message. State travels as base64, which has none: they count the values, and so the time that decoding takes."""
+
+PIECE_COMMAS_MAX = 250_000
+"""In one of its pieces, which is decoded in one go: some 0.1 s at most, with the interpreter lock held throughout."""
+
+PIECES_MAX = 16_384
+
+_WINDOW_BYTES = 1 << 20
+"""Looked at, or decoded, before another thread may have the interpreter lock."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -32,3 +45,62 @@ def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise ProtocolError(f"not a valid {name}: {error}", message_type=name) from error
+
+
+def decode_large(data: bytes | bytearray, kind: type[T], pieces: str | None = None) -> T:
+    """As `decode`, for a message of many megabytes, and not on an event loop's thread: msgspec holds the interpreter lock while it
+    decodes. `pieces` names a field that is a tuple: its items are decoded one by one, and other threads run in between.
+
+    Raises ProtocolError for more values than COMMAS_MAX, PIECE_COMMAS_MAX and PIECES_MAX allow, before they are decoded."""
+    name = kind.__name__
+    _count(data, COMMAS_MAX if pieces else PIECE_COMMAS_MAX, name)
+    if pieces is None:
+        return decode(data, kind)
+    envelope = decode(data, _envelope(cast(Any, kind), pieces))
+    raw = getattr(envelope, pieces)
+    if len(raw) > PIECES_MAX:
+        raise ProtocolError(f"not a valid {name}: more than {PIECES_MAX} {pieces}", message_type=name)
+    item = get_args(get_type_hints(kind)[pieces])[0]
+    fields = {field: getattr(envelope, field) for field in envelope.__struct_fields__}
+    return kind(**{**fields, pieces: tuple(_decode_pieces(raw, item, f"{name}.{pieces}"))})
+
+
+def _count(data: bytes | bytearray, commas_max: int, name: str) -> None:
+    commas = 0
+    for start in range(0, len(data), _WINDOW_BYTES):
+        commas += data.count(b",", start, start + _WINDOW_BYTES)
+        if commas > commas_max:
+            raise ProtocolError(f"not a valid {name}: more than {commas_max} values", message_type=name)
+
+
+@cache
+def _envelope(kind: type[msgspec.Struct], pieces: str) -> Any:
+    """The same record with the pieces as they came."""
+    fields: list[Any] = [
+        (field.name, list[msgspec.Raw] if field.name == pieces else field.type, *_default(field, pieces))
+        for field in msgspec.structs.fields(kind)
+    ]
+    config = kind.__struct_config__
+    return msgspec.defstruct(kind.__name__, fields, tag=config.tag, tag_field=config.tag_field, frozen=True)
+
+
+def _default(field: msgspec.structs.FieldInfo, pieces: str) -> tuple[Any, ...]:
+    if field.required:
+        return ()
+    return ([],) if field.name == pieces else (field.default,)
+
+
+def _decode_pieces(raw: list[msgspec.Raw], item: Any, name: str) -> list[Any]:
+    values, since = [], 0
+    for index, piece in enumerate(raw):
+        data = bytes(piece)
+        _count(data, PIECE_COMMAS_MAX, name)
+        try:
+            values.append(decode_json(data, item))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"not a valid {name}[{index}]: {error}", message_type=name) from error
+        since += len(data)
+        if since >= _WINDOW_BYTES:
+            since = 0
+            time.sleep(0)
+    return values

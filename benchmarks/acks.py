@@ -58,16 +58,17 @@ ROOT = Path(__file__).resolve().parent.parent
 TOTAL = StateMeta("total", "value", "int", "utf8")
 
 
-def make_graph(workers: int) -> JobGraph:
+def make_graph(workers: int, chain: int = VERTICES) -> JobGraph:
     """A line of vertices, not chained: many subtasks in few processes."""
     vertices, edges = [], []
-    for number in range(VERTICES):
+    for number in range(chain):
         kind = "source" if number == 0 else "map"
         operator = OperatorDescription(f"v{number}", f"{number:032x}", f"v{number}", kind, (TOTAL,), "utf8")
         vertices.append(JobVertex(f"{number:032x}", f"v{number}", workers, 128, (operator,)))
         if number:
             edges.append(JobEdge(number, f"{number - 1:032x}", f"v{number - 1}", f"{number:032x}", 0, Partitioning.REBALANCE))
-    return JobGraph(f"acks-{workers}", tuple(vertices), tuple(edges), JobConfig(checkpoint_timeout_ms=60_000, state_backend="filesystem"))
+    config = JobConfig(checkpoint_timeout_ms=60_000, state_backend="filesystem")
+    return JobGraph(f"acks-{workers}", tuple(vertices), tuple(edges), config)
 
 
 class Speaker:
@@ -155,11 +156,11 @@ class Sidecar:
 
 
 @contextmanager
-def serving() -> Iterator[Sidecar]:
-    """A sidecar on a scratch directory."""
+def serving(root: Path = ROOT) -> Iterator[Sidecar]:
+    """A sidecar of the code at `root`, on a scratch directory."""
     with tempfile.TemporaryDirectory(prefix="holdfast-acks-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", folder]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())

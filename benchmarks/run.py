@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
+from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
 from benchmarks.heapsnapshots import measure as measure_heap
@@ -177,6 +178,12 @@ def acks(bench: Bench, quick: bool) -> list[Row]:
     return measure_acks(quick=quick)
 
 
+def flood(bench: Bench, quick: bool) -> list[Row]:
+    """A job that checkpoints every second while its coordinator is flooded."""
+    rows = measure_flood(quick=quick)
+    return [{"phase": row["phase"], "figures": json.dumps(row)} for row in rows]
+
+
 def incremental(bench: Bench, quick: bool) -> list[Row]:
     """Full checkpoints and increments of the RocksDB backend, beside the raw write of the same bytes."""
     return [{"kind": row["workload"], "figures": json.dumps(row)} for row in measure_incremental(quick=quick)]
@@ -216,8 +223,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
-    "restarts": restarts,
-    "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
+    "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

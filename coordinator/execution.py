@@ -40,12 +40,16 @@ class Execution:
 
     def __init__(self, attempt: int, graph: JobGraph) -> None:
         self.attempt = attempt
+        self.source_records = 0
+        """Records that the sources of this attempt read."""
         self._graph = graph
+        self._sources = frozenset(vertex.vertex_id for vertex in graph.vertices if vertex.is_source)
         self._tasks = {
             SubtaskKey(vertex.vertex_id, subtask): _Task(SubtaskKey(vertex.vertex_id, subtask))
             for vertex in graph.vertices
             for subtask in range(vertex.parallelism)
         }
+        self._counts = Counter({TaskState.CREATED: len(self._tasks)})
 
     @property
     def tasks(self) -> frozenset[SubtaskKey]:
@@ -64,8 +68,9 @@ class Execution:
         if task is None or status.attempt != self.attempt:
             return False
         counters = status.metrics
-        if counters is not None and (counters.vertex, counters.subtask) == (status.vertex, status.subtask):
-            self.measure((counters,))
+        is_own = counters is not None and (counters.vertex, counters.subtask) == (status.vertex, status.subtask)
+        if counters is not None and is_own and task.state not in _TERMINAL:
+            self._measure(task, counters)
         drained = status.drained and not task.drained
         task.drained = task.drained or status.drained
         return self._enter(task, status.state, wall_ms) or drained
@@ -81,7 +86,12 @@ class Execution:
         for entry in metrics:
             task = self._tasks.get(SubtaskKey(entry.vertex, entry.subtask))
             if task is not None and task.state not in _TERMINAL:
-                task.metrics = entry
+                self._measure(task, entry)
+
+    def _measure(self, task: _Task, metrics: SubtaskMetrics) -> None:
+        if metrics.vertex in self._sources:
+            self.source_records += metrics.records_out - task.metrics.records_out
+        task.metrics = metrics
 
     def metrics(self) -> tuple[SubtaskMetrics, ...]:
         return tuple(task.metrics for _, task in sorted(self._tasks.items()))
@@ -108,7 +118,8 @@ class Execution:
         return all(task.state in _TERMINAL for task in self._tasks.values())
 
     def counts(self) -> Mapping[TaskState, int]:
-        return Counter(task.state for task in self._tasks.values())
+        """Tasks in each state that one is in. Counted as they change: a scrape of metrics walks over no task."""
+        return +self._counts
 
     def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:
         return tuple(self._vertex_view(vertex.vertex_id, hosts) for vertex in self._graph.vertices)
@@ -148,10 +159,11 @@ class Execution:
             metrics=task.metrics,
         )
 
-    @staticmethod
-    def _enter(task: _Task, state: TaskState, wall_ms: int) -> bool:
+    def _enter(self, task: _Task, state: TaskState, wall_ms: int) -> bool:
         if _RANK[state] <= _RANK[task.state]:
             return False
+        self._counts[task.state] -= 1
+        self._counts[state] += 1
         task.state = state
         task.timestamps[state] = wall_ms
         return True

@@ -20,6 +20,7 @@ from coordinator.views import (
     CheckpointStatsView,
     CheckpointView,
     ClusterView,
+    JobNumbersView,
     JobOverviewView,
     JobView,
     SavepointPlaces,
@@ -168,6 +169,9 @@ class Coordinator(Protocol):
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         """By start time."""
+
+    def numbers(self) -> tuple[JobNumbersView, ...]:
+        """Of all jobs, for metrics: as cheap for a job of thousands of tasks as for a small one."""
 
     def job(self, job_id: str) -> JobView: ...
 

@@ -12,6 +12,7 @@ from coordinator.views import (
     CheckpointCounts,
     CheckpointStatsView,
     CheckpointView,
+    JobNumbersView,
     JobOverviewView,
     JobView,
     Quantiles,
@@ -32,6 +33,35 @@ def view_overview(master: JobMaster) -> JobOverviewView:
         task_counts=execution.counts(),
         slots_required=setup.graph.slots_required,
         slots_registered=master.workforce.registered,
+    )
+
+
+def view_numbers(master: JobMaster) -> JobNumbersView:
+    lifecycle, stats = master.lifecycle, master.coordinator.stats
+    return JobNumbersView(
+        overview=view_overview(master),
+        attempt=lifecycle.attempt,
+        restarts=lifecycle.incidents.restarts,
+        source_records=lifecycle.execution.source_records if lifecycle.execution is not None else 0,
+        counts=stats.counts,
+        latest_completed=stats.latest_completed,
+    )
+
+
+def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
+    """Of a job in a terminal state; walks over what is on record of it."""
+    attempt, stats = job.newest_attempt, view_recorded_checkpoints(job)
+    result, record = job.result, job.newest_submission
+    assert result is not None
+    assert record is not None
+    sources = {vertex.vertex_id for vertex in record.graph.vertices if vertex.is_source}
+    return JobNumbersView(
+        overview=view_recorded_job(job, 0).overview,
+        attempt=attempt.attempt if attempt is not None else 0,
+        restarts=attempt.restarts if attempt is not None else 0,
+        source_records=sum(metrics.records_out for metrics in result.metrics if metrics.vertex in sources),
+        counts=stats.counts,
+        latest_completed=stats.latest_completed,
     )
 
 

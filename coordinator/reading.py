@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
@@ -13,9 +13,11 @@ from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService, wall_clock_ms
 from coordinator.jobview import (
     view_job,
+    view_numbers,
     view_overview,
     view_recorded_checkpoints,
     view_recorded_job,
+    view_recorded_numbers,
     view_recorded_savepoint_places,
     view_savepoint_places,
 )
@@ -27,6 +29,7 @@ from coordinator.views import (
     CheckpointStatsView,
     CheckpointView,
     ClusterView,
+    JobNumbersView,
     JobOverviewView,
     JobView,
     SavepointPlaces,
@@ -55,6 +58,7 @@ class ReadModels:
         self._look_for = look_for
         self._storage_root = storage_root
         self._call_timeout_ms = call_timeout_ms
+        self._recorded_numbers = _RecordedNumbers()
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         self._recovery.check_all()  # whoever finds a job missing in a list takes it for gone
@@ -64,6 +68,13 @@ class ReadModels:
         now_ms = wall_clock_ms()
         ended = [view_recorded_job(entry, now_ms).overview for entry in self._registry.recorded_jobs() if entry.job_id not in known]
         return tuple(sorted([*ended, *led], key=lambda view: (view.start_ms, view.job_id)))
+
+    def numbers(self) -> tuple[JobNumbersView, ...]:
+        futures = [service.query(view_numbers) for service in self._registry.services()]
+        led = [self._wait_for(future) for future in futures]
+        known = {view.overview.job_id for view in led}
+        recorded = [job for job in self._registry.recorded_jobs() if job.job_id not in known]
+        return (*led, *self._recorded_numbers.of(recorded))
 
     def job(self, job_id: str) -> JobView:
         now_ms = wall_clock_ms()
@@ -222,3 +233,19 @@ def _then(first: Future[None], following: Callable[[], Future[T]]) -> Future[T]:
 
     first.add_done_callback(go_on)
     return future
+
+
+class _RecordedNumbers:
+    """Numbers of ended jobs, which change only when another record takes a job's place: each is looked at once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[RecordedJob, JobNumbersView]] = {}
+
+    def of(self, jobs: Sequence[RecordedJob]) -> list[JobNumbersView]:
+        """Those of other jobs are forgotten."""
+        before, known = self._known, {}
+        for job in jobs:
+            found = before.get(job.job_id)
+            known[job.job_id] = found if found is not None and found[0] is job else (job, view_recorded_numbers(job))
+        self._known = known
+        return [numbers for _, numbers in known.values()]

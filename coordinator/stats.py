@@ -41,25 +41,42 @@ class _Tracked:
         self.trigger_ms = trigger_ms
         self.acks: dict[SubtaskKey, tuple[int, AcknowledgeCheckpoint]] = {}
 
+        self.latest_ack_ms = -1
+        self.checkpointed_size = self.state_size = self.processed_bytes = 0
+
+    def acknowledge(self, ack: AcknowledgeCheckpoint, at_ms: int) -> None:
+        task = SubtaskKey(ack.vertex, ack.subtask)
+        if task not in self.acks:
+            self.latest_ack_ms = max(self.latest_ack_ms, at_ms)
+            self.checkpointed_size += ack.metrics.checkpointed_size
+            self.state_size += ack.metrics.state_size
+            self.processed_bytes += ack.metrics.bytes_processed_during_alignment
+            self.acks[task] = (at_ms, ack)
+
     def view(self, status: str) -> CheckpointView:
+        """With every vertex and subtask."""
         vertices: dict[str, list[SubtaskCheckpointView]] = {}
         for task in self.tasks:
             vertices.setdefault(task.vertex, []).append(self._subtask(task))
         parts = {vertex: _vertex_view(vertex, status, subtasks) for vertex, subtasks in vertices.items()}
+        return replace(self.overview(status), vertices=parts)
+
+    def overview(self, status: str) -> CheckpointView:
+        """Without: what a list of checkpoints shows of one."""
         return CheckpointView(
             checkpoint_id=self.checkpoint_id,
             kind=self.request.kind,
             status=status,
             trigger_ms=self.trigger_ms,
-            latest_ack_ms=max((part.latest_ack_ms for part in parts.values()), default=-1),
-            checkpointed_size=sum(part.checkpointed_size for part in parts.values()),
-            state_size=sum(part.state_size for part in parts.values()),
-            end_to_end_ms=max((part.end_to_end_ms for part in parts.values()), default=-1),
-            processed_bytes=sum(part.processed_bytes for part in parts.values()),
+            latest_ack_ms=self.latest_ack_ms,
+            checkpointed_size=self.checkpointed_size,
+            state_size=self.state_size,
+            end_to_end_ms=max(0, self.latest_ack_ms - self.trigger_ms) if self.acks else -1,
+            processed_bytes=self.processed_bytes,
             persisted_bytes=0,
             num_subtasks=len(self.tasks),
             num_acknowledged_subtasks=len(self.acks),
-            vertices=parts,
+            vertices={},
             savepoint_format=("NATIVE" if self.request.native else "CANONICAL") if self.request.kind.is_savepoint else None,
         )
 
@@ -118,7 +135,7 @@ class CheckpointStats:
     def acknowledged(self, ack: AcknowledgeCheckpoint, wall_ms: int) -> None:
         tracked = self._in_progress.get(ack.checkpoint_id)
         if tracked is not None:
-            tracked.acks[SubtaskKey(ack.vertex, ack.subtask)] = (wall_ms, ack)
+            tracked.acknowledge(ack, wall_ms)
 
     def completed(self, checkpoint_id: int, location: str, wall_ms: int) -> None:
         tracked = self._in_progress.pop(checkpoint_id)
@@ -164,14 +181,23 @@ class CheckpointStats:
         known = (self._finished.get(checkpoint_id), *self._latest.values())
         return next((view for view in known if view is not None and view.checkpoint_id == checkpoint_id), None)
 
+    @property
+    def counts(self) -> CheckpointCounts:
+        return CheckpointCounts(in_progress=len(self._in_progress), **self._counts)
+
+    @property
+    def latest_completed(self) -> CheckpointView | None:
+        return self._latest.get("completed")
+
     def view(self) -> CheckpointStatsView:
-        running = [tracked.view("IN_PROGRESS") for tracked in self._in_progress.values()]
+        """Checkpoints in progress without their vertices: see `checkpoint`."""
+        running = [tracked.overview("IN_PROGRESS") for tracked in self._in_progress.values()]
         history = sorted([*running, *self._finished.values()], key=lambda view: -view.checkpoint_id)
         return CheckpointStatsView(
-            counts=CheckpointCounts(in_progress=len(running), **self._counts),
+            counts=self.counts,
             summary=self._summary(),
             history=tuple(history),
-            latest_completed=self._latest.get("completed"),
+            latest_completed=self.latest_completed,
             latest_savepoint=self._latest.get("savepoint"),
             latest_failed=self._latest.get("failed"),
             latest_restored=self._restored,

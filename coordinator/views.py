@@ -251,6 +251,18 @@ class CheckpointStatsView(msgspec.Struct, frozen=True):
     latest_restored: RestoredView | None
 
 
+class JobNumbersView(msgspec.Struct, frozen=True):
+    """What metrics show of a job: numbers that are kept as things happen, so that reading them costs the same for any job."""
+
+    overview: JobOverviewView
+    attempt: int
+    restarts: int
+    source_records: int
+    """Read by the sources since the attempt began, as of the last heartbeats."""
+    counts: CheckpointCounts
+    latest_completed: CheckpointView | None
+
+
 class CheckpointConfigView(msgspec.Struct, frozen=True):
     config: JobConfig
     storage: str

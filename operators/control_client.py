@@ -30,6 +30,10 @@ READ_TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
+PIECE_BYTES = 256 * 1024
+"""Of a body, sent at a time: each has the time of a connect. In one piece the whole body had it, and state of megabytes over a slow
+link never arrived."""
+
 REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
 """Answers that the same request will get again."""
 LINE_BYTES_MAX = 256 * 1024 * 1024
@@ -92,10 +96,12 @@ class CoordinatorHttp:
         target, headers = self._target, self._headers
         if target.unreachable_epoch:
             headers = {**headers, UNREACHABLE_HEADER: str(target.unreachable_epoch)}
+        body = codec.encode(message)
+        if len(body) > PIECE_BYTES:
+            headers = {**headers, "Content-Length": str(len(body))}
+        sent = _pieces(body) if len(body) > PIECE_BYTES else body
         try:
-            answer = self._pool.request(
-                "POST", f"{target.url}{self._base}{path}", body=codec.encode(message), headers=headers, timeout=timeout
-            )
+            answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(str(error)) from error
         _check(answer.status, answer.headers, answer.data)
@@ -123,6 +129,11 @@ class CoordinatorHttp:
 
     def close(self) -> None:
         self._pool.clear()
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

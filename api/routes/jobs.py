@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from api.bodies import describe_answer, describe_record, read_record
+from api.bodies import GRAPH, describe_answer, describe_record, read_record
 from api.requestlog import SUBJECT
 from api.routes.common import ERRORS, Service, answer
 from barriers.jobgraph import Submission, SubmissionAccepted
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 )
 async def submit(request: Request, service: Service) -> Response:
     """Start a job, or supersede the running submission of its name. Repeatable with the same `driver_nonce`."""
-    submission = await read_record(request, Submission)
+    submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
     return answer(await run_in_threadpool(service.submit, submission), 202)
 
@@ -36,5 +36,5 @@ async def submit(request: Request, service: Service) -> Response:
 )
 async def preflight(request: Request, service: Service) -> Response:
     """Judge a submission against the snapshot it names; nothing is started and nothing changed."""
-    submission = await read_record(request, Submission)
+    submission = await read_record(request, Submission, GRAPH)
     return answer(await run_in_threadpool(service.preflight, submission))

@@ -1,6 +1,7 @@
 """The worker protocol: register, command stream, acknowledgements, task states, heartbeats.
 
-Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes."""
+Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
+request the job took is a worker from then on, and its connection makes room for no other."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api import schemas
-from api.bodies import describe_answer, describe_record, read_record
+from api.bodies import ACKNOWLEDGEMENTS, REGISTRATION, REPORT, describe_answer, describe_record, read_record
 from api.command_stream import MEDIA_TYPE, CommandStream
+from api.connection_budget import Standing
+from api.http_protocol import prove
 from api.routes.common import ERRORS, JobId, Service, Slot, answer
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from coordinator.views import WorkerView
@@ -102,7 +105,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
 )
 async def register(request: Request, service: Service, job_id: JobId) -> Response:
     """A full snapshot of a worker; the answer is its full desired state."""
-    message = await read_record(request, RegisterWorker)
+    message = await read_record(request, RegisterWorker, REGISTRATION)
     _match("job_id", message.job_id, job_id)
     try:
         async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
@@ -110,6 +113,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     except TimeoutError as error:
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
+    prove(request.scope, Standing.WORKER)
     return answer(registered)
 
 
@@ -124,6 +128,7 @@ async def commands(
 ) -> Response:
     """Commands of a session behind number `after`, one a line, without end; the newest stream wins."""
     subscription = await run_in_threadpool(service.commands, job_id, slot, session, after)
+    prove(request.scope, Standing.WORKER)
     return CommandStream(subscription, session, keep_alive_s=request.app.state.settings.keep_alive_interval_ms / 1000)
 
 
@@ -135,9 +140,10 @@ async def commands(
 )
 async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) -> Response:
     """Acknowledgements and declines, answered item by item."""
-    batch = await read_record(request, AckBatch)
+    batch = await read_record(request, AckBatch, ACKNOWLEDGEMENTS)
     _match("slot", batch.slot, slot)
     answers = await asyncio.wrap_future(service.acks_async(job_id, batch))
+    prove(request.scope, Standing.WORKER)
     request.app.state.http_metrics.count_answers(answers.answers)
     return answer(answers)
 
@@ -145,18 +151,20 @@ async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) ->
 @router.post("/{slot}/states", openapi_extra=describe_record(StatusBatch))
 async def states(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
     """States of a worker's subtasks."""
-    batch = await read_record(request, StatusBatch)
+    batch = await read_record(request, StatusBatch, REPORT)
     _match("slot", batch.slot, slot)
     await asyncio.wrap_future(service.states_async(job_id, batch))
+    prove(request.scope, Standing.WORKER)
     return schemas.Empty()
 
 
 @router.post("/{slot}/heartbeat", openapi_extra=describe_record(Heartbeat))
 async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> LeaderEpoch:
     """A worker lives; its counters."""
-    message = await read_record(request, Heartbeat)
+    message = await read_record(request, Heartbeat, REPORT)
     _match("slot", message.slot, slot)
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
+    prove(request.scope, Standing.WORKER)
     return LeaderEpoch(epoch=epoch)
 
 

@@ -17,7 +17,7 @@ import xxhash
 
 from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
-from statebackends.storage.locations import open_storage
+from statebackends.storage.locations import open_output
 from statebackends.storage.operations import Storage
 
 LOG_VERSION = 1
@@ -130,7 +130,7 @@ class SinkSettings:
         """The sink's storage. `beside`: the storage whose reach it shares; None: whatever the path names."""
         if self.open_storage is not None:
             return self.open_storage(self.path)
-        return open_storage(self.path) if beside is None else beside.at(self.path)
+        return open_output(self.path, beside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from statebackends.storage.operations import Buffer
+from statebackends.storage.permissions import PRIVATE, Permissions
 
 _COPYING_SINCE = (5, 3)
 """Version of Linux; what older ones copy from file to file is not always what was there."""
@@ -89,8 +90,13 @@ def _copies() -> bool:
 class OsFileSystem:
     """The real one."""
 
+    permissions = PRIVATE
+
+    def __init__(self, permissions: Permissions = PRIVATE) -> None:
+        self.permissions = permissions
+
     def create(self, path: str) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return self.permissions.create_file(path)
 
     def open(self, path: str) -> int:
         # Opening a pipe would wait for its writer, and a device may have no end: only files have what is to be read.
@@ -146,7 +152,7 @@ class OsFileSystem:
         os.unlink(path)
 
     def mkdir(self, path: str) -> None:
-        os.mkdir(path)
+        self.permissions.make_folder(path)
 
     def rmdir(self, path: str) -> None:
         os.rmdir(path)

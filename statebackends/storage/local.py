@@ -28,6 +28,7 @@ from statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local,
 from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
 from statebackends.storage.folders import DurableFolders
 from statebackends.storage.paths import folder_of
+from statebackends.storage.permissions import OUTPUT, PRIVATE, permissions_of
 from statebackends.storage.system_failures import unavailable
 from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
@@ -46,7 +47,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class LocalStorage:
-    """Implements `operations.Storage`. Makes the root when it first writes."""
+    """Implements `operations.Storage`. Makes the root when it first writes; what it makes is its owner's, see `permissions`."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class LocalStorage:
         """`elsewhere` opens locations that are in no file system."""
         self._root = os.path.abspath(os.fspath(root))
         self._prefix = self._root if self._root.endswith("/") else f"{self._root}/"
-        self._fs: FileSystem = file_system if file_system is not None else OsFileSystem()
+        self._fs: FileSystem = file_system if file_system is not None else OsFileSystem(permissions_of(self._root))
         self._new_nonce = new_nonce
         self._elsewhere = elsewhere
         self._folders = DurableFolders(self._fs, self._root)
@@ -75,7 +76,20 @@ class LocalStorage:
         """Another folder of the same file system, or a location elsewhere."""
         if self._elsewhere is not None and "://" in location and not location.startswith("file://"):
             return self._elsewhere(location)
-        return LocalStorage(folder_of(location), file_system=self._fs, new_nonce=self._new_nonce, elsewhere=self._elsewhere)
+        folder = folder_of(location)
+        found = permissions_of(folder) if self._is_private else PRIVATE
+        return self._derived(folder, self._fs if found is PRIVATE else OsFileSystem(found))
+
+    def for_output(self) -> LocalStorage:
+        """The same folder, for a sink: other programs read what it writes, as far as the umask lets them."""
+        return self._derived(self._root, OsFileSystem(OUTPUT) if type(self._fs) is OsFileSystem else self._fs)
+
+    @property
+    def _is_private(self) -> bool:
+        return type(self._fs) is OsFileSystem and self._fs.permissions is PRIVATE
+
+    def _derived(self, folder: str, file_system: FileSystem) -> LocalStorage:
+        return LocalStorage(folder, file_system=file_system, new_nonce=self._new_nonce, elsewhere=self._elsewhere)
 
     def execute(self, operation: ops.Operation) -> Any:
         """Perform one operation. I/O errors are StorageUnavailableError, or its kinds in `system_failures`, with the path and the

@@ -16,3 +16,9 @@ def open_storage(location: str) -> Storage:
     if is_s3(location):
         return open_s3(location, elsewhere=open_storage)
     return LocalStorage(folder_of(location), elsewhere=open_storage)
+
+
+def open_output(location: str, beside: Storage | None = None) -> Storage:
+    """Storage of what a sink writes for other programs. `beside`: the storage whose reach it shares."""
+    storage = open_storage(location) if beside is None else beside.at(location)
+    return storage.for_output() if isinstance(storage, LocalStorage) else storage

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import urllib3
 
+from api.http_protocol import ConnectionGuard
 from api.server import RestServer, advertised_url, bind
 from api.settings import ServerSettings
 from barriers.jobgraph import (
@@ -48,6 +49,7 @@ from coordinator.views import (
     CheckpointView,
     ClusterView,
     ExceptionView,
+    JobNumbersView,
     JobOverviewView,
     JobView,
     Quantiles,
@@ -312,6 +314,10 @@ class FakeCoordinator:
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self.overviews if self.overviews is not None else (make_overview(self.state),)
 
+    def numbers(self) -> tuple[JobNumbersView, ...]:
+        stats = make_stats()
+        return tuple(JobNumbersView(job, 2, 1, 7, stats.counts, stats.latest_completed) for job in self.jobs())
+
     def job(self, job_id: str) -> JobView:
         self._called("job", job_id)
         return make_job(self.state)
@@ -356,12 +362,12 @@ class FakeCoordinator:
 
 
 @contextlib.contextmanager
-def serving(service: Coordinator, state_dir: Path, **changes: Any) -> Iterator[Served]:
+def serving(service: Coordinator, state_dir: Path, *, guard: ConnectionGuard | None = None, **changes: Any) -> Iterator[Served]:
     """A server on a free port of loopback, in a thread."""
     settings = ServerSettings(state_dir=state_dir, **{"token": TOKEN, "port": 0, "stop_timeout_ms": 2_000, **changes})
     listener = bind(settings)
     started = threading.Event()
-    server = RestServer(service, settings, on_started=started.set)
+    server = RestServer(service, settings, on_started=started.set, guard=guard)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     assert started.wait(10), "the server did not start"

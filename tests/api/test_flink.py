@@ -230,6 +230,7 @@ def test_checkpoints(served: Served, prefix: str) -> None:
     assert set(body["latest"]["restored"]) == {"id", "restore_timestamp", "is_savepoint", "external_path"}
     for checkpoint in (*body["history"], *(body["latest"][kind] for kind in ("completed", "savepoint", "failed"))):
         assert_checkpoint(checkpoint)
+        assert checkpoint["tasks"] == {}, "only the details have them, as with Flink"
     shown = [(each["id"], each["status"], each["className"], each["checkpoint_type"]) for each in body["history"]]
     assert shown == [
         (4, "IN_PROGRESS", "in_progress", "CHECKPOINT"),

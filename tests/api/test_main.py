@@ -182,3 +182,22 @@ def test_a_coordinator_that_leads_keeps_its_lock_whoever_announces_himself(tmp_p
         wait_until(lambda: not guard.is_held, lambda: None, what="letting go")
         service.is_leading = True
         wait_until(lambda: guard.is_held, lambda: None, what="taking it back")
+
+
+def test_all_of_a_state_directory_is_private_unless_a_group_shares_it(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    before = os.umask(0o022)
+    try:
+        for directory, folder, file in ((tmp_path / "private", 0o700, 0o600), (shared, 0o2770, 0o660)):
+            with EmbeddedCoordinator(server_settings({}, state_dir=directory)) as coordinator:
+                client = RestClient(coordinator.url, coordinator.token)
+                client.submit(Submission(make_graph()))
+                client.close()
+            found = {path: stat.S_IMODE(path.stat().st_mode) for path in [directory, *directory.rglob("*")]}
+            assert found.pop(directory / TOKEN_FILE) == 0o600
+            assert {mode for path, mode in found.items() if path.is_dir()} == {folder}
+            assert {mode for path, mode in found.items() if path.is_file()} == {file}
+    finally:
+        os.umask(before)

@@ -39,9 +39,11 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from coordinator.execution import Execution
+from coordinator.stats import CheckpointStats
 from statebackends.errors import FencedError, JobExistsError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
 from statebackends.handles import OperatorSubtaskState
-from tests.api.fakes import SINK, SOURCE, make_graph
+from tests.api.fakes import NAME, SINK, SOURCE, make_graph
 
 DEADLINE_S = 20.0
 UIDS = {SOURCE: "in", SINK: "out"}
@@ -238,7 +240,8 @@ def test_register_deploy_trigger_ack_complete(worker: Worker, client: RestClient
     shown = client.checkpoints(job_id)
     assert shown["counts"] == {"restored": 0, "total": 1, "in_progress": 0, "completed": 1, "failed": 0}
     assert shown["latest"]["completed"]["external_path"] == f"{worker.accepted.directory}/{job_id}/chk-1"
-    assert set(shown["latest"]["completed"]["tasks"]) == {SOURCE, SINK}
+    assert [each["tasks"] for each in (shown["latest"]["completed"], *shown["history"])] == [{}, {}]
+    assert set(client.checkpoint(job_id, 1)["tasks"]) == {SOURCE, SINK}
     details = client._get(f"/v1/jobs/{job_id}/checkpoints/details/1/subtasks/{SOURCE}")
     assert (details["subtasks"][0]["className"], details["subtasks"][0]["state_size"]) == ("completed", 20)
     assert set(worker.ack(trigger)) <= {AckStatus.DUPLICATE, AckStatus.UNKNOWN, AckStatus.SUCCESS}, "a late repeat is answered"
@@ -411,3 +414,31 @@ def test_cancel(worker: Worker, client: RestClient) -> None:
     worker.report(dict.fromkeys(worker.running, TaskState.CANCELED))
     eventually("canceled", lambda: client.job_state(worker.accepted.job_id) == "CANCELED")
     assert client.overview()["jobs-cancelled"] == 1
+
+
+def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_job(worker, client)
+    job_id = worker.accepted.job_id
+    request(client, f"/v1/jobs/{job_id}/checkpoints", {})
+    worker.ack(worker.command(TriggerCheckpoint))
+    worker.command(NotifyCheckpointComplete)
+    worker.post("/0/heartbeat", Heartbeat(0, worker.session, 1, (SubtaskMetrics(SOURCE, 0, records_out=7),)), dict)
+
+    def walk(*_: object) -> None:
+        pytest.fail("a scrape walks over the tasks or the history of a job")
+
+    for kind, name in ((Execution, "views"), (Execution, "states"), (Execution, "metrics"), (CheckpointStats, "view")):
+        monkeypatch.setattr(kind, name, walk)
+    shown = client._call("GET", "/metrics").decode()
+    label = f'job_id="{job_id}",job_name="{NAME}"'
+    for line in (
+        f'holdfast_job_tasks{{{label},state="running"}} 2.0',
+        f"holdfast_job_source_records_total{{{label}}} 7.0",
+        f'holdfast_checkpoints_total{{{label},outcome="completed"}} 1.0',
+        f"holdfast_last_checkpoint_id{{{label}}} 1.0",
+        f"holdfast_last_checkpoint_state_bytes{{{label}}} 40.0",
+        f"holdfast_job_workers{{{label}}} 1.0",
+        'holdfast_jobs{state="RUNNING"} 1.0',
+        'holdfast_connections{standing="worker"} 2.0',
+    ):
+        assert line in shown.splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from coordinator import views
@@ -124,3 +125,18 @@ def test_quantiles_by_nearest_rank() -> None:
     quantiles = summarise(range(1, 101))
     assert (quantiles.min, quantiles.max, quantiles.avg) == (1, 100, 50.5)
     assert (quantiles.p50, quantiles.p90, quantiles.p99, quantiles.p999) == (51, 91, 100, 100)
+
+
+def test_a_list_shows_a_pending_checkpoint_in_numbers_alone() -> None:
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    ack = AcknowledgeCheckpoint(1, 1, "V", 1, {}, CheckpointMetrics(checkpointed_size=3, state_size=5))
+    for _ in range(2):  # a repeat counts once
+        stats.acknowledged(ack, 1_040)
+    (listed,) = stats.view().history
+    shown = stats.checkpoint(1)
+    assert shown is not None
+    assert (listed.vertices, set(shown.vertices)) == ({}, {"V"})
+    assert listed == replace(shown, vertices={})
+    assert (listed.latest_ack_ms, listed.end_to_end_ms, listed.checkpointed_size, listed.state_size) == (1_040, 40, 3, 5)
+    assert listed.num_acknowledged_subtasks == 1

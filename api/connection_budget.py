@@ -1,0 +1,365 @@
+"""CORE: which connections may stay: deadlines for heads and bodies, a cap per address, and room kept for known callers.
+
+Events in, actions out; the shell (`http_protocol.py`) owns the sockets and says what HTTP made of their bytes. It refuses to know
+what a request is about: who a caller is, is told as a `Standing`.
+
+A flood from the address of the workers can't be told from workers by its address (a local Spark, a proxy), and refusing newcomers
+would lock out those that belong here. So a newcomer is always taken, and what has shown nothing yet makes room for it: the oldest
+connection that waits for bytes of a caller who never proved who it is."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import assert_never
+
+from statebackends.errors import InvariantError
+
+
+class Standing(IntEnum):
+    """What the caller of a connection has proved. It only rises while the connection lives."""
+
+    UNKNOWN = 0
+    CLIENT = 1
+    """A request with the token was taken."""
+    WORKER = 2
+    """A request of the worker protocol was answered as one of a slot's own process."""
+
+
+class Phase(StrEnum):
+    """Where a connection is between two requests."""
+
+    HEAD = "head"
+    """New, or the first bytes of a request came: its head is not complete."""
+    BODY = "body"
+    """The head is complete, the body is not."""
+    ANSWERING = "answering"
+    """The request is complete, the answer is not: a command stream stays here."""
+    DRAINING = "draining"
+    """Answered before its body was complete, which is read and thrown away, so that the caller reads the answer and no reset."""
+    IDLE = "idle"
+    """Answered; nothing of a next request has come."""
+
+
+class CloseReason(StrEnum):
+    """Why a connection was closed from here."""
+
+    HEAD_DEADLINE = "head_deadline"
+    BODY_DEADLINE = "body_deadline"
+    SEND_DEADLINE = "send_deadline"
+    DRAIN_DEADLINE = "drain_deadline"
+    ADDRESS_CAP = "address_cap"
+    UNKNOWN_CAP = "unknown_cap"
+    CONNECTIONS_CAP = "connections_cap"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds; each is at least 1."""
+
+    connections_max: int = 8_192
+    """Of all callers together."""
+    unknown_max: int = 2_048
+    """Of callers that have proved nothing: the rest of `connections_max` is kept for those that have."""
+    unknown_per_address_max: int = 1_024
+    """Of those, from one address. More than a server accepts before it reads what the accepted ones sent, or a caller with a
+    token would be closed unread."""
+    head_timeout_ms: int = 5_000
+    """From the accept, or from the first byte of a later request, to the end of its head."""
+    body_timeout_ms: int = 30_000
+    """From the end of the head to the end of the body, if it comes at less than `body_bytes_per_s_min`."""
+    body_bytes_per_s_min: int = 128 * 1024
+    """Each so many bytes extend the time by a second: what moves may be large."""
+    drain_timeout_ms: int = 5_000
+    send_timeout_ms: int = 30_000
+    """That a caller may leave a full socket unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    connection: int
+    """Never used again."""
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEntered:
+    connection: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class BodyReceived:
+    connection: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    connection: int
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class SendingStopped:
+    """The socket is full. Told again when its reader has read some."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendingResumed:
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """By either side. Also comes for what this core had closed."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    pass
+
+
+Event = Accepted | PhaseEntered | BodyReceived | Proved | SendingStopped | SendingResumed | Closed | DeadlineReached
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    connection: int
+    reason: CloseReason
+
+
+class _Connection:
+    __slots__ = ("address", "blocked_ms", "deadline_ms", "phase", "received", "standing")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.phase = Phase.HEAD
+        self.standing = Standing.UNKNOWN
+        self.deadline_ms: int | None = None
+        self.blocked_ms: int | None = None
+        self.received = 0
+
+
+_WAITING = frozenset({Phase.HEAD, Phase.DRAINING, Phase.IDLE})
+"""Phases of a connection that owes or is owed nothing but bytes of its caller: closing it breaks no request that was taken."""
+
+Waiting = OrderedDict[int, None]
+
+
+class ConnectionBudget:
+    """All connections of one service. Constant time per event, but for a deadline, which looks at each connection that has one."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._connections: dict[int, _Connection] = {}
+        self._timed: set[int] = set()
+        """Those with a deadline."""
+        self._unknown: Counter[str] = Counter()
+        """Address -> connections that have proved nothing."""
+        self._standings: Counter[Standing] = Counter()
+        self._waiting: dict[Standing, Waiting] = {standing: OrderedDict() for standing in Standing}
+        """In the order in which they began to wait."""
+        self._waiting_at: dict[str, Waiting] = {}
+        """Address -> those of them that have proved nothing."""
+        self.closed: Counter[CloseReason] = Counter()
+        """Connections closed from here since the start."""
+
+    # ----------------------------------------------------------------------------------------------------- interface
+
+    def handle(self, event: Event, *, now_ms: int) -> list[CloseConnection]:
+        """Digest one event; what is to be closed counts as closed from here on."""
+        match event:
+            case Accepted():
+                return self._accept(event, now_ms)
+            case PhaseEntered():
+                self._enter(event.connection, event.phase, now_ms)
+            case BodyReceived():
+                self._receive(event, now_ms)
+            case Proved():
+                self._prove(event)
+            case SendingStopped():
+                self._block(event.connection, now_ms + self._limits.send_timeout_ms)
+            case SendingResumed():
+                self._block(event.connection, None)
+            case Closed():
+                self._forget(event.connection)
+            case DeadlineReached():
+                return self._expire(now_ms)
+            case _:
+                assert_never(event)
+        return []
+
+    def count(self, standing: Standing) -> int:
+        """Connections whose callers have proved just so much."""
+        return self._standings[standing]
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._connections
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def _accept(self, event: Accepted, now_ms: int) -> list[CloseConnection]:
+        if event.connection in self._connections:
+            raise InvariantError(f"connection {event.connection} was accepted twice")
+        self._connections[event.connection] = _Connection(event.address)
+        self._unknown[event.address] += 1
+        self._standings[Standing.UNKNOWN] += 1
+        self._enter(event.connection, Phase.HEAD, now_ms)
+        limits = self._limits
+        closing = []
+        if self._unknown[event.address] > limits.unknown_per_address_max:
+            closing.append(self._evict(self._waiting_at[event.address], CloseReason.ADDRESS_CAP))
+        if self._standings[Standing.UNKNOWN] > limits.unknown_max:
+            closing.append(self._evict(self._waiting[Standing.UNKNOWN], CloseReason.UNKNOWN_CAP))
+        if len(self._connections) > limits.connections_max:
+            closing.append(self._evict(self._least(event.connection), CloseReason.CONNECTIONS_CAP))
+        return closing
+
+    def _least(self, newcomer: int) -> Waiting:
+        """Where to make room when all places are taken: callers that proved nothing before clients, and no worker.
+
+        The newcomer is among the first, and goes when there is nobody else: it is asked last, since it began to wait last."""
+        unknown, clients = self._waiting[Standing.UNKNOWN], self._waiting[Standing.CLIENT]
+        return clients if clients and next(iter(unknown)) == newcomer else unknown
+
+    def _evict(self, waiting: Waiting, reason: CloseReason) -> CloseConnection:
+        return self._close(next(iter(waiting)), reason)
+
+    def _enter(self, number: int, phase: Phase, now_ms: int) -> None:
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        self._unlist(number, connection)
+        connection.phase, connection.received = phase, 0
+        timeouts = {
+            Phase.HEAD: self._limits.head_timeout_ms,
+            Phase.BODY: self._limits.body_timeout_ms,
+            Phase.DRAINING: self._limits.drain_timeout_ms,
+        }
+        timeout_ms = timeouts.get(phase)
+        connection.deadline_ms = None if timeout_ms is None else now_ms + timeout_ms
+        self._list(number, connection)
+
+    def _receive(self, event: BodyReceived, now_ms: int) -> None:
+        connection = self._connections.get(event.connection)
+        if connection is None or connection.phase is not Phase.BODY or connection.deadline_ms is None:
+            return
+        rate = self._limits.body_bytes_per_s_min
+        before_ms = connection.received * 1000 // rate
+        connection.received += event.size
+        connection.deadline_ms += connection.received * 1000 // rate - before_ms
+
+    def _prove(self, event: Proved) -> None:
+        connection = self._connections.get(event.connection)
+        if connection is None or event.standing <= connection.standing:
+            return
+        self._unlist(event.connection, connection)
+        if connection.standing is Standing.UNKNOWN:
+            self._no_longer_unknown(connection)
+        self._standings[connection.standing] -= 1
+        connection.standing = event.standing
+        self._standings[connection.standing] += 1
+        self._list(event.connection, connection)
+
+    def _block(self, number: int, until_ms: int | None) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.blocked_ms = until_ms
+            self._time(number, connection)
+
+    def _expire(self, now_ms: int) -> list[CloseConnection]:
+        closing = []
+        for number in sorted(self._timed):
+            connection = self._connections[number]
+            if connection.deadline_ms is not None and now_ms >= connection.deadline_ms:
+                closing.append(self._close(number, _DEADLINES[connection.phase]))
+            elif connection.blocked_ms is not None and now_ms >= connection.blocked_ms:
+                closing.append(self._close(number, CloseReason.SEND_DEADLINE))
+        return closing
+
+    # --------------------------------------------------------------------------------------------------- bookkeeping
+
+    def _close(self, number: int, reason: CloseReason) -> CloseConnection:
+        self.closed[reason] += 1
+        self._forget(number)
+        return CloseConnection(number, reason)
+
+    def _forget(self, number: int) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
+            return
+        self._unlist(number, connection)
+        self._timed.discard(number)
+        self._standings[connection.standing] -= 1
+        if connection.standing is Standing.UNKNOWN:
+            self._no_longer_unknown(connection)
+
+    def _no_longer_unknown(self, connection: _Connection) -> None:
+        self._unknown[connection.address] -= 1
+        if self._unknown[connection.address] == 0:
+            del self._unknown[connection.address]
+
+    def _list(self, number: int, connection: _Connection) -> None:
+        self._time(number, connection)
+        if connection.phase in _WAITING:
+            self._waiting[connection.standing][number] = None
+            if connection.standing is Standing.UNKNOWN:
+                self._waiting_at.setdefault(connection.address, OrderedDict())[number] = None
+
+    def _unlist(self, number: int, connection: _Connection) -> None:
+        self._waiting[connection.standing].pop(number, None)
+        at_address = self._waiting_at.get(connection.address)
+        if at_address is not None:
+            at_address.pop(number, None)
+            if not at_address:
+                del self._waiting_at[connection.address]
+
+    def _time(self, number: int, connection: _Connection) -> None:
+        if connection.deadline_ms is None and connection.blocked_ms is None:
+            self._timed.discard(number)
+        else:
+            self._timed.add(number)
+
+
+_DEADLINES = {
+    Phase.HEAD: CloseReason.HEAD_DEADLINE,
+    Phase.BODY: CloseReason.BODY_DEADLINE,
+    Phase.DRAINING: CloseReason.DRAIN_DEADLINE,
+}
+
+
+class BodyBudget:
+    """Bytes of request bodies that are held at one time; a part of them is for workers alone.
+
+    What is refused is asked again later: an acknowledgement must not wait behind bodies that may never be complete."""
+
+    def __init__(self, bytes_max: int, *, kept_for_workers: int) -> None:
+        """`kept_for_workers`: bytes, of `bytes_max`."""
+        self._bytes_max = {Standing.WORKER: bytes_max, Standing.CLIENT: bytes_max - kept_for_workers}
+        self._held: dict[int, int] = {}
+        self.held = 0
+        """Bytes."""
+        self.refused = 0
+        """Requests, since the start."""
+
+    def take(self, request: int, size: int, standing: Standing) -> bool:
+        """Hold `size` bytes more for a request; False if there is no room. A caller that has proved nothing sends no body."""
+        if self.held + size > self._bytes_max.get(standing, 0):
+            self.refused += 1
+            return False
+        self._held[request] = self._held.get(request, 0) + size
+        self.held += size
+        return True
+
+    def give_back(self, request: int) -> None:
+        """All that a request holds. Idempotent."""
+        self.held -= self._held.pop(request, 0)

@@ -1,0 +1,1 @@
+"""The service's description of itself: OpenAPI as JSON, and a page that shows it without asking any other host."""

@@ -1,0 +1,115 @@
+"""`/openapi.json` and `/docs`: Swagger UI from files in the package, since a coordinator often sees no internet, and nobody else's
+script may run where people type their token.
+
+Open to all, so it is built once, and sent in pieces: who does not read holds one piece and not a megabyte."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from importlib.resources import files
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+router = APIRouter(include_in_schema=False)
+
+OPENAPI_PATH, PAGE_PATH = "/openapi.json", "/docs"
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Swagger UI styles its parts itself; beyond that, everything comes from here."""
+
+_PIECE_BYTES = 64 * 1024
+_FOLDER = "vendor/swagger-ui"
+_START = b"""window.addEventListener("load", () => SwaggerUIBundle({
+  url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, syntaxHighlight: false,
+}));
+"""
+_PAGE = b"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Holdfast: REST</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<noscript>This page needs JavaScript; the description itself is <a href="openapi.json">here</a>.</noscript>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+_PARTS = {
+    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+    "swagger-ui.css": "text/css; charset=utf-8",
+    "start.js": "text/javascript; charset=utf-8",
+}
+
+OPEN_PATHS = frozenset({OPENAPI_PATH, PAGE_PATH, *(f"{PAGE_PATH}/{name}" for name in _PARTS)})
+"""They tell nothing of any job."""
+
+
+@router.get(OPENAPI_PATH)
+async def openapi(request: Request) -> Response:
+    """The description, built at the first request, and not on the event loop."""
+    state = request.app.state
+    if not hasattr(state, "openapi"):
+        state.openapi = await run_in_threadpool(lambda: json.dumps(request.app.openapi()).encode())
+    return _answer(request, state.openapi, "application/json")
+
+
+@router.get(PAGE_PATH)
+async def page(request: Request) -> Response:
+    """The page."""
+    return _answer(request, _PAGE, "text/html; charset=utf-8")
+
+
+@router.get(PAGE_PATH + "/start.js")
+async def start(request: Request) -> Response:
+    """What begins it: a script of its own, since the page may hold none."""
+    return _answer(request, _START, _PARTS["start.js"])
+
+
+@router.get(PAGE_PATH + "/{name}")
+async def part(request: Request, name: str) -> Response:
+    """A file of Swagger UI."""
+    if name not in _PARTS:
+        return Response(status_code=404)
+    return _answer(request, await run_in_threadpool(_file, name), _PARTS[name])
+
+
+@functools.cache
+def _file(name: str) -> bytes:
+    return files("api.docs").joinpath(_FOLDER, name).read_bytes()
+
+
+@functools.lru_cache(maxsize=8)
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def _answer(request: Request, body: bytes, media_type: str) -> Response:
+    tag = _tag(body)
+    headers = {
+        "ETag": tag,
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return StreamingResponse(_pieces(body), headers={**headers, "Content-Length": str(len(body))}, media_type=media_type)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]

@@ -1,0 +1,216 @@
+"""SHELL: uvicorn's HTTP/1.1 protocol with a connection budget: tells the core what h11 made of the bytes, closes what it says.
+
+uvicorn alone bounds nothing but idle connections: a head may take for ever, and silent connections fill its limit. h11 and not
+httptools, which holds a head of any length. One event loop, and its thread alone, owns all of this."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import h11
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from api.connection_budget import (
+    Accepted,
+    BodyBudget,
+    BodyReceived,
+    Closed,
+    CloseReason,
+    ConnectionBudget,
+    ConnectionLimits,
+    DeadlineReached,
+    Event,
+    Phase,
+    PhaseEntered,
+    Proved,
+    SendingResumed,
+    SendingStopped,
+    Standing,
+)
+
+log = logging.getLogger("holdfast.api")
+
+TICK_S = 0.25
+"""Seconds between two looks at the deadlines: what a connection may get on top of its own."""
+
+REPORT_S = 10.0
+"""Seconds between two lines in the log about connections that were closed: a flood must not fill it."""
+
+_CONNECTION = "holdfast.connection"
+_ANSWERED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
+
+_quiet = logging.getLogger("holdfast.api.http")
+"""Stands for uvicorn's, which has a line for each request that is none."""
+_quiet.setLevel(logging.ERROR)
+
+
+class ConnectionGuard:
+    """The budgets of one server, and its open connections."""
+
+    def __init__(self, limits: ConnectionLimits, bodies: BodyBudget) -> None:
+        self.budget = ConnectionBudget(limits)
+        self.bodies = bodies
+        self.malformed = 0
+        """Requests that were no HTTP, since the start."""
+        self._protocols: dict[int, GuardedProtocol] = {}
+        self._unsent: dict[int, int] = {}
+        """Connection whose socket is full -> bytes that waited for it when last looked at."""
+        self._accepted = 0
+        self._ticking: asyncio.TimerHandle | None = None
+        self._reported: Counter[CloseReason] = Counter()
+        self._reported_s = 0.0
+
+    def accept(self, protocol: GuardedProtocol, address: str) -> int:
+        """Number of a new connection."""
+        self._accepted += 1
+        number = self._accepted
+        self._protocols[number] = protocol
+        if self._ticking is None:
+            self._ticking = protocol.loop.call_later(TICK_S, self._tick, protocol.loop)
+        self.tell(Accepted(number, address), protocol.loop)
+        return number
+
+    def tell(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
+        for action in self.budget.handle(event, now_ms=int(loop.time() * 1000)):
+            self._protocols[action.connection].transport.abort()
+
+    def forget(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.tell(Closed(number), loop)
+        self._protocols.pop(number, None)
+        self._unsent.pop(number, None)
+
+    def stop_sending(self, protocol: GuardedProtocol) -> None:
+        self._unsent[protocol.number] = protocol.transport.get_write_buffer_size()
+        self.tell(SendingStopped(protocol.number), protocol.loop)
+
+    def resume_sending(self, protocol: GuardedProtocol) -> None:
+        self._unsent.pop(protocol.number, None)
+        self.tell(SendingResumed(protocol.number), protocol.loop)
+
+    def _look_at_readers(self) -> None:
+        """One that reads slowly has its time anew."""
+        for number, before in list(self._unsent.items()):
+            if self._protocols[number].transport.get_write_buffer_size() < before:
+                self.stop_sending(self._protocols[number])
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._look_at_readers()
+        self.tell(DeadlineReached(), loop)
+        self._report(loop.time())
+        self._ticking = loop.call_later(TICK_S, self._tick, loop) if self._protocols else None
+
+    def _report(self, now_s: float) -> None:
+        new = self.budget.closed - self._reported
+        if not new or now_s < self._reported_s + REPORT_S:
+            return
+        self._reported, self._reported_s = Counter(self.budget.closed), now_s
+        crowded = any(reason in new for reason in _CAPS)
+        causes = ", ".join(f"{reason.value} {count}" for reason, count in sorted(new.items()))
+        log.log(
+            logging.WARNING if crowded else logging.INFO,
+            "closed %d connections (%s); %d are open, %d of them without a request that was taken",
+            new.total(),
+            causes,
+            len(self.budget),
+            self.budget.count(Standing.UNKNOWN),
+        )
+
+
+_CAPS = (CloseReason.ADDRESS_CAP, CloseReason.UNKNOWN_CAP, CloseReason.CONNECTIONS_CAP)
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. Requests find it in their scope: see `connection_of`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        guard: ConnectionGuard,
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, _CONNECTION: self}, _loop)
+        self.logger = _quiet
+        self.guard = guard
+        self.standing = Standing.UNKNOWN
+        self.number = 0
+        self._phase = Phase.HEAD
+        self._has_answered = False
+
+    def prove(self, standing: Standing) -> None:
+        """The caller is at least this."""
+        if standing > self.standing:
+            self.standing = standing
+            self.guard.tell(Proved(self.number, standing), self.loop)
+
+    # ------------------------------------------------------------------------------------------- asyncio and uvicorn
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.number = self.guard.accept(self, self.client[0] if self.client else "")
+
+    def data_received(self, data: bytes) -> None:
+        was = self._phase
+        super().data_received(data)
+        self._look()
+        if was is Phase.BODY and self._phase is Phase.BODY:
+            self.guard.tell(BodyReceived(self.number, len(data)), self.loop)
+
+    def on_response_complete(self) -> None:
+        self._has_answered = True
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.guard.stop_sending(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.guard.resume_sending(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self.guard.forget(self.number, self.loop)
+
+    def send_400_response(self, msg: str) -> None:
+        self.guard.malformed += 1
+        super().send_400_response(msg)
+
+    # -------------------------------------------------------------------------------------------------------- phases
+
+    def _look(self) -> None:
+        phase = self._found()
+        if phase is not self._phase:
+            self._phase = phase
+            self.guard.tell(PhaseEntered(self.number, phase), self.loop)
+
+    def _found(self) -> Phase:
+        answered = self.conn.our_state in _ANSWERED
+        if self.conn.their_state is h11.IDLE:
+            return Phase.IDLE if self._has_answered and not self.conn.trailing_data[0] else Phase.HEAD
+        if self.conn.their_state is h11.SEND_BODY:
+            return Phase.DRAINING if answered else Phase.BODY
+        return Phase.DRAINING if answered else Phase.ANSWERING
+
+
+def connection_of(scope: Scope) -> GuardedProtocol | None:
+    """The connection that a request came on; None outside a server (an application under test)."""
+    found = scope.get("state", {}).get(_CONNECTION)
+    return found if isinstance(found, GuardedProtocol) else None
+
+
+def prove(scope: Scope, standing: Standing) -> None:
+    """The caller of this request is at least so known."""
+    connection = connection_of(scope)
+    if connection is not None:
+        connection.prove(standing)

@@ -1,0 +1,331 @@
+"""Acknowledgements, heartbeats and `/healthz` of a real sidecar while another process floods it from the workers' own address.
+
+A job whose workers only speak (the real session and gateway, without Spark) checkpoints every second: first in peace, then while
+thousands of silent connections are held open, each replaced as soon as it is closed, and four bodies of 60 MiB at a time are posted
+with the token. Heartbeats may be away for five seconds: a lease that runs out restarts the job.
+
+    python -m benchmarks.flood [--quick] [--root <checkout of the sidecar>]
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import math
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import urllib3
+
+from api.client import RestClient
+from barriers import codec
+from barriers.jobgraph import JobConfig, Submission
+from barriers.messages import (
+    AckBatch,
+    AcknowledgeCheckpoint,
+    Deploy,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from benchmarks.acks import ROOT, Row, Sidecar, make_ack, make_graph, serving
+from operators.control_client import CoordinatorAddress
+from operators.gateway import Gateway
+from operators.sessionevents import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
+from statebackends.errors import HoldfastError
+from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+
+WORKERS, VERTICES = 4, 8
+CONNECTIONS = 5_000
+BODIES = 4
+BODY_BYTES = 60 << 20
+HEARTBEAT_MS, LEASE_MS = 500, 5_000
+PROBE_S = 0.05
+OPENED_AT_ONCE, OPENED_EVERY_S = 20, 0.01
+"""Two thousand a second: more would only measure how the system shares two cores with the flood."""
+
+
+class _Monotonic:
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class TimedGateway(Gateway):
+    """Notes how long each request of the session took."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.took_ms: dict[str, list[float]] = {"ack": [], "heartbeat": []}
+
+    def _perform(self, action: Action) -> Event | None:
+        began = time.perf_counter()
+        answer = super()._perform(action)
+        took_ms = (time.perf_counter() - began) * 1000
+        if isinstance(action, PostAcks):
+            self.took_ms["ack"].append(took_ms)
+        elif isinstance(action, PostHeartbeat):
+            self.took_ms["heartbeat"].append(took_ms)
+        return answer
+
+
+class SpeakingWorker:
+    """Runs nothing: all subtasks are RUNNING at once, and each trigger is acknowledged at once."""
+
+    def __init__(self, sidecar: Sidecar, job_id: str, slot: int, submission: int, nonce: str, vertices: int) -> None:
+        self._slot, self._vertices = slot, vertices
+        identity = WorkerIdentity(job_id, slot, submission, 1, f"n{slot}", os.getpid(), "here", f"tcp://h:{slot + 1}", nonce)
+        self.gateway = TimedGateway(
+            identity,
+            CoordinatorAddress(sidecar.url, sidecar.token),
+            _Monotonic(),
+            deliver=self._deliver,
+            metrics=lambda attempt: (),
+        )
+
+    def _deliver(self, command: WorkerCommand) -> None:
+        if isinstance(command, Deploy):
+            for number in range(self._vertices):
+                self.gateway.report(SubtaskStatus(command.deployment.attempt, f"{number:032x}", self._slot, TaskState.RUNNING))
+        elif isinstance(command, TriggerCheckpoint):
+            for number in range(self._vertices):
+                self.gateway.report(make_ack(command, number, self._slot))
+
+
+@contextmanager
+def checkpointing(sidecar: Sidecar) -> Iterator[tuple[RestClient, str, list[SpeakingWorker]]]:
+    """A job that runs and checkpoints every second."""
+    graph = make_graph(WORKERS, VERTICES)
+    config = JobConfig(checkpoint_interval_ms=1_000, heartbeat_interval_ms=HEARTBEAT_MS, heartbeat_timeout_ms=LEASE_MS)
+    client = RestClient(sidecar.url, sidecar.token, reconnect_timeout_s=0)
+    accepted = client.submit(Submission(msgspec.structs.replace(graph, config=config), fresh=True))
+    facts = (accepted.submission, accepted.directory_nonce, len(graph.vertices))
+    workers = [SpeakingWorker(sidecar, accepted.job_id, slot, *facts) for slot in range(WORKERS)]
+    try:
+        for worker in workers:
+            worker.gateway.start()
+        _await_completed(client, accepted.job_id, 1)
+        yield client, accepted.job_id, workers
+    finally:
+        for worker in workers:
+            worker.gateway.close()
+        client.close()
+
+
+def _await_completed(client: RestClient, job_id: str, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while client.checkpoints(job_id)["counts"]["completed"] < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the job did not complete {count} checkpoints in 60 s")
+        time.sleep(0.05)
+
+
+class Probe:
+    """Asks for `/healthz` on a new connection each time: whoever watches the service would."""
+
+    def __init__(self, url: str) -> None:
+        self.took_ms: list[float] = []
+        self.failed = 0
+        self._url = url
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PROBE_S):
+            began = time.perf_counter()
+            try:
+                answer = urllib3.request("GET", f"{self._url}/healthz", timeout=10, retries=False)
+                self.failed += answer.status != 200
+            except urllib3.exceptions.HTTPError:
+                self.failed += 1
+            self.took_ms.append((time.perf_counter() - began) * 1000)
+
+    def __enter__(self) -> Probe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values) or [-1.0]
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
+
+
+def _watch(
+    name: str, seconds: float, sidecar: Sidecar, client: RestClient, job_id: str, workers: list[SpeakingWorker], **facts: Any
+) -> Row:
+    """One phase: what was asked and how long it took."""
+    for worker in workers:
+        worker.gateway.took_ms = {"ack": [], "heartbeat": []}
+    before, cpu = _shown(client, job_id), sidecar.cpu_seconds()
+    with Probe(sidecar.url) as probe:
+        time.sleep(seconds)
+    cpu = sidecar.cpu_seconds() - cpu
+    after = _shown(client, job_id)
+    took = {kind: [each for worker in workers for each in worker.gateway.took_ms[kind]] for kind in ("ack", "heartbeat")}
+    return {
+        "workload": "flood",
+        "phase": name,
+        **facts,
+        "checkpoints": f"{after['completed'] - before['completed']}/{int(seconds)}",
+        "checkpoints_failed": after["failed"] - before["failed"],
+        "acks": len(took["ack"]),
+        "ack_ms_p50": _percentile(took["ack"], 0.5),
+        "ack_ms_p99": _percentile(took["ack"], 0.99),
+        "heartbeat_ms_max": _percentile(took["heartbeat"], 1.0),
+        "leases_lost": after["restarts"] - before["restarts"],
+        "healthz_ms_p50": _percentile(probe.took_ms, 0.5),
+        "healthz_ms_p99": _percentile(probe.took_ms, 0.99),
+        "healthz_ms_max": _percentile(probe.took_ms, 1.0),
+        "healthz_failed": f"{probe.failed}/{len(probe.took_ms)}",
+        "sidecar_cpu": round(cpu / seconds, 2),
+        "sidecar_rss_mb": sidecar.process.memory_info().rss >> 20,
+    }
+
+
+def _shown(client: RestClient, job_id: str) -> dict[str, Any]:
+    """Counts; not a number where the service does not answer."""
+    try:
+        counts = client.checkpoints(job_id)["counts"]
+        return {"completed": counts["completed"], "failed": counts["failed"], "restarts": client.workers(job_id)["restarts"]}
+    except HoldfastError:
+        return dict.fromkeys(("completed", "failed", "restarts"), math.nan)
+
+
+@contextmanager
+def flooding(url: str, token: str, job_id: str, connections: int, bodies: int) -> Iterator[None]:
+    """The flood, from a process of its own, once all of it has begun."""
+    command = [sys.executable, "-m", "benchmarks.flood", "--attack", url, "--job", job_id]
+    command += ["--connections", str(connections), "--bodies", str(bodies)]
+    environment = {**os.environ, "HOLDFAST_TOKEN": token}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+PHASES = (("peace", 0, 0), ("connections", CONNECTIONS, 0), ("bodies", 0, BODIES), ("both", CONNECTIONS, BODIES))
+
+
+def measure(
+    *, quick: bool = False, root: Path = ROOT, phases: tuple[tuple[str, int, int], ...] = PHASES, seconds: float | None = None
+) -> list[Row]:
+    """In peace, and under each half of the flood and both. A phase: its name, silent connections, large bodies."""
+    seconds = seconds or (5.0 if quick else 20.0)
+    with serving(root) as sidecar, checkpointing(sidecar) as (client, job_id, workers):
+        rows = []
+        for name, connections, bodies in phases:
+            with contextlib.ExitStack() as attack:
+                if connections or bodies:
+                    attack.enter_context(flooding(sidecar.url, sidecar.token, job_id, connections, bodies))
+                    time.sleep(1.0)
+                facts = {"connections": connections, "bodies": bodies}
+                rows.append(_watch(name, seconds, sidecar, client, job_id, workers, **facts))
+        return rows
+
+
+# ------------------------------------------------------------------------------------------------------------- attack
+
+
+def attack(url: str, token: str, job_id: str, connections: int, bodies: int) -> None:
+    """Until killed: hold silent connections, and post bodies."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
+    address = urlsplit(url)
+    assert address.hostname is not None
+    assert address.port is not None
+    target = (address.hostname, address.port)
+    begun = threading.Barrier(bodies + 1)
+    for number in range(bodies):
+        body = large_body(number)
+        threading.Thread(target=_post_for_ever, args=(url, token, job_id, body, begun), daemon=True).start()
+    begun.wait()
+    _hold_for_ever(target, connections)
+
+
+def large_body(number: int) -> bytes:
+    """Of 60 MiB: one acknowledgement with all the state, or very many with none, in turn."""
+    if number % 2:
+        one = codec.encode(AcknowledgeCheckpoint(1, 1, "v", 0)) + b","
+        return b'{"epoch":1,"slot":0,"session":"s","items":[' + (one * (BODY_BYTES // len(one)))[:-1] + b"]}"
+    state = base64.b64decode(b"x" * (BODY_BYTES - 1_000 & ~3))
+    keyed = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (InlineHandle(state),))
+    ack = AcknowledgeCheckpoint(1, 1, "v", 0, {"u": OperatorSubtaskState((keyed,))})
+    return codec.encode(AckBatch(1, 0, "s", (ack,)))
+
+
+def _post_for_ever(url: str, token: str, job_id: str, body: bytes, begun: threading.Barrier) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+    begun.wait()
+    while True:
+        with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+            urllib3.request("POST", f"{url}/v1/jobs/{job_id}/workers/0/acks", body=body, headers=headers, timeout=60, retries=False)
+
+
+def _hold_for_ever(target: tuple[str, int], connections: int) -> None:
+    """Silent connections; each that the server closes is opened again."""
+    selector = selectors.DefaultSelector()
+    opened = ever = 0
+    said = False
+    while True:
+        for _ in range(min(connections - opened, OPENED_AT_ONCE)):
+            silent = socket.socket()
+            silent.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                silent.connect(target)
+            selector.register(silent, selectors.EVENT_READ)
+            opened += 1
+            ever += 1
+        if not said and ever >= connections:
+            print("begun", flush=True)
+            said = True
+        for key, _ in selector.select(timeout=0):
+            silent = key.fileobj  # type: ignore[assignment]
+            selector.unregister(silent)
+            silent.close()
+            opened -= 1
+        time.sleep(OPENED_EVERY_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--attack")
+    parser.add_argument("--job")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS)
+    parser.add_argument("--bodies", type=int, default=BODIES)
+    arguments = parser.parse_args()
+    if arguments.attack:
+        attack(arguments.attack, os.environ["HOLDFAST_TOKEN"], arguments.job, arguments.connections, arguments.bodies)
+        return
+    for row in measure(quick=arguments.quick, root=arguments.root):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Counters of an attempt's tasks: kept as reports come, and the same as a walk over all tasks would find."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barriers.messages import SubtaskMetrics, SubtaskStatus, TaskState
+from coordinator.execution import Execution
+from tests.api.fakes import SINK, SOURCE, make_graph
+
+REPORTS = st.tuples(
+    st.sampled_from([SOURCE, SINK, "unknown"]),
+    st.integers(0, 2),
+    st.sampled_from([None, *TaskState]),
+    st.integers(0, 50),
+)
+
+
+@given(st.lists(REPORTS, max_size=40))
+def test_counters_are_what_a_walk_over_the_tasks_finds(reports: list[tuple[str, int, TaskState | None, int]]) -> None:
+    execution = Execution(1, make_graph(parallelism=2))
+    for vertex, subtask, state, records in reports:
+        metrics = SubtaskMetrics(vertex, subtask, records_out=records)
+        if state is None:
+            execution.measure([metrics])
+        else:
+            execution.apply(SubtaskStatus(1, vertex, subtask, state, metrics=metrics), 1_000)
+        assert dict(execution.counts()) == Counter(state for _, state in execution.states())
+        assert execution.source_records == sum(each.records_out for each in execution.metrics() if each.vertex == SOURCE)
+
+
+def test_a_lost_slot_counts() -> None:
+    execution = Execution(1, make_graph(parallelism=2))
+    execution.enter_all(TaskState.RUNNING, 1_000)
+    execution.lose(1, 2_000)
+    assert execution.counts() == {TaskState.RUNNING: 2, TaskState.CANCELED: 2}
