@@ -182,6 +182,10 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     unanswered: tuple[Answerable, ...] = ()
     data_key: str = ""
     """Public CURVE key of the data socket, Z85; empty when it listens on loopback only."""
+    spawn: int = 0
+    """Which worker of the slot its launcher started it as, 1, 2, 3 ...; 0: it was not told."""
+    fingerprint: str = ""
+    """Which process `pid` is, to a launcher on the same host: see operators/processidentity.py. Empty: not known."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -42,6 +42,8 @@ SOMETIMES: dict[str, str] = {
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
     "write_ambiguous": "the store can't tell whether a write happened",
+    "hung_worker_cancelled": "a worker that stands still past its lease is cancelled by its driver",
+    "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",
     "worker_reconnects": "a worker registers again without having died",
     "stale_command": "a command of an attempt that is over reaches a worker",
@@ -79,6 +81,7 @@ class Sometimes:
         self._parallelism: tuple[int, ...] = ()
         self._completed: dict[int, int] = {}
         self._owners = 0
+        self._cancelled: set[str] = set()
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -199,6 +202,11 @@ class Sometimes:
     def _lifecycle(self, fact: Lifecycle) -> None:
         if fact.change == "power_loss":
             self._visit("power_lost")
+        elif fact.change == "cancelled":
+            self._visit("hung_worker_cancelled")
+            self._cancelled.add(fact.actor)
+        elif fact.change == "resumed" and fact.actor in self._cancelled:
+            self._visit("hung_worker_wakes")
         if fact.change != "killed":
             return
         point = fact.crash_point

@@ -134,7 +134,8 @@ class WorkerHost:
         spec = self.spec
         seen = _directory_nonce(storage)
         address = self.transport.address
-        return WorkerIdentity(spec.job_id, spec.slot, spec.submission, spec.task_attempt, nonce, 1, "sim", address, seen)
+        numbers = (spec.job_id, spec.slot, spec.submission, spec.task_attempt)
+        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, spawn=spec.spawn)
 
     def _nonce(self, prefix: str) -> str:
         self._nonces += 1

@@ -1,7 +1,8 @@
 """CORE: who holds each slot of a job. Registration, sessions, leases, and what is on its way to each worker.
 
-A slot's holder is a process: same nonce, a reconnect; a higher (submission, task attempt), a successor; a lower one is
-refused. It knows nothing of tasks or checkpoints."""
+A slot's holder is a process: same nonce, a reconnect; a higher (submission, spawn, task attempt), a successor; a lower one is
+refused. The launcher vouches for the first two; within one spawn Spark may run the task again, and numbers its attempts. It
+knows nothing of tasks or checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def judge_registration(current: RegisterWorker | None, message: RegisterWorker, 
         return Verdict.FIRST
     if message.nonce == current.nonce:
         return Verdict.RECONNECT
-    mine, theirs = (message.submission, message.task_attempt), (current.submission, current.task_attempt)
+    mine = (message.submission, message.spawn, message.task_attempt)
+    theirs = (current.submission, current.spawn, current.task_attempt)
     if mine == theirs:
         return Verdict.STALE if connected else Verdict.SUCCESSOR
     return Verdict.SUCCESSOR if mine > theirs else Verdict.STALE
@@ -58,6 +60,9 @@ class Slot:
     """Something came from the current process since the last failover: it is alive."""
     reported_attempt: int = 0
     """Highest attempt that this process reported a task state of."""
+    timed_out: bool = False
+    """Its last holder was given up because nothing was heard from it, although its connection was never closed: it hangs, or its
+    host does. A process that dies, or is told to go, closes it."""
 
     @property
     def session(self) -> str:
@@ -80,6 +85,7 @@ class Slot:
         self.outbox = Outbox(epoch, session)
         self.connected = False
         self.lost_at_ms = None
+        self.timed_out = False
         self.heard = True
 
     def touch(self, now_ms: int, wall_ms: int) -> None:
@@ -88,6 +94,7 @@ class Slot:
 
     def release(self) -> None:
         """The lease ran out: the slot is free for whoever registers."""
+        self.timed_out = self.lost_at_ms is None
         self.holder = None
         self.outbox = None
         self.connected = False

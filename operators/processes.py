@@ -124,7 +124,7 @@ class LocalProcessSlots:
 
     def _spawn(self, slot: _Slot, now_s: float) -> None:
         slot.task_attempt += 1
-        spec = replace(self._spec, slot=slot.index, task_attempt=slot.task_attempt)
+        spec = replace(self._spec, slot=slot.index, task_attempt=slot.task_attempt, spawn=slot.task_attempt)
         path = os.path.join(self._folder.name, f"{slot.index}-{slot.task_attempt}")
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)  # it holds the token
         with os.fdopen(descriptor, "wb") as file:

@@ -206,6 +206,8 @@ class Session:
             subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
             unanswered=tuple(self._unanswered.values()),
             data_key=identity.data_key,
+            spawn=identity.spawn,
+            fingerprint=identity.fingerprint,
         )
         self.state = SessionState.REGISTERING
         self._registering = body

@@ -42,6 +42,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     data_address: str
     directory_nonce: str
     data_key: str = ""
+    spawn: int = 0
+    fingerprint: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

@@ -24,6 +24,7 @@ class WorkerTemplate:
     cancellation_timeout_ms: int
     advertised_host: str | None = None
     directory_nonce: str = ""
+    spawn: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
             cancellation_timeout_ms=template.cancellation_timeout_ms,
             advertised_host=template.advertised_host,
             directory_nonce=template.directory_nonce,
+            spawn=template.spawn,
         )
         left = run_worker(spec, guard=check_own_packages)
         yield WorkerReport(left.reason, left.respawn)

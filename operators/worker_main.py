@@ -30,6 +30,7 @@ from operators.deploy import SubtaskBuilder, WorkerPorts
 from operators.gateway import Gateway
 from operators.pickling import dumps_by_value
 from operators.pool import SystemClock, ThreadPool
+from operators.processidentity import fingerprint_of
 from operators.sessionevents import WorkerIdentity
 from operators.subtaskports import Report
 from operators.worker import Worker
@@ -79,6 +80,8 @@ class WorkerSpec:
     watch_parent: bool = True
     directory_nonce: str = ""
     """Of the coordinator's state directory: another one of that name is no place to look for its address. Empty: not known."""
+    spawn: int = 0
+    """1, 2, 3 ... per slot: which worker there its launcher started it as."""
 
 
 def pickle_plan(plan: JobPlan) -> bytes:
@@ -127,6 +130,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         transport.address,
         directory_nonce,
         curve.public if curve else "",
+        spec.spawn,
+        fingerprint=fingerprint_of(os.getpid()),
     )
     is_shared = spec.directory_nonce in ("", directory_nonce)
     address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
