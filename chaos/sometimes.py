@@ -21,6 +21,7 @@ from barriers.messages import (
     TaskState,
 )
 from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
+from coordinator.records import ClaimRecord, decode_record
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
@@ -49,6 +50,7 @@ SOMETIMES: dict[str, str] = {
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
+    "stop_tried_again": "a stop with a savepoint that was cut off takes another id",
     "savepoint_copied": "a user copies a savepoint",
     "copy_failed": "storage fails a user's copy of a savepoint",
     "savepoint_disposed": "a user disposes of a savepoint",
@@ -82,6 +84,7 @@ class Sometimes:
         self._completed: dict[int, int] = {}
         self._owners = 0
         self._cancelled: set[str] = set()
+        self._stops: set[str] = set()
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -142,6 +145,11 @@ class Sometimes:
             self._visit("register_lost")
         if fact.actor.startswith("coordinator") and self._leader and fact.actor != self._leader and fact.added:
             self._visit("stale_leader_writes")
+        if operation.path.endswith("/_claim") and fact.added and b'"stop_savepoint"' in operation.data:
+            trigger_id = decode_record(ClaimRecord, bytes(operation.data), operation.path).trigger_id
+            if trigger_id in self._stops:
+                self._visit("stop_tried_again")
+            self._stops.add(trigger_id)
         if "/log/" in operation.path and fact.added and b'"owner"' in operation.data[:40]:
             self._owners += 1
             if self._owners > 1:

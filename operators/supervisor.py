@@ -33,9 +33,11 @@ coordinator's own pause made silent, is back within a tenth of that."""
 
 ABSENCE_MS_MIN = 30_000
 ABSENCE_MS_MAX = 600_000
-"""How long a worker of a slot that had one before may be unknown to a coordinator that answers until it is cancelled: it hangs
-before it registers, its host stands still, or the coordinator that knew it has gone. Doubled each time in a row: a cluster may be
-slow to give a slot."""
+"""How long a worker may be unknown to a coordinator that answers until it is cancelled: it hangs before it registers, its host
+stands still, or the coordinator that knew it has gone. Doubled each time in a row: a cluster may be slow to give a slot."""
+
+ABSENCE_FIRST_MS = 90_000
+"""The same for the first worker of a slot, which may have to fetch and load everything."""
 
 LOOK_GAP_MS = 5_000
 """With so long a time between two looks the coordinator was away, or this driver stood still: nobody's absence counts."""
@@ -178,7 +180,8 @@ class _Slot:
 
     @property
     def absence_ms_max(self) -> int:
-        return int(min(ABSENCE_MS_MAX, ABSENCE_MS_MIN * 2 ** min(self.absences, 30)))
+        least_ms = ABSENCE_MS_MIN if self.ever_registered else ABSENCE_FIRST_MS
+        return int(min(ABSENCE_MS_MAX, least_ms * 2 ** min(self.absences, 30)))
 
 
 @dataclass
@@ -303,7 +306,7 @@ class SlotSupervisor:
         return actions
 
     def _miss(self, index: int, now_ms: int, *, is_silent: bool) -> list[Action]:
-        """The worker of a slot is not there. One that died is no affair of this: its task ends. A first one may take its time."""
+        """The worker of a slot is not there. One that died is no affair of this: its task ends."""
         slot = self._slots[index]
         slot.absent_since_ms = now_ms if slot.absent_since_ms is None else slot.absent_since_ms
         if not is_silent:
@@ -313,7 +316,7 @@ class SlotSupervisor:
         absent_ms = now_ms - slot.absent_since_ms
         if slot.silent_since_ms is not None and now_ms - slot.silent_since_ms >= LOSS_GRACE_MS:
             slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
-        elif slot.ever_registered and absent_ms >= slot.absence_ms_max:
+        elif absent_ms >= slot.absence_ms_max:
             slot.last_error = f"it was not registered for {absent_ms / 1000:.0f} s, and was cancelled"
             slot.absences += 1
         else:
