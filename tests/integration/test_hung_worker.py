@@ -1,4 +1,4 @@
-"""A real worker process that is stopped: its launcher replaces it, whether it can kill it or not; one that wakes leaves by itself."""
+"""A real worker process that is stopped: its launcher replaces it, whether it can kill it or not; one that wakes leaves."""
 
 from __future__ import annotations
 
