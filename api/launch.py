@@ -67,35 +67,45 @@ class Environment(BaseEnvironment):
 
 
 class SessionLauncher:
-    """Implements Launcher on whichever SparkSession is active when the job is launched."""
+    """Implements Launcher on the SparkSession of the job's own DataFrames, else on whichever is active when it is launched."""
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         """Raises InvalidConfigError without a session; else as SparkLauncher.launch."""
-        return _launcher_of(_active_session()).launch(plan, options)
+        return _launcher_of(_session_of(plan)).launch(plan, options)
 
 
-def _active_session() -> SparkSession:
+def _session_of(plan: JobPlan) -> SparkSession:
+    """A session is active only in the thread that made it, and in its children by Spark's own means; in every other one the
+    process's default session stands in. Raises InvalidConfigError."""
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is None:
+    from operators.sources.dataframe import DataFrameSource
+
+    for source in plan.sources.values():
+        if isinstance(source, DataFrameSource) and source.session is not None:
+            return source.session
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError as error:
         raise InvalidConfigError(
             "no SparkSession is active: make one first with SparkSession.builder.getOrCreate()", setting="spark"
-        )
-    return session
+        ) from error
 
 
 _launchers: weakref.WeakKeyDictionary[Any, SparkLauncher] = weakref.WeakKeyDictionary()
 """One for each SparkContext: a launcher knows how many slots its own jobs hold."""
+_making_launchers = threading.Lock()
 
 
 def _launcher_of(session: SparkSession) -> SparkLauncher:
     from operators.spark import SparkLauncher
 
     context = session.sparkContext
-    if context not in _launchers:
-        _launchers[context] = SparkLauncher(session, Connector(_exposure(context)))
-    return _launchers[context]
+    with _making_launchers:
+        if context not in _launchers:
+            _launchers[context] = SparkLauncher(session, Connector(_exposure(context)))
+        return _launchers[context]
 
 
 # ------------------------------------------------------------------------------------------------------- coordinators

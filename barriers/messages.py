@@ -210,6 +210,8 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     """Which worker of the slot its launcher started it as, 1, 2, 3 ...; 0: it was not told."""
     launch_token: str = ""
     """Proof of that: see launches.py."""
+    fingerprint: str = ""
+    """Which process `pid` is, to a launcher on the same host: see operators/processidentity.py. Empty: not known."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -43,6 +43,8 @@ from operators.worker_main import WorkerSpec
 STATE_ROOT = "/state"
 DEATH_US = (20_000, 250_000)
 """Least and most time until a driver learns of a worker's death and its successor runs."""
+WAKE_US = (200_000, 4_000_000)
+"""Least and most time until a worker that hung out of reach wakes, once its task was cancelled."""
 GUARD_US = 3_000_000
 """Time between two looks at whether a coordinator leads."""
 MEMORY_FOLDER = "/dev/shm"
@@ -113,6 +115,10 @@ class Cluster:
         """How the job ended, as its newest driver learned it."""
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
         self.crashes: list[str] = []
+        self.hung: set[str] = set()
+        """Workers that stand still until their task is cancelled."""
+        self.out_of_reach: set[str] = set()
+        """Those of them that the cancellation doesn't kill."""
         self.local_directory = ""
         self.keeps_copies = False
         """Workers keep copies of their state on their own disk."""
@@ -319,8 +325,16 @@ class Cluster:
     def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
         """As driver.Slots."""
         for held in list(self.held.values()):
-            if held.driver is driver and (held.host.slot, held.spawn) == (slot, spawn):
-                self.kill(held.host.process)
+            process = held.host.process
+            if held.driver is not driver or (held.host.slot, held.spawn) != (slot, spawn):
+                continue
+            if process.paused:
+                self.tell(process, "cancelled")
+            if process.name in self.out_of_reach:  # its task is over, and nothing can be done about the process
+                self.tell_driver(held, None)
+                self.kernel.after(self.random.randrange(*WAKE_US), lambda process=process: self.wake(process))  # type: ignore[misc]
+            else:
+                self.kill(process)
 
     def _start_worker(self, driver: DriverHost, slot: int, spawn: int) -> None:
         accepted = driver.accepted
@@ -369,6 +383,22 @@ class Cluster:
         """Damage what workers keep on their host's disk; False if there is nothing."""
         return self.keeps_copies and damage_copies(self.local_directory, rng) > 0
 
+    def hang(self, process: Process, *, out_of_reach: bool) -> None:
+        """It stands still until its task is cancelled; out of reach, it wakes after that."""
+        self.kernel.pause(process)
+        self.tell(process, "paused")
+        self.hung.add(process.name)
+        if out_of_reach:
+            self.out_of_reach.add(process.name)
+
+    def wake(self, process: Process) -> None:
+        """It goes on, whatever has become of its slot."""
+        self.out_of_reach.discard(process.name)
+        self.hung.discard(process.name)
+        if process.alive and process.paused:
+            self.tell(process, "resumed")
+            self.kernel.resume(process)
+
     # ----------------------------------------------------------------------------------------------------------- deaths
 
     def kill(self, process: Process) -> None:
@@ -395,7 +425,7 @@ class Cluster:
     def kill_driver(self, driver: DriverHost, *, orphans: bool) -> None:
         self.kill(driver.process)
         for held in list(self.held.values()):
-            if held.driver is driver and not orphans:
+            if held.driver is driver and (not orphans or held.host.process.name in self.hung):
                 self.kill(held.host.process)
 
     def kill_everything(self) -> None:

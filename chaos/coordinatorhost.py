@@ -34,6 +34,7 @@ from coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
 from coordinator.submitting import identify_job
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
+from operators.supervisor import SeenWorker
 from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
 from statebackends.storage.operations import Flow, Storage
 
@@ -53,8 +54,7 @@ class Look(msgspec.Struct, frozen=True):
     state: str
     submission: int
     attempt: int
-    slots: tuple[int, ...]
-    """Slots whose worker is registered."""
+    workers: tuple[SeenWorker, ...]
     failure: str = ""
     completed: int = 0
     """Newest completed checkpoint."""
@@ -282,11 +282,11 @@ def _nothing(result: Any, error: BaseException | None) -> None:
 
 
 def _look_at(master: JobMaster) -> Look:
-    slots = tuple(slot.index for slot in master.workforce.slots if slot.is_ready)
+    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.workforce.views())
     setup = master.setup
     restored = master.lifecycle.restore_point
     completed = restored.checkpoint_id if restored is not None else 0
-    return Look(master.state.value, setup.submission, master.lifecycle.attempt, slots, master.lifecycle.failure or "", completed)
+    return Look(master.state.value, setup.submission, master.lifecycle.attempt, workers, master.lifecycle.failure or "", completed)
 
 
 def _outcome_of(view: TriggerView | None, trigger_id: str) -> Outcome:

@@ -30,7 +30,7 @@ from operators.supervisor import (
     SpawnWorker,
     WorkerEnd,
     WorkerEnded,
-    WorkersRegistered,
+    WorkersSeen,
 )
 from operators.worker_main import pickle_plan
 from statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
@@ -57,7 +57,7 @@ class Slots(Protocol):
         """Start a worker process."""
 
     def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
-        """Kill one."""
+        """End the task of one, and its process if that can be reached."""
 
 
 class DriverHost:
@@ -139,7 +139,7 @@ class DriverHost:
         elif standing is Standing.ENDED:
             self.outcome = look.state
         elif standing is Standing.OURS:
-            self._handle(WorkersRegistered(frozenset(look.slots)))
+            self._handle(WorkersSeen(look.workers))
         if standing in (Standing.SUPERSEDED, Standing.ENDED):
             self._handle(JobEnded())
 
@@ -174,7 +174,7 @@ class DriverHost:
         match action:
             case SpawnWorker(slot, spawn):
                 self._slots.spawn(self, slot, spawn)
-            case CancelWorker(slot, spawn):
+            case CancelWorker(slot, spawn, _):
                 self._slots.cancel(self, slot, spawn)
             case GiveUp(_, error):
                 self._end(f"gave up: {error}")

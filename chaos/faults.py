@@ -113,6 +113,12 @@ KINDS: dict[str, FaultKind] = {
         FaultKind(
             "pause_worker", "a worker stands still and comes back", _WORKER, "1: its driver replaces it meanwhile", lasts=True
         ),
+        FaultKind(
+            "hang_worker",
+            "a worker stands still until its driver has its task cancelled, and dies of that",
+            _WORKER,
+            "1: the process is out of the driver's reach, and wakes afterwards",
+        ),
         FaultKind("pause_coordinator", "the coordinator stands still for a while", "", lasts=True),
         FaultKind("second_coordinator", "another coordinator takes over while the first one lives on", "", lasts=True),
         FaultKind("old_leader_wakes", "the coordinator is paused, another takes over, then the first one wakes", "", lasts=True),
@@ -154,7 +160,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "damage_copies",
         "local_disk_full",
     ),
-    "zombies": ("pause_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
+    "zombies": ("pause_worker", "hang_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
     "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream", "forged_ack"),
     "data": ("cut_link", "slow_link"),
     "storage": ("store_fails", "store_slow", "store_partial", "store_lies", "store_late", "disk_full", "power_loss"),

@@ -145,7 +145,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Lifecycle(msgspec.Struct, frozen=True):
-    """A process was `started`, `killed`, `paused`, `resumed`, or has `left` by itself."""
+    """A process was `started`, `killed`, `paused`, `cancelled` while it was paused, `resumed`, or has `left` by itself."""
 
     at_ms: int
     actor: str

@@ -138,7 +138,7 @@ def _points(kind: str) -> tuple[str, ...]:
     match kind:
         case "kill_coordinator" | "pause_coordinator" | "second_coordinator" | "old_leader_wakes":
             return COORDINATOR_POINTS
-        case "kill_worker" | "pause_worker" | "damage_copies" | "local_disk_full":
+        case "kill_worker" | "pause_worker" | "hang_worker" | "damage_copies" | "local_disk_full":
             return WORKER_POINTS
         case "kill_driver" | "kill_all" | "power_loss":
             return (*COORDINATOR_POINTS, *WORKER_POINTS)
@@ -152,6 +152,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
     choose: Callable[[], str] | None = {
         "kill_worker": lambda: _worker(rng, slots),
         "pause_worker": lambda: _worker(rng, slots),
+        "hang_worker": lambda: _worker(rng, slots),
         "damage_copies": lambda: _worker(rng, slots),
         "local_disk_full": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
@@ -198,7 +199,7 @@ def _amount(rng: random.Random, kind: str) -> int:
             return rng.choice((0, 5, 100, 1_500))
         case "clock_jump":
             return rng.choice((3_600_000, -3_600_000, 1_000, -1_000))
-        case "pause_worker":
+        case "pause_worker" | "hang_worker":
             return rng.choice((0, 1))
         case "rescale":
             return rng.randint(1, 4)

@@ -33,6 +33,7 @@ from chaos.observations import (
     Stored,
     Submitted,
 )
+from coordinator.records import ClaimRecord, decode_record
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
@@ -58,11 +59,14 @@ SOMETIMES: dict[str, str] = {
     "write_ambiguous": "the store can't tell whether a write happened",
     "wire_answer_lost": "S3 does not answer a create, and its sender finds out that the object is its own",
     "wire_request_late": "a request to S3 arrives when its sender has asked again",
+    "hung_worker_cancelled": "a worker that stands still past its lease is cancelled by its driver",
+    "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",
     "worker_reconnects": "a worker registers again without having died",
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
+    "stop_tried_again": "a stop with a savepoint that was cut off takes another id",
     "savepoint_copied": "a user copies a savepoint",
     "copy_failed": "storage fails a user's copy of a savepoint",
     "savepoint_disposed": "a user disposes of a savepoint",
@@ -100,6 +104,8 @@ class Sometimes:
         """When each process asked for something last."""
         self._led_ms: dict[int, int] = {}
         """Since when each epoch leads."""
+        self._cancelled: set[str] = set()
+        self._stops: set[str] = set()
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -167,6 +173,11 @@ class Sometimes:
             self._visit("register_lost")
         if fact.actor.startswith("coordinator") and self._leader and fact.actor != self._leader and fact.added:
             self._visit("stale_leader_writes")
+        if operation.path.endswith("/_claim") and fact.added and b'"stop_savepoint"' in operation.data:
+            trigger_id = decode_record(ClaimRecord, bytes(operation.data), operation.path).trigger_id
+            if trigger_id in self._stops:
+                self._visit("stop_tried_again")
+            self._stops.add(trigger_id)
         if "/log/" in operation.path and fact.added and b'"owner"' in operation.data[:40]:
             self._owners += 1
             if self._owners > 1:
@@ -232,6 +243,11 @@ class Sometimes:
     def _lifecycle(self, fact: Lifecycle) -> None:
         if fact.change == "power_loss":
             self._visit("power_lost")
+        elif fact.change == "cancelled":
+            self._visit("hung_worker_cancelled")
+            self._cancelled.add(fact.actor)
+        elif fact.change == "resumed" and fact.actor in self._cancelled:
+            self._visit("hung_worker_wakes")
         if fact.change != "killed":
             return
         point = fact.crash_point

@@ -108,6 +108,13 @@ class Strikes:
             self._cluster.kernel.after(delay_us, lambda: self._cluster.tell_driver(held, None))
         return True
 
+    def _strike_hang_worker(self, fault: Fault, process: Process | None) -> bool:
+        victim = self._worker_of(fault, process)
+        if victim is None or victim.paused:
+            return False
+        self._cluster.hang(victim, out_of_reach=fault.amount > 0)
+        return True
+
     def _strike_pause_coordinator(self, fault: Fault, process: Process | None) -> bool:
         victim = self._coordinator_of(process)
         if victim is None or victim.paused:
@@ -120,9 +127,8 @@ class Strikes:
         self._cluster.tell(process, "paused")
 
         def resume() -> None:
-            if process.alive and process.paused:
-                self._cluster.tell(process, "resumed")
-                self._cluster.kernel.resume(process)
+            if process.name not in self._cluster.hung:
+                self._cluster.wake(process)
 
         self._cluster.kernel.after(duration_ms * 1000, resume)
 

@@ -132,6 +132,7 @@ class StorageEffects:
             drain=request.drain,
             trigger_id=request.trigger_id,
             created_ms=self._wall_ms(),
+            native=request.native,
         )
         try:
             if request.is_savepoint:

@@ -26,6 +26,7 @@ from coordinator import events as on
 from coordinator.events import CompletedCheckpoint
 from coordinator.records import RestorePoint, ResultRecord
 from coordinator.releasing import Release as Release
+from coordinator.stopping import StopIntent
 from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError
 from statebackends.handles import OperatorSubtaskState
@@ -85,6 +86,8 @@ class JobSetup(msgspec.Struct, frozen=True):
     """Snapshots that this job claimed and that nothing needs any more."""
     launch_key: str = ""
     """Of the submission's launcher: see barriers/launches.py."""
+    stops: tuple[StopIntent, ...] = ()
+    """Stops with a savepoint that were cut off, and that are to be tried again."""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

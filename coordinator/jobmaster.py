@@ -14,6 +14,7 @@ from barriers.messages import (
     AckStatus,
     Answerable,
     CancelTasks,
+    CheckpointKind,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
@@ -32,6 +33,7 @@ from coordinator.machine import CheckpointCoordinator
 from coordinator.notes import Note, RequestEnded
 from coordinator.releasing import Releases
 from coordinator.slots import Slot, Verdict
+from coordinator.stopping import StopIntent, StopRetries
 from coordinator.triggers import TriggerRegister
 from coordinator.workforce import JobTurn, Workforce
 from statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
@@ -59,6 +61,7 @@ class JobMaster:
         self.workforce = Workforce(setup, rng, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn)
         self.triggers = TriggerRegister(setup.triggers)
+        self.stops = StopRetries()
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._deadline: tuple[int | None] | None = None
         """What next_deadline_ms has found since the last event."""
@@ -81,7 +84,7 @@ class JobMaster:
             return self._deadline[0]
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
-            times.append(self.workforce.next_deadline_ms())
+            times += (self.workforce.next_deadline_ms(), self.stops.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -96,6 +99,7 @@ class JobMaster:
             return out
         self._dispatch(event)
         self._settle()
+        self._retry_stops()
         self._release()
         return out
 
@@ -166,6 +170,9 @@ class JobMaster:
         match event:
             case job.JobStarted():
                 self.lifecycle.start()
+                for intent in self.setup.stops:
+                    self.stops.resume(intent, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+                    self.triggers.reopen(intent.trigger_id)
             case job.LeadershipEnded():
                 self.lifecycle.stop_leading(event.reason)
             case job.AttemptPrepared():
@@ -275,13 +282,34 @@ class JobMaster:
             )
         if not self.triggers.begin(event.trigger_id, event.kind, cancel=event.cancel):
             return event.trigger_id
-        folder = None
-        if event.target is not None:
-            nonce = f"{self._rng.getrandbits(48):012x}"
-            folder = f"{event.target.rstrip('/')}/savepoint-{self.setup.job_id[:6]}-{nonce}"
+        if event.kind is CheckpointKind.STOP_SAVEPOINT and event.target is not None:
+            now_ms, wall_ms = self._turn.now_ms, self._turn.wall_ms
+            intent = StopIntent(event.trigger_id, event.target, event.drain, event.native, wall_ms)
+            self.stops.begin(intent, now_ms=now_ms, wall_ms=wall_ms)
+            self.stops.note_try(event.trigger_id)
+        folder = self._savepoint_folder(event.target) if event.target is not None else None
         request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain, native=event.native)
         self._pass_on(on.CheckpointRequested(request))
         return event.trigger_id
+
+    def _savepoint_folder(self, target: str) -> str:
+        """Never used before."""
+        nonce = f"{self._rng.getrandbits(48):012x}"
+        return f"{target.rstrip('/')}/savepoint-{self.setup.job_id[:6]}-{nonce}"
+
+    def _retry_stops(self) -> None:
+        """Ask again for the stops that a failover cut off, once every task runs; answer those for which that is too late."""
+        for outcome in self.stops.take_hopeless(now_ms=self._turn.now_ms, is_ending=self.lifecycle.is_ending):
+            self.triggers.end(outcome)
+        due = self.stops.take_due(is_up=self.lifecycle.is_up)
+        for intent in due:
+            folder = self._savepoint_folder(intent.target)
+            request = CheckpointRequest(
+                CheckpointKind.STOP_SAVEPOINT, intent.trigger_id, folder=folder, drain=intent.drain, native=intent.native
+            )
+            self._pass_on(on.CheckpointRequested(request))
+        if due:
+            self._settle()
 
     # --------------------------------------------------------------------------------------------------- registration
 
@@ -358,10 +386,7 @@ class JobMaster:
                 error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
                 self.lifecycle.fail_over(Incident(error))
             case on.CompleteRequest():
-                self._note_request(action)
-                self.lifecycle.request_ended(action)
-                if self.triggers.end(action):
-                    self.lifecycle.end(JobState.CANCELED, "")
+                self._request_ended(action)
             case on.LoseLeadership():
                 self.lifecycle.stop_leading(action.message)
             case on.AnswerAcks():
@@ -370,6 +395,16 @@ class JobMaster:
                 self._turn.out.append(action)
             case _:
                 assert_never(action)
+
+    def _request_ended(self, action: on.CompleteRequest) -> None:
+        self.lifecycle.request_ended(action)
+        may_recover = not self.lifecycle.is_ending and self.state is not JobState.CREATED
+        outcome = self.stops.ended(action, now_ms=self._turn.now_ms, may_recover=may_recover)
+        if outcome is None:
+            return  # it is tried again
+        self._note_request(outcome)
+        if self.triggers.end(outcome):
+            self.lifecycle.end(JobState.CANCELED, "")
 
     def _note_request(self, outcome: on.CompleteRequest) -> None:
         request, completed = outcome.request, outcome.completed

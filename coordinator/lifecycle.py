@@ -92,6 +92,18 @@ class Lifecycle:
         return self.state in (JobState.RUNNING, JobState.RECONCILING) and not ending
 
     @property
+    def is_up(self) -> bool:
+        """Every task of the attempt runs, and nothing ends the job yet."""
+        execution = self.execution
+        return self.is_deployed and self._scheduled and not self.finishing and execution is not None and execution.all_running
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing can be asked of the job any more: it ends, or is led elsewhere."""
+        over = self.state.is_terminal or self.state is JobState.SUSPENDED
+        return over or self._ending is not None or bool(self._suspending) or self.finishing > 0
+
+    @property
     def restore_point(self) -> RestorePoint | None:
         """Where a new attempt starts: the newest completed checkpoint of this submission, else its base."""
         newest = self._coordinator.newest

@@ -28,6 +28,7 @@ from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, Subm
 from coordinator.resolving import FALLBACK_HINT, is_path, resolve_snapshot
 from coordinator.rewinding import find_rewind
 from coordinator.snapshots import damage_error, file_finding, find_problems, load_snapshot
+from coordinator.stopping import derive_cut_off_stops
 from coordinator.views import TriggerView
 from statebackends.errors import (
     CorruptStateError,
@@ -189,12 +190,18 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         notes=record.notes,
         subsumed=derive_releases(job),
         launch_key=record.submission.launch_key,
+        stops=derive_cut_off_stops(job, record) if same else (),
     )
 
 
 def derive_triggers(job: RecordedJob) -> tuple[TriggerView, ...]:
-    """Requests of users that took an id, and what became of them."""
-    return tuple(_trigger(entry) for entry in job.checkpoints.values() if entry.claim is not None and entry.claim.trigger_id)
+    """Requests of users that took an id, and what became of them: of one that took several, of the newest."""
+    newest = {
+        job.checkpoints[number].claim.trigger_id: job.checkpoints[number]  # type: ignore[union-attr]
+        for number in sorted(job.checkpoints)
+        if job.checkpoints[number].claim is not None
+    }
+    return tuple(_trigger(entry) for trigger_id, entry in newest.items() if trigger_id)
 
 
 def _completed(entry: RecordedCheckpoint) -> CompletedCheckpoint:

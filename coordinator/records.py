@@ -142,6 +142,8 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     trigger_id: str = ""
     created_ms: int = 0
     version: int = RECORD_VERSION
+    native: bool = False
+    """A savepoint in the state backend's own files."""
 
 
 class AbortRecord(msgspec.Struct, frozen=True, tag="aborted", tag_field="decision"):

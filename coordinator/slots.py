@@ -62,6 +62,9 @@ class Slot:
     """Something came from the current process since the last failover: it is alive."""
     reported_attempt: int = 0
     """Highest attempt that this process reported a task state of."""
+    timed_out: bool = False
+    """Its last holder was given up because nothing was heard from it, although its connection was never closed: it hangs, or its
+    host does. A process that dies, or is told to go, closes it."""
 
     @property
     def session(self) -> str:
@@ -85,6 +88,7 @@ class Slot:
         self.outbox = Outbox(epoch, session)
         self.connected = False
         self.lost_at_ms = None
+        self.timed_out = False
         self.heard = True
 
     def touch(self, now_ms: int, wall_ms: int) -> None:
@@ -93,6 +97,7 @@ class Slot:
 
     def release(self) -> None:
         """The lease ran out: the slot is free for whoever registers."""
+        self.timed_out = self.lost_at_ms is None
         self.holder = None
         self.outbox = None
         self.connected = False

@@ -34,6 +34,12 @@ class TriggerRegister:
         self._forget()
         return True
 
+    def reopen(self, trigger_id: str) -> None:
+        """What it asks for is tried again: it has no outcome yet."""
+        view = self._triggers.get(trigger_id)
+        if view is not None:
+            self._triggers[trigger_id] = TriggerView(trigger_id, view.kind, in_progress=True)
+
     def end(self, outcome: CompleteRequest) -> bool:
         """Note an outcome; True if the job is to be cancelled now."""
         view = self._triggers.get(outcome.request.trigger_id)

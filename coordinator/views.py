@@ -78,6 +78,13 @@ class WorkerView(msgspec.Struct, frozen=True):
     session: str
     last_seen_ms: int
     """Wall clock."""
+    spawn: int = 0
+    """Which worker of the slot its launcher started the process as; 0: not known."""
+    timed_out: bool = False
+    """The process was given up because nothing was heard from it, although its connection was never closed: it hangs, or its host
+    does."""
+    fingerprint: str = ""
+    """Which process `pid` is, to a launcher on the same host."""
 
 
 class ExceptionView(msgspec.Struct, frozen=True):

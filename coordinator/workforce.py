@@ -239,5 +239,8 @@ def _view(slot: Slot) -> WorkerView:
         nonce=known.nonce if known is not None else "",
         task_attempt=known.task_attempt if known is not None else -1,
         session=slot.session,
+        spawn=known.spawn if known is not None else 0,
+        timed_out=slot.timed_out,
+        fingerprint=known.fingerprint if known is not None else "",
         last_seen_ms=slot.last_seen_wall_ms if known is not None else -1,
     )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from barriers.jobgraph import JobGraph
 from operators.launcher import Progress
+from operators.supervisor import SeenWorker
 
 _STYLES = {"RUNNING": "green", "FINISHED": "green", "FAILED": "red", "CANCELED": "yellow"}
 
@@ -32,6 +33,21 @@ class Look:
 def registered_slots(workers: dict[str, Any]) -> frozenset[int]:
     """Slots whose worker the coordinator knows."""
     return frozenset(int(worker["slot"]) for worker in workers.get("workers", ()) if worker.get("registered"))
+
+
+def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
+    """What GET .../workers says of the slots, as the slot supervisor takes it; a coordinator of an older version says less."""
+    return tuple(
+        SeenWorker(
+            slot=int(worker["slot"]),
+            spawn=int(worker.get("spawn") or 0),
+            registered=bool(worker.get("registered")),
+            timed_out=bool(worker.get("timed_out")),
+            pid=int(worker.get("pid") or 0),
+            fingerprint=str(worker.get("fingerprint") or ""),
+        )
+        for worker in workers.get("workers", ())
+    )
 
 
 def records(graph: JobGraph, job: dict[str, Any]) -> tuple[int, int]:

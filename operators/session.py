@@ -208,6 +208,7 @@ class Session:
             data_key=identity.data_key,
             spawn=identity.spawn,
             launch_token=identity.launch_token,
+            fingerprint=identity.fingerprint,
         )
         self.state = SessionState.REGISTERING
         self._registering = body

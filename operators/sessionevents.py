@@ -44,6 +44,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     data_key: str = ""
     spawn: int = 0
     launch_token: str = ""
+    fingerprint: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

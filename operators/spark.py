@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ WORKERS_START_S = 120.0
 """How long `launch` waits until every slot's worker is registered."""
 
 
+_one_at_a_time = threading.Lock()
+"""Held where the whole process is changed for a moment: its path, and what is pickled by value."""
+
 DAEMON_SETTING = "spark.python.daemon.module"
 
 
@@ -66,6 +70,9 @@ class SparkLauncher:
         self._connect = connect
         self._advertised_host = advertised_host
         self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
+        self._counting = threading.Lock()
+        self._reserved = 0
+        """Slots of jobs that other threads are starting just now."""
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         """Submit and start; returns when every worker is registered.
@@ -76,7 +83,23 @@ class SparkLauncher:
             log.warning("%s", warning)
         _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
-        await_slots(context, slots, sum(handle.slots_held for handle in self._handles))
+        with self._counting:
+            await_slots(context, slots, self._reserved + sum(handle.slots_held for handle in self._handles))
+            self._reserved += slots
+        try:
+            handle = self._submit(plan, options)
+        finally:
+            with self._counting:
+                self._reserved -= slots
+        try:
+            handle.wait_for_workers(WORKERS_START_S)
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    def _submit(self, plan: JobPlan, options: LaunchOptions) -> SparkJobHandle:
+        """The job's handle, once its workers are being started."""
         connection = self._connect(options)
         try:
             submission = _submission(plan, options)
@@ -97,7 +120,6 @@ class SparkLauncher:
         )
         try:
             self._start(plan, options, accepted, handle, submission.launch_key)
-            handle.wait_for_workers(WORKERS_START_S)
         except BaseException:
             # The job is not cancelled, which could delete its checkpoints: it waits for a driver that brings workers.
             handle.close()
@@ -108,13 +130,14 @@ class SparkLauncher:
         self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
     ) -> None:
         context = self._spark.sparkContext
-        ship_package(context)
+        with _one_at_a_time:
+            ship_package(context)
         for uid, source in plan.sources.items():
             if isinstance(source, DataFrameSource):
                 source.materialise(
                     self._spark, accepted.directory, accepted.job_id, uid, submission=accepted.submission, fresh=options.fresh
                 )
-        with modules_by_value(user_modules()):
+        with _one_at_a_time, modules_by_value(user_modules()):
             pickled = pickle_plan(plan)
         template = WorkerTemplate(
             job_id=accepted.job_id,

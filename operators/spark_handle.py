@@ -17,10 +17,11 @@ from operators.progress import (
     describe_restart,
     format_progress,
     registered_slots,
+    seen_workers,
 )
 from operators.spark_slots import SlotRunner
 from operators.standing import Standing, judge_look
-from operators.supervisor import JobEnded, StopRequested, WorkersRegistered
+from operators.supervisor import JobEnded, StopRequested, WorkersSeen
 from statebackends.errors import FencedError, HoldfastError, JobFailedError
 
 log = logging.getLogger("holdfast.spark")
@@ -226,7 +227,7 @@ class SparkJobHandle:
             self._progress = progress
             self._changed.notify_all()
         assert self._runner is not None
-        self._runner.post(WorkersRegistered(registered))
+        self._runner.post(WorkersSeen(seen_workers(workers)))
         name = str(look.job.get("name", self.job_id))
         restart = describe_restart(name, look, before)
         if restart is not None:

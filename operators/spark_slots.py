@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from barriers.launches import launch_token
+from operators.processidentity import kill_process
 from operators.spark_task import WorkerReport, WorkerTemplate, worker_task
 from operators.supervisor import (
     Action,
@@ -22,6 +23,7 @@ from operators.supervisor import (
     Event,
     GiveUp,
     Launch,
+    SeenWorker,
     SlotSupervisor,
     SpawnWorker,
     StopRequested,
@@ -158,16 +160,22 @@ class SlotRunner:
         match action:
             case SpawnWorker(slot, spawn):
                 self._spawn(slot, spawn)
-            case CancelWorker(slot, spawn):
-                try:
-                    self._backend.cancel(slot, spawn)
-                except Exception:
-                    log.debug("worker %d can't be cancelled: Spark is gone", slot, exc_info=True)
+            case CancelWorker(slot, spawn, process):
+                self._cancel(slot, spawn, process)
             case GiveUp(slot, error):
                 self._gave_up(slot, error)
             case AllEnded(abandoned):
                 self.abandoned = abandoned
                 self.ended.set()
+
+    def _cancel(self, slot: int, spawn: int, process: SeenWorker | None) -> None:
+        """The task first, else Spark would run it again when its process dies. Spark kills the process too, up to 5 s later."""
+        try:
+            self._backend.cancel(slot, spawn)
+        except Exception:
+            log.debug("worker %d can't be cancelled: Spark is gone", slot, exc_info=True)
+        if process is not None and kill_process(process.pid, process.fingerprint):
+            log.info("worker %d (pid %d) was killed: %s", slot, process.pid, self._supervisor.last_errors.get(slot, ""))
 
     def _spawn(self, slot: int, spawn: int) -> None:
         if spawn > 1:

@@ -1,7 +1,8 @@
 """CORE: the slots of one submission, seen from the driver: which worker to start, when, and when to give up.
 
 A worker that dies is started again in its slot, alone, for as long as the job lives: the restart strategy belongs to the
-coordinator. It knows nothing of Spark, threads or HTTP; `spark.py` performs its actions and reports what happened."""
+coordinator. One that hangs never ends by itself: it is cancelled, and gets a successor whether it then ends or not. It knows
+nothing of Spark, threads or HTTP; `spark_slots.py` performs its actions and reports what happened."""
 
 from __future__ import annotations
 
@@ -26,10 +27,27 @@ COOPERATIVE_STOP_MS = 10_000
 CANCEL_WAIT_MS = 6_000
 """A cancelled Spark task's process lives up to about 5 s more; then the driver no longer waits for it."""
 
+LOSS_GRACE_MS = 400
+"""How long the coordinator has to say that a worker is silent before it is cancelled: one that lives, and that only the
+coordinator's own pause made silent, is back within a tenth of that."""
+
+ABSENCE_MS_MIN = 30_000
+ABSENCE_MS_MAX = 600_000
+"""How long a worker may be unknown to a coordinator that answers until it is cancelled: it hangs before it registers, its host
+stands still, or the coordinator that knew it has gone. Doubled each time in a row: a cluster may be slow to give a slot."""
+
+ABSENCE_FIRST_MS = 90_000
+"""The same for the first worker of a slot, which may have to fetch and load everything."""
+
+LOOK_GAP_MS = 5_000
+"""With so long a time between two looks the coordinator was away, or this driver stood still: nobody's absence counts."""
+
 
 class SlotState(StrEnum):
     RUNNING = "running"
     """A worker was started and has not ended."""
+    CANCELLING = "cancelling"
+    """It is lost and was cancelled; its successor waits for its end, for a while."""
     BACKING_OFF = "backing_off"
     ENDED = "ended"
 
@@ -63,10 +81,25 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersRegistered:
-    """What the coordinator says of this submission: slots whose worker is registered now."""
+class SeenWorker:
+    """What the coordinator says of one slot."""
 
-    slots: frozenset[int]
+    slot: int
+    spawn: int
+    """Of the process that holds the slot, or held it last; 0: it knows of none, or not which one."""
+    registered: bool
+    timed_out: bool = False
+    """The process was given up because nothing was heard from it, although its connection was never closed."""
+    pid: int = 0
+    fingerprint: str = ""
+    """Which process `pid` is: see processidentity.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersSeen:
+    """A look at this submission: what the coordinator says of its slots now."""
+
+    workers: tuple[SeenWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +117,7 @@ class DeadlineReached:
     pass
 
 
-Event: TypeAlias = Launch | WorkerEnded | WorkersRegistered | JobEnded | StopRequested | DeadlineReached
+Event: TypeAlias = Launch | WorkerEnded | WorkersSeen | JobEnded | StopRequested | DeadlineReached
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +129,11 @@ class SpawnWorker:
 
 @dataclass(frozen=True, slots=True)
 class CancelWorker:
+    """End a worker's task; `process` too, if that can be reached from here: the task's end may take seconds."""
+
     slot: int
     spawn: int
+    process: SeenWorker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +163,25 @@ class _Slot:
     ever_registered: bool = False
     retry_at_ms: int = 0
     last_error: str = ""
+    process: SeenWorker | None = None
+    """As the current worker was last seen registered."""
+    silent_since_ms: int | None = None
+    absent_since_ms: int | None = None
+    absences: int = 0
+    """Workers in a row that were cancelled because nobody knew them."""
+    abandon_at_ms: int = 0
+    """When the successor of a worker that was cancelled waits no longer."""
+    abandoned: set[int] = field(default_factory=set)
+    """Spawns that were cancelled and did not end in time; they may still run, fenced by their successor's registration."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state in (SlotState.RUNNING, SlotState.CANCELLING)
+
+    @property
+    def absence_ms_max(self) -> int:
+        least_ms = ABSENCE_MS_MIN if self.ever_registered else ABSENCE_FIRST_MS
+        return int(min(ABSENCE_MS_MAX, least_ms * 2 ** min(self.absences, 30)))
 
 
 @dataclass
@@ -138,6 +193,7 @@ class SlotSupervisor:
     _launched: bool = False
     _stopping_at_ms: int | None = None
     _cancelled_at_ms: int | None = None
+    _looked_at_ms: int | None = None
     _over: bool = False
 
     def __post_init__(self) -> None:
@@ -152,13 +208,14 @@ class SlotSupervisor:
                 actions = self._spawn_due(now_ms)
             case WorkerEnded():
                 actions = self._ended(event, now_ms)
-            case WorkersRegistered():
-                actions = self._registered(event)
+            case WorkersSeen():
+                actions = self._looked(event, now_ms)
             case JobEnded():
                 actions = self._stop(now_ms)
             case StopRequested():
                 actions = self._stop(now_ms) + self._cancel(now_ms)
             case DeadlineReached():
+                self._abandon_due(now_ms)
                 actions = self._spawn_due(now_ms) + self._overdue(now_ms)
             case _:
                 assert_never(event)
@@ -174,11 +231,13 @@ class SlotSupervisor:
             return self._cancelled_at_ms + CANCEL_WAIT_MS
         if self._stopping_at_ms is not None:
             return self._stopping_at_ms + COOPERATIVE_STOP_MS
-        return min((slot.retry_at_ms for slot in self._slots if slot.state is SlotState.BACKING_OFF), default=None)
+        times = [slot.retry_at_ms for slot in self._slots if slot.state is SlotState.BACKING_OFF]
+        times += [slot.abandon_at_ms for slot in self._slots if slot.state is SlotState.CANCELLING]
+        return min(times, default=None)
 
     @property
     def running(self) -> tuple[int, ...]:
-        return tuple(index for index, slot in enumerate(self._slots) if slot.state is SlotState.RUNNING)
+        return tuple(index for index, slot in enumerate(self._slots) if slot.is_alive)
 
     @property
     def respawns(self) -> int:
@@ -198,19 +257,25 @@ class SlotSupervisor:
             if slot.state is SlotState.BACKING_OFF and slot.retry_at_ms <= now_ms:
                 slot.state = SlotState.RUNNING
                 slot.spawn += 1
+                slot.process = slot.silent_since_ms = slot.absent_since_ms = None
                 actions.append(SpawnWorker(index, slot.spawn))
         return actions
 
     def _ended(self, event: WorkerEnded, now_ms: int) -> list[Action]:
         slot = self._slots[event.slot]
-        if slot.state is not SlotState.RUNNING or slot.spawn != event.spawn:
+        slot.abandoned.discard(event.spawn)
+        if not slot.is_alive or slot.spawn != event.spawn:
             return []
-        slot.last_error = event.error
+        was_cancelled = slot.state is SlotState.CANCELLING and event.end in (WorkerEnd.DIED, WorkerEnd.RAISED)
+        slot.last_error = slot.last_error if was_cancelled else event.error
         slot.state = SlotState.ENDED
         if self._stopping_at_ms is not None or event.end is WorkerEnd.LEFT:
             return []
         if event.end is WorkerEnd.SUPERSEDED:
             return self._stop(now_ms)
+        if was_cancelled:
+            slot.state, slot.retry_at_ms = SlotState.BACKING_OFF, now_ms
+            return self._spawn_due(now_ms)
         if event.end is WorkerEnd.RAISED and not slot.ever_registered and slot.failures + 1 >= START_FAILURES_MAX:
             return [GiveUp(event.slot, event.error), *self._stop(now_ms)]
         if event.end is not WorkerEnd.RESPAWN:
@@ -219,12 +284,52 @@ class SlotSupervisor:
         slot.retry_at_ms = now_ms + _backoff_ms(slot.failures)
         return self._spawn_due(now_ms)
 
-    def _registered(self, event: WorkersRegistered) -> list[Action]:
-        for index in sorted(event.slots):
-            if index < self.slot_count and self._slots[index].state is SlotState.RUNNING:
-                self._slots[index].failures = 0
-                self._slots[index].ever_registered = True
-        return []
+    def _looked(self, event: WorkersSeen, now_ms: int) -> list[Action]:
+        """Note who is there; cancel who is silent, or not there for too long. News of an older worker are no news of this one."""
+        is_gap = self._looked_at_ms is None or now_ms - self._looked_at_ms > LOOK_GAP_MS
+        self._looked_at_ms = now_ms
+        if self._stopping_at_ms is not None:
+            return []
+        seen = {worker.slot: worker for worker in event.workers}
+        actions: list[Action] = []
+        for index, slot in enumerate(self._slots):
+            if slot.state is not SlotState.RUNNING:
+                continue
+            if is_gap:
+                slot.silent_since_ms = slot.absent_since_ms = None
+            worker = seen.get(index)
+            if worker is not None and worker.registered and worker.spawn in (0, slot.spawn):
+                _register(slot, worker)
+            else:
+                is_silent = worker is not None and worker.timed_out and worker.spawn == slot.spawn
+                actions += self._miss(index, now_ms, is_silent=is_silent)
+        return actions
+
+    def _miss(self, index: int, now_ms: int, *, is_silent: bool) -> list[Action]:
+        """The worker of a slot is not there. One that died is no affair of this: its task ends."""
+        slot = self._slots[index]
+        slot.absent_since_ms = now_ms if slot.absent_since_ms is None else slot.absent_since_ms
+        if not is_silent:
+            slot.silent_since_ms = None
+        elif slot.silent_since_ms is None:
+            slot.silent_since_ms = now_ms
+        absent_ms = now_ms - slot.absent_since_ms
+        if slot.silent_since_ms is not None and now_ms - slot.silent_since_ms >= LOSS_GRACE_MS:
+            slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
+        elif absent_ms >= slot.absence_ms_max:
+            slot.last_error = f"it was not registered for {absent_ms / 1000:.0f} s, and was cancelled"
+            slot.absences += 1
+        else:
+            return []
+        slot.state, slot.abandon_at_ms = SlotState.CANCELLING, now_ms + CANCEL_WAIT_MS
+        return [CancelWorker(index, slot.spawn, slot.process)]
+
+    def _abandon_due(self, now_ms: int) -> None:
+        """Cancelled workers that did not end in time are left to themselves: their successors wait no longer."""
+        for slot in self._slots:
+            if slot.state is SlotState.CANCELLING and slot.abandon_at_ms <= now_ms and self._stopping_at_ms is None:
+                slot.abandoned.add(slot.spawn)
+                slot.state, slot.retry_at_ms = SlotState.BACKING_OFF, now_ms
 
     def _stop(self, now_ms: int) -> list[Action]:
         if self._stopping_at_ms is None:
@@ -238,7 +343,8 @@ class SlotSupervisor:
         if self._cancelled_at_ms is not None:
             return []
         self._cancelled_at_ms = now_ms
-        return [CancelWorker(index, self._slots[index].spawn) for index in self.running]
+        alive = [(index, slot, {slot.spawn} if slot.is_alive else set()) for index, slot in enumerate(self._slots)]
+        return [CancelWorker(index, spawn) for index, slot, now in alive for spawn in sorted(slot.abandoned | now)]
 
     def _overdue(self, now_ms: int) -> list[Action]:
         if self._stopping_at_ms is None:
@@ -249,21 +355,30 @@ class SlotSupervisor:
             return self._cancel(now_ms)
         if now_ms < self._cancelled_at_ms + CANCEL_WAIT_MS:
             return []
-        abandoned = self.running
-        for index in abandoned:
+        for index in self.running:
+            self._slots[index].abandoned.add(self._slots[index].spawn)
             self._slots[index].state = SlotState.ENDED
-        self._over = True
-        return [AllEnded(abandoned)]
+        return self._finish()
 
     def _finish(self) -> list[Action]:
         if self._over or not self._launched or any(slot.state is not SlotState.ENDED for slot in self._slots):
             return []
         self._over = True
-        return [AllEnded()]
+        return [AllEnded(tuple(index for index, slot in enumerate(self._slots) if slot.abandoned))]
 
     def check_invariants(self) -> None:
         if self._stopping_at_ms is not None and any(slot.state is SlotState.BACKING_OFF for slot in self._slots):
             raise InvariantError("a slot would be started again although the job is over")
+        if any(spawn >= slot.spawn for slot in self._slots if slot.is_alive for spawn in slot.abandoned):
+            raise InvariantError("a worker that was abandoned has no successor")
+
+
+def _register(slot: _Slot, worker: SeenWorker) -> None:
+    """The slot's worker is there."""
+    slot.failures = slot.absences = 0
+    slot.ever_registered = True
+    slot.silent_since_ms = slot.absent_since_ms = None
+    slot.process = worker if worker.spawn == slot.spawn else None
 
 
 def _backoff_ms(failures: int) -> int:

@@ -30,6 +30,7 @@ from operators.deploy import SubtaskBuilder, WorkerPorts
 from operators.gateway import Gateway
 from operators.pickling import dumps_by_value
 from operators.pool import SystemClock, ThreadPool
+from operators.processidentity import fingerprint_of
 from operators.sessionevents import WorkerIdentity
 from operators.subtaskports import Report
 from operators.worker import Worker
@@ -135,6 +136,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         curve.public if curve else "",
         spec.spawn,
         spec.launch_token,
+        fingerprint=fingerprint_of(os.getpid()),
     )
     is_shared = spec.directory_nonce in ("", directory_nonce)
     address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)

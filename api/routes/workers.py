@@ -37,6 +37,13 @@ class Worker(schemas.Record):
     data_address: str
     task_attempt: int
     last_seen: int
+    spawn: int
+    """Which worker of the slot its launcher started the process as, 1, 2, 3 ...; 0: not known."""
+    timed_out: bool
+    """Nothing was heard from the process for `heartbeat_timeout_ms`, although its connection was never closed: its launcher
+    replaces it."""
+    fingerprint: str
+    """Which process `pid` is, to a launcher on the same host; empty: not known."""
 
 
 class Workers(schemas.Record):
@@ -74,6 +81,9 @@ def _worker(view: WorkerView) -> Worker:
         data_address=view.data_address,
         task_attempt=view.task_attempt,
         last_seen=view.last_seen_ms,
+        spawn=view.spawn,
+        timed_out=view.timed_out,
+        fingerprint=view.fingerprint,
     )
 
 

@@ -1,4 +1,5 @@
-"""Mistakes of a subtask: order of a snapshot, timers, what is acknowledged before it is durable, and the end."""
+"""Mistakes of a subtask: order of a snapshot, timers, what is acknowledged before it is durable, and the end;
+of a driver: who hangs."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from operators.intake import Intake
 from operators.session import Session
 from operators.sinks.writer import ParquetSinkWriter
 from operators.subtask import Subtask
+from operators.supervisor import SlotSupervisor
 from statebackends.generationrows import FrozenGenerationRows
 
 _PREPARE = OperatorChain.prepare_snapshot
@@ -85,6 +87,13 @@ def _waits_for_one(original: Any) -> Any:
 
 
 SABOTAGES = (
+    Sabotage(
+        "hung_for_ever",
+        "the supervisor waits for the task of a worker that nothing is heard from to end by itself",
+        ("I30",),
+        (Mutant(SlotSupervisor, "_miss", constant([])),),
+        kinds=("hang_worker",),
+    ),
     Sabotage(
         "late_emission",
         "what operators emit on a barrier is sent behind it",

@@ -48,6 +48,11 @@ class DataFrameSource:
     def schema(self) -> pa.Schema:
         return self._schema
 
+    @property
+    def session(self) -> SparkSession | None:
+        """The one that the DataFrame is of; None in a worker."""
+        return None if self._dataframe is None else self._dataframe.sparkSession
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataframe": None}
 

@@ -120,8 +120,27 @@ class Cluster:
         self.slots: LocalProcessSlots | None = None
 
     def submit(self, plan: JobPlan, host: str | None = None, **options: Any) -> SubmissionAccepted:
-        accepted = self.client.submit(Submission(plan.graph, driver_nonce=os.urandom(8).hex(), **options))
-        spec = WorkerSpec(
+        accepted = self.client.submit(self.submission(plan, **options))
+        environment = {
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
+        }
+        self.slots = LocalProcessSlots(
+            self.spec(accepted, plan, host),
+            accepted.slots,
+            environment=environment,
+            log_directory=str(self.logs),
+            python=sys.executable,
+        )
+        self.slots.start()
+        return accepted
+
+    def submission(self, plan: JobPlan, **options: Any) -> Submission:
+        return Submission(plan.graph, driver_nonce=os.urandom(8).hex(), **options)
+
+    def spec(self, accepted: SubmissionAccepted, plan: JobPlan, host: str | None = None) -> WorkerSpec:
+        """A template: a launcher sets slot and task attempt."""
+        return WorkerSpec(
             job_id=accepted.job_id,
             slot=0,
             submission=accepted.submission,
@@ -133,15 +152,6 @@ class Cluster:
             local_directory=str(self.local),
             advertised_host=host,
         )
-        environment = {
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
-        }
-        self.slots = LocalProcessSlots(
-            spec, accepted.slots, environment=environment, log_directory=str(self.logs), python=sys.executable
-        )
-        self.slots.start()
-        return accepted
 
     def restart_coordinator(self) -> None:
         self.coordinator.stop()

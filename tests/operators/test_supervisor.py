@@ -1,26 +1,32 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from operators.supervisor import (
+    ABSENCE_FIRST_MS,
+    ABSENCE_MS_MIN,
     BACKOFF_MAX_MS,
     CANCEL_WAIT_MS,
     COOPERATIVE_STOP_MS,
+    LOOK_GAP_MS,
+    LOSS_GRACE_MS,
     START_FAILURES_MAX,
+    Action,
     AllEnded,
     CancelWorker,
     DeadlineReached,
-    Event,
     GiveUp,
     JobEnded,
     Launch,
+    SeenWorker,
     SlotSupervisor,
     SpawnWorker,
     StopRequested,
     WorkerEnd,
     WorkerEnded,
-    WorkersRegistered,
+    WorkersSeen,
 )
 from tests.examples import examples
 
@@ -29,6 +35,114 @@ def launched(slots: int = 2) -> SlotSupervisor:
     supervisor = SlotSupervisor(slots)
     assert supervisor.handle(Launch(), now_ms=0) == [SpawnWorker(slot, 1) for slot in range(slots)]
     return supervisor
+
+
+def there(slot: int, spawn: int = 1) -> WorkersSeen:
+    return WorkersSeen((SeenWorker(slot, spawn, True, pid=40 + spawn, fingerprint="f"),))
+
+
+def silent(slot: int, spawn: int = 1) -> WorkersSeen:
+    return WorkersSeen((SeenWorker(slot, spawn, False, timed_out=True, pid=40 + spawn, fingerprint="f"),))
+
+
+def missing(slot: int, spawn: int = 0) -> WorkersSeen:
+    return WorkersSeen((SeenWorker(slot, spawn, False),))
+
+
+def hung() -> SlotSupervisor:
+    """Of two slots, 0 had a worker that nothing is heard from; it was cancelled."""
+    supervisor = launched()
+    assert supervisor.handle(there(0), now_ms=100) == []
+    assert supervisor.handle(silent(0), now_ms=1_000) == []
+    cancel = CancelWorker(0, 1, SeenWorker(0, 1, True, pid=41, fingerprint="f"))
+    assert supervisor.handle(silent(0), now_ms=1_000 + LOSS_GRACE_MS) == [cancel]
+    return supervisor
+
+
+def test_a_hung_worker_is_cancelled_once_and_its_successor_starts_as_soon_as_its_task_has_ended() -> None:
+    supervisor = hung()
+    assert supervisor.handle(silent(0), now_ms=1_500) == []
+    assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED, "cancelled"), now_ms=1_600) == [SpawnWorker(0, 2)]
+    assert "nothing was heard" in supervisor.last_errors[0]
+
+
+def test_a_hung_worker_that_does_not_end_is_abandoned_and_its_late_end_changes_nothing() -> None:
+    supervisor = hung()
+    due = 1_000 + LOSS_GRACE_MS + CANCEL_WAIT_MS
+    assert supervisor.next_deadline_ms() == due
+    assert supervisor.handle(DeadlineReached(), now_ms=due) == [SpawnWorker(0, 2)]
+    assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.SUPERSEDED), now_ms=due + 1) == []
+    assert supervisor.running == (0, 1)
+
+
+def test_an_abandoned_worker_is_cancelled_again_when_the_driver_leaves_and_is_named_in_the_end() -> None:
+    supervisor = hung()
+    due = 1_000 + LOSS_GRACE_MS + CANCEL_WAIT_MS
+    supervisor.handle(DeadlineReached(), now_ms=due)
+    cancels = [CancelWorker(0, 1), CancelWorker(0, 2), CancelWorker(1, 1)]
+    assert supervisor.handle(StopRequested(), now_ms=due) == cancels
+    assert supervisor.handle(WorkerEnded(0, 2, WorkerEnd.DIED), now_ms=due) == []
+    assert supervisor.handle(WorkerEnded(1, 1, WorkerEnd.DIED), now_ms=due) == [AllEnded((0,))]
+
+
+def test_a_worker_that_is_back_at_the_next_look_is_not_cancelled() -> None:
+    supervisor = launched()
+    supervisor.handle(silent(0), now_ms=1_000)
+    supervisor.handle(there(0), now_ms=1_250)
+    assert supervisor.handle(silent(0), now_ms=1_500) == []
+    assert supervisor.handle(there(0), now_ms=2_000) == []
+
+
+def test_the_silence_of_a_predecessor_does_not_hit_its_successor() -> None:
+    supervisor = launched()
+    supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED), now_ms=10)
+    for now in range(100, 5_000, 250):
+        assert supervisor.handle(silent(0, spawn=1), now_ms=now) == []
+
+
+def test_a_worker_that_died_is_no_affair_of_a_cancellation() -> None:
+    """Its connection was closed: Spark runs its task again, or says that it ended."""
+    supervisor = launched()
+    supervisor.handle(there(0), now_ms=0)
+    for now in range(100, 20_000, 250):
+        assert supervisor.handle(missing(0, spawn=1), now_ms=now) == []
+
+
+def absent_for(supervisor: SlotSupervisor, slot: int, spawn: int, *, begin_ms: int) -> int:
+    """Milliseconds until a worker that nobody knows is cancelled."""
+    for now in range(begin_ms, begin_ms + 3_600_000, 1_000):
+        actions = supervisor.handle(missing(slot), now_ms=now)
+        if actions:
+            assert actions == [CancelWorker(slot, spawn)]
+            return now - begin_ms
+    raise AssertionError("never cancelled")
+
+
+def test_a_successor_that_never_registers_is_replaced_and_the_next_one_gets_twice_the_time() -> None:
+    supervisor = launched(1)
+    supervisor.handle(there(0), now_ms=0)
+    supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED), now_ms=0)
+    assert absent_for(supervisor, 0, 2, begin_ms=1_000) == ABSENCE_MS_MIN
+    supervisor.handle(WorkerEnded(0, 2, WorkerEnd.DIED), now_ms=40_000)
+    assert absent_for(supervisor, 0, 3, begin_ms=41_000) == 2 * ABSENCE_MS_MIN
+
+
+def test_a_first_worker_may_take_longer() -> None:
+    assert absent_for(launched(1), 0, 1, begin_ms=1_000) == ABSENCE_FIRST_MS
+
+
+def test_an_absence_does_not_count_while_the_coordinator_is_away() -> None:
+    supervisor = launched(1)
+    supervisor.handle(there(0), now_ms=0)
+    assert supervisor.handle(missing(0), now_ms=1_000) == []
+    assert supervisor.handle(missing(0), now_ms=1_001 + max(LOOK_GAP_MS, ABSENCE_MS_MIN)) == []
+
+
+def test_nobody_is_cancelled_for_a_loss_once_the_job_is_over() -> None:
+    supervisor = launched(1)
+    supervisor.handle(silent(0), now_ms=0)
+    supervisor.handle(JobEnded(), now_ms=10)
+    assert supervisor.handle(silent(0), now_ms=LOSS_GRACE_MS + 10) == []
 
 
 def test_late_news_of_an_older_worker_changes_nothing() -> None:
@@ -61,7 +175,7 @@ def test_deaths_in_a_row_back_off_up_to_a_bound() -> None:
 def test_a_registration_forgives_earlier_deaths() -> None:
     supervisor = launched(1)
     for spawn in range(1, 20):
-        supervisor.handle(WorkersRegistered(frozenset({0})), now_ms=spawn)
+        supervisor.handle(there(0, spawn), now_ms=spawn)
         assert supervisor.handle(WorkerEnded(0, spawn, WorkerEnd.DIED), now_ms=spawn) == [SpawnWorker(0, spawn + 1)]
 
 
@@ -131,33 +245,112 @@ def test_a_worker_that_asks_for_a_fresh_process_gets_it_without_blame() -> None:
         assert supervisor.handle(WorkerEnded(0, spawn, WorkerEnd.RESPAWN), now_ms=0) == [SpawnWorker(0, spawn + 1)]
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(data=st.data())
-def test_one_worker_per_slot_and_always_an_end(data: st.DataObject) -> None:
-    supervisor = launched(3)
-    alive = dict.fromkeys(range(3), 1)
-    now = 0
-    for _ in range(data.draw(st.integers(0, 30))):
-        now += data.draw(st.integers(0, 5000))
-        slot = data.draw(st.integers(0, 2))
-        event: Event = data.draw(
-            st.sampled_from(
-                [
-                    WorkerEnded(slot, alive.get(slot, 0), data.draw(st.sampled_from(list(WorkerEnd))), "e"),
-                    WorkersRegistered(frozenset({slot})),
-                    DeadlineReached(),
-                    JobEnded(),
-                ]
-            )
-        )
-        if isinstance(event, WorkerEnded):
-            alive.pop(slot, None)
-        for action in supervisor.handle(event, now_ms=now):
+class SupervisedSlots(RuleBasedStateMachine):
+    """Workers that die, hang, wake or never start, a coordinator that is late and forgets, and one supervisor of three slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supervisor = SlotSupervisor(3)
+        self.now = 0
+        self.current: dict[int, int] = {}
+        """slot -> spawn that its task was started as last, and that has not ended."""
+        self.hanging: set[tuple[int, int]] = set()
+        self.cancelled: dict[tuple[int, int], int] = {}
+        self.known: dict[int, SeenWorker] = {}
+        self.stopped = False
+        self.take(self.supervisor.handle(Launch(), now_ms=0))
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
             if isinstance(action, SpawnWorker):
-                assert action.slot not in alive
-                alive[action.slot] = action.spawn
-    ended = supervisor.handle(StopRequested(), now_ms=now)
-    while (due := supervisor.next_deadline_ms()) is not None:
-        now = max(now, due)
-        ended += supervisor.handle(DeadlineReached(), now_ms=now)
-    assert supervisor.running == ()
+                assert not self.stopped, "a worker is started although the job is over"
+                before = self.current.get(action.slot)
+                overdue = before is not None and self.now - self.cancelled.get((action.slot, before), self.now) >= CANCEL_WAIT_MS
+                assert before is None or overdue, "two workers in one slot"
+                self.current[action.slot] = action.spawn
+            elif isinstance(action, CancelWorker):
+                where = (action.slot, action.spawn)
+                assert self.stopped or action.spawn == self.current[action.slot], "a cancellation hits somebody else"
+                seen = self.known.get(action.slot)
+                alive = seen is not None and seen.registered and seen.spawn == action.spawn
+                assert self.stopped or not alive, "a worker is cancelled that the coordinator knows"
+                if action.process is not None:
+                    assert action.process.spawn == action.spawn, "the process of somebody else would be killed"
+                self.cancelled.setdefault(where, self.now)
+
+    @rule(ms=st.integers(0, 3_000))
+    def time_passes(self, ms: int) -> None:
+        self.now += ms
+        due = self.supervisor.next_deadline_ms()
+        if due is not None and due <= self.now:
+            self.take(self.supervisor.handle(DeadlineReached(), now_ms=self.now))
+
+    @rule(slot=st.integers(0, 2))
+    def registers(self, slot: int) -> None:
+        spawn = self.current.get(slot)
+        if spawn is not None and (slot, spawn) not in self.hanging:
+            self.known[slot] = SeenWorker(slot, spawn, True, pid=100 * slot + spawn, fingerprint=f"{slot}-{spawn}")
+
+    @rule(slot=st.integers(0, 2))
+    def hangs(self, slot: int) -> None:
+        spawn = self.current.get(slot)
+        if spawn is not None and self.known.get(slot, SeenWorker(slot, 0, False)).spawn == spawn:
+            self.hanging.add((slot, spawn))
+            self.known[slot] = SeenWorker(slot, spawn, False, timed_out=True)
+
+    @rule()
+    def coordinator_is_replaced(self) -> None:
+        self.known.clear()
+
+    @rule()
+    def looks(self) -> None:
+        self.take(self.supervisor.handle(WorkersSeen(tuple(self.known.values())), now_ms=self.now))
+
+    @rule(slot=st.integers(0, 2), end=st.sampled_from([WorkerEnd.DIED, WorkerEnd.RAISED, WorkerEnd.RESPAWN]))
+    def ends(self, slot: int, end: WorkerEnd) -> None:
+        spawn = self.current.get(slot)
+        if spawn is None or ((slot, spawn) in self.hanging and (slot, spawn) not in self.cancelled):
+            return  # nobody ends a worker that hangs but who cancels it
+        del self.current[slot]
+        seen = self.known.get(slot)
+        if seen is not None and seen.spawn == spawn:
+            self.known[slot] = SeenWorker(slot, spawn, False)
+        self.take(self.supervisor.handle(WorkerEnded(slot, spawn, end, "e"), now_ms=self.now))
+
+    @rule(slot=st.integers(0, 2))
+    def an_abandoned_one_ends(self, slot: int) -> None:
+        for where in [each for each in self.cancelled if each[0] == slot and each[1] != self.current.get(slot)]:
+            assert self.supervisor.handle(WorkerEnded(*where, WorkerEnd.SUPERSEDED), now_ms=self.now) == []
+
+    @rule()
+    @precondition(lambda self: not self.stopped)
+    def job_ends(self) -> None:
+        if self.now > 20_000:
+            self.stopped = True
+            self.take(self.supervisor.handle(JobEnded(), now_ms=self.now))
+
+    def teardown(self) -> None:
+        if not self.stopped:
+            self._hung_are_replaced()
+        self.stopped = True
+        self.take(self.supervisor.handle(StopRequested(), now_ms=self.now))
+        while (due := self.supervisor.next_deadline_ms()) is not None:
+            self.now = max(self.now, due)
+            self.take(self.supervisor.handle(DeadlineReached(), now_ms=self.now))
+        assert self.supervisor.running == ()
+
+    def _hung_are_replaced(self) -> None:
+        """Whatever happened: with looks and deadlines alone every slot gets another worker in place of one that is silent."""
+        for slot, spawn in self.current.items():
+            self.known[slot] = SeenWorker(slot, spawn, False, timed_out=True)
+        silent_now = dict(self.current)
+        until = self.now + LOSS_GRACE_MS + 2 * CANCEL_WAIT_MS
+        while self.now < until:
+            self.time_passes(250)
+            self.looks()
+        for slot, spawn in silent_now.items():
+            assert self.current[slot] > spawn, f"slot {slot} still waits for worker {spawn}"
+
+
+TestSupervisedSlots = SupervisedSlots.TestCase
+TestSupervisedSlots.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

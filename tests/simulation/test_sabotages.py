@@ -66,6 +66,7 @@ SCENES = {
     "uncounted_late": Scene("late"),
     "late_emission": Scene("counter", (COUNT_FAILS,)),
     "forgotten_timer": Scene("timers"),
+    "hung_for_ever": Scene("counter", (at(400, "hang_worker", "worker-0"),)),
     "early_ack": Scene("counter", (SLOW_WRITES,), 2),
     "finish_before_commit": Scene("counter"),
     "unrepeated_finish": Scene("counter", (throughout("drop", "finish"),)),

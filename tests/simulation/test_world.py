@@ -24,6 +24,7 @@ MOMENTS: dict[str, Fault] = {
     "local_disk_full": Fault("local_disk_full", "workers", at_ms=500, duration_ms=400),
     "kill_recovering": Fault("kill_recovering", "worker", at_ms=1),
     "pause_worker": Fault("pause_worker", "worker-0", at_ms=400, duration_ms=2_500, amount=1),
+    "hang_worker": Fault("hang_worker", "worker-0", at_ms=400, amount=1),
     "pause_coordinator": Fault("pause_coordinator", at_ms=400, duration_ms=800),
     "second_coordinator": Fault("second_coordinator", at_ms=400, duration_ms=300),
     "old_leader_wakes": Fault("old_leader_wakes", on="coordinator.PutIfAbsent.metadata", nth=3, duration_ms=400),
