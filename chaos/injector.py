@@ -125,7 +125,7 @@ class Injector:
         if index not in self.hit:
             self.hit.add(index)
             self.kernel.trace.add("fault", fault.kind, fault.label)
-            self.observe(FaultBegan(self.kernel.now_ms, index))
+            self.observe(FaultBegan(self.kernel.now_ms, index, fault.kind))
 
     def _open(self, kind: str) -> list[_Window]:
         windows = self._windows.get(kind)

@@ -142,6 +142,7 @@ class FaultBegan(msgspec.Struct, frozen=True):
 
     at_ms: int
     index: int
+    kind: str = ""
 
 
 class PhaseBegan(msgspec.Struct, frozen=True):

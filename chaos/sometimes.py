@@ -21,6 +21,7 @@ from barriers.messages import (
     TaskState,
 )
 from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
+from coordinator.records import parse_checkpoint_folder
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
@@ -46,6 +47,7 @@ SOMETIMES: dict[str, str] = {
     "worker_reconnects": "a worker registers again without having died",
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
+    "savepoint_overtaken": "a checkpoint completes while an older savepoint is undecided",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
     "savepoint_copied": "a user copies a savepoint",
     "copy_failed": "storage fails a user's copy of a savepoint",
@@ -79,6 +81,8 @@ class Sometimes:
         self._parallelism: tuple[int, ...] = ()
         self._completed: dict[int, int] = {}
         self._owners = 0
+        self._undecided: set[int] = set()
+        """Ids of plain savepoints that were claimed and are not decided."""
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -139,6 +143,8 @@ class Sometimes:
             self._visit("register_lost")
         if fact.actor.startswith("coordinator") and self._leader and fact.actor != self._leader and fact.added:
             self._visit("stale_leader_writes")
+        if fact.added and operation.path.endswith(("/_claim", "/_metadata")):
+            self._registered(operation)
         if "/log/" in operation.path and fact.added and b'"owner"' in operation.data[:40]:
             self._owners += 1
             if self._owners > 1:
@@ -147,6 +153,15 @@ class Sometimes:
             number = _number(operation.data, b'"checkpoint_id":')
             if self._completed.get(number, self._attempt) < self._attempt:
                 self._visit("commit_after_restore")
+
+    def _registered(self, operation: PutIfAbsent) -> None:
+        number = parse_checkpoint_folder(operation.path.split("/")[-2])
+        if number is None:
+            return
+        if operation.path.endswith("/_metadata"):
+            self._undecided.discard(number)
+        elif b'"kind": "savepoint"' in operation.data:
+            self._undecided.add(number)
 
     def _answered(self, fact: Answered) -> None:
         if isinstance(fact.answer, AckAnswers):
@@ -215,8 +230,10 @@ class Sometimes:
             self._visit("rescaled")
         self._parallelism = parallelism
 
-    def completed(self, kind: CheckpointKind) -> None:
+    def completed(self, kind: CheckpointKind, number: int) -> None:
         """A checkpoint of a kind is complete, as the store shows it."""
+        if kind is not CheckpointKind.SAVEPOINT and any(each < number for each in self._undecided):
+            self._visit("savepoint_overtaken")
         if kind is CheckpointKind.SAVEPOINT:
             self._visit("savepoint_taken")
         elif kind is CheckpointKind.STOP_SAVEPOINT:

@@ -6,6 +6,7 @@ from chaos.checkers.aborts import AbortsChecker
 from chaos.checkers.attempts import AttemptsChecker
 from chaos.checkers.base import Checker
 from chaos.checkers.bounds import BoundsChecker
+from chaos.checkers.causes import CausesChecker
 from chaos.checkers.completion import CompletionChecker
 from chaos.checkers.cut import CutChecker
 from chaos.checkers.distribution import DistributionChecker
@@ -29,6 +30,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RegisterChecker,
     CompletionChecker,
     AbortsChecker,
+    CausesChecker,
     EffectsChecker,
     AttemptsChecker,
     DistributionChecker,
@@ -76,7 +78,7 @@ INVARIANTS: dict[str, str] = {
     "I27": "list entries are neither lost nor repeated by a restore",
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
-    "I30": "without faults a checkpoint completes and the job ends; tasks are told of checkpoints that are off",
+    "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks are told of checkpoints that are off",
 }
 """What each means, in one line."""
 

@@ -12,11 +12,13 @@ from barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
+    FailureReason,
     NotifyCheckpointAborted,
     Registered,
     SubtaskKey,
     WorkerCommand,
 )
+from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator import events as on
 from coordinator.decisions import Decisions
@@ -91,6 +93,16 @@ def _takes_ambiguous_for_done(path: str, content: bytes, read: Callable[[str], F
         return (yield from read(path))
     except ObjectMissingError as error:
         raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
+
+
+def _subsumes_savepoints(original: Any) -> Any:
+    def subsume_below(self: Decisions, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        for pending in self.sorted_pending():
+            if pending.checkpoint_id < checkpoint_id and pending.is_undecided:
+                self.abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
+
+    return subsume_below
 
 
 def _notifies_savepoints(original: Any) -> Any:
@@ -187,6 +199,15 @@ SABOTAGES = (
         (Mutant(Decisions, "_subsume_below", constant(None)),),
         workloads=("counter", "windows", "timers", "fanout"),
         plan=(throughout("store_slow", "worker:", amount=400, probability=0.3),),
+    ),
+    Sabotage(
+        "subsumed_savepoint",
+        "a savepoint that is still pending when a newer checkpoint completes is given up",
+        ("I30",),
+        (Mutant(Decisions, "_subsume_below", _subsumes_savepoints),),
+        workloads=("counter", "windows", "timers", "fanout"),
+        plan=(Fault("savepoint", at_ms=400), throughout("store_slow", "worker:all/savepoint-", amount=400)),
+        seeds_max=40,
     ),
     Sabotage(
         "savepoint_commits",

@@ -142,6 +142,16 @@ SABOTAGES = (
         seeds_max=60,
     ),
     Sabotage(
+        "unheld_base",
+        "retention drops the checkpoint that an increment under way builds on, so that it can't complete",
+        ("I30",),
+        (Mutant(RetainedCheckpoints, "hold", constant(None)),),
+        workloads=("timers", "counter", "windows", "aggregate"),
+        plan=(throughout("store_slow", "worker:", amount=60, probability=0.2),),
+        backend="rocksdb",
+        seeds_max=60,
+    ),
+    Sabotage(
         "needed_shared_file_deleted",
         "a shared file goes with the first checkpoint that refers to it",
         ("I23",),

@@ -81,6 +81,8 @@ SCENES = {
     "stopped_is_ended": Scene("ends", (STOP,)),
     "early_end": Scene("ends"),
     "no_subsume": drawn("no_subsume", first=0),
+    "subsumed_savepoint": drawn("subsumed_savepoint", first=1),
+    "unheld_base": drawn("unheld_base", first=10),
     "foreign_decline": drawn("foreign_decline", first=0),
     "unnamed_base": Scene("counter", (STOP,)),
     "late_files_left": drawn("late_files_left", first=4),
