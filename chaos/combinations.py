@@ -46,6 +46,16 @@ def _overtaken(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
     return Fault("savepoint", at_ms=rng.randrange(100, horizon_ms)), slow
 
 
+def _half_deleted(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
+    return (Fault("kill_coordinator", on="coordinator.DeleteFile.shared", nth=rng.randint(2, 12), amount=rng.choice((1, 300))),)
+
+
+def _unsynced(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
+    """The writer asks again and finds its own name; or it dies, and another leader finds it. What follows from it has been told."""
+    power = Fault("power_loss", on="coordinator.send.complete", nth=rng.randint(2, 12), amount=rng.choice((1, 300)))
+    return _lasting("store_unsynced", "PutIfAbsent", probability=rng.choice((0.3, 0.6))), power
+
+
 COMBINATIONS: tuple[Combination, ...] = (
     Combination(
         "overtaken_savepoint",
@@ -53,5 +63,18 @@ COMBINATIONS: tuple[Combination, ...] = (
         ("savepoint", "store_slow"),
         _overtaken,
         lambda config: config.max_concurrent_checkpoints > 1,
+    ),
+    Combination(
+        "half_deleted",
+        "a coordinator dies between two deletions of files that checkpoints share",
+        ("kill_coordinator",),
+        _half_deleted,
+        lambda config: config.is_incremental,
+    ),
+    Combination(
+        "unsynced_name",
+        "a name is found before it is durable, and the power goes when others have acted on it",
+        ("store_unsynced", "power_loss"),
+        _unsynced,
     ),
 )

@@ -55,6 +55,7 @@ _STORE: dict[str, Outcome] = {
     "store_partial": "partial",
     "store_lies": "lie",
     "store_late": "late",
+    "store_unsynced": "unsynced",
     "disk_full": "full",
 }
 

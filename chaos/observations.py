@@ -33,7 +33,7 @@ class Stored(msgspec.Struct, frozen=True):
     """Paths that exist now and did not before."""
     fate: str = ""
     """What a fault made of it: `lie` and `late` (the caller was told of a failure), `postponed` (the caller is told of a failure
-    now, and it comes `late`), `partial`, `full`, `fail`; else nothing."""
+    now, and it comes `late`), `unsynced`, `partial`, `full`, `fail`; else nothing."""
 
 
 class Requested(msgspec.Struct, frozen=True):

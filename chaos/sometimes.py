@@ -23,6 +23,7 @@ from barriers.messages import (
 from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
 from coordinator.records import parse_checkpoint_folder
 from statebackends.errors import AmbiguousWriteError, FencedError
+from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
 SOMETIMES: dict[str, str] = {
@@ -37,6 +38,7 @@ SOMETIMES: dict[str, str] = {
     "crash_while_restoring": "a worker dies while it restores state",
     "crash_in_commit": "a worker dies around the commit of a sink",
     "crash_in_deletion": "a coordinator dies while it deletes",
+    "crash_between_deletions": "a coordinator dies when it has deleted some of the files that checkpoints shared, and not all",
     "restart_in_restart": "a second attempt is deployed before every subtask of the one before ran",
     "leader_changed_in_flight": "another coordinator leads on while the job's workers run",
     "two_leaders": "a coordinator is asked while another one with a higher epoch leads",
@@ -65,6 +67,7 @@ SOMETIMES: dict[str, str] = {
     "retention_dropped": "a checkpoint is dropped because a newer one is complete",
     "user_code_failed": "the user's code raises",
     "power_lost": "storage loses what was not durable",
+    "power_lost_behind_found": "the power goes when a name was found that its writer had not seen durable",
 }
 
 
@@ -83,6 +86,10 @@ class Sometimes:
         self._owners = 0
         self._undecided: set[int] = set()
         """Ids of plain savepoints that were claimed and are not decided."""
+        self._deletes_shared: set[str] = set()
+        """Processes whose last change of the store took away a shared file."""
+        self._unsynced: dict[str, bool] = {}
+        """Location of a new name whose writer was told of a failure -> whether somebody has found it since."""
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -122,6 +129,10 @@ class Sometimes:
         operation = fact.operation
         if fact.actor == "user":
             self._used(fact, operation)
+        if fact.removed and isinstance(operation, DeleteFile) and f"/{SHARED_FOLDER}/" in operation.path:
+            self._deletes_shared.add(fact.actor)
+        elif fact.removed or fact.added:
+            self._deletes_shared.discard(fact.actor)
         if isinstance(fact.result, AmbiguousWriteError) or (fact.fate in ("lie", "late") and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
         if isinstance(operation, PutIfAbsent):
@@ -139,6 +150,11 @@ class Sometimes:
             self._visit("savepoint_disposed")
 
     def _put(self, fact: Stored, operation: PutIfAbsent) -> None:
+        location = f"{fact.root}/{operation.path}"
+        if fact.fate == "unsynced" and fact.added:
+            self._unsynced[location] = False
+        elif fact.result is False and location in self._unsynced:
+            self._unsynced[location] = True
         if fact.result is False and operation.path.endswith(("_metadata", "_claim")):
             self._visit("register_lost")
         if fact.actor.startswith("coordinator") and self._leader and fact.actor != self._leader and fact.added:
@@ -214,9 +230,14 @@ class Sometimes:
     def _lifecycle(self, fact: Lifecycle) -> None:
         if fact.change == "power_loss":
             self._visit("power_lost")
+            if any(self._unsynced.values()):
+                self._visit("power_lost_behind_found")
+            self._unsynced.clear()
         if fact.change != "killed":
             return
         point = fact.crash_point
+        if point == "coordinator.DeleteFile.shared" and fact.actor in self._deletes_shared:
+            self._visit("crash_between_deletions")
         for name, parts in _CRASHES.items():
             if point.startswith(parts):
                 self._visit(name)

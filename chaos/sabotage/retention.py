@@ -8,14 +8,27 @@ from typing import Any
 import coordinator.effects as effects_module
 import coordinator.settling as settling_module
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
+from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator.decisions import Decisions
+from coordinator.publication import CheckpointFact, RecordedJob
 from coordinator.records import JobPaths
 from coordinator.releasing import Release, Releases
 from coordinator.retained import RetainedCheckpoints
 from coordinator.sharedfiles import Released, SharedFiles
 from coordinator.store import discard_shared
+from statebackends.sharedpaths import writer_of
 from statebackends.storage.operations import DeleteFile, Flow, ListFiles
+
+
+def _looks_for_aborted(original: Any) -> Any:
+    """Of the shared files that nobody needs those which an aborted checkpoint wrote."""
+
+    def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
+        aborted = {each.checkpoint_id for each in job.with_fact(CheckpointFact.ABORTED)}
+        return tuple(name for name in original(job) if writer_of(name) in aborted)
+
+    return derive_shared_garbage
 
 
 def _drops_the_newest(original: Any) -> Any:
@@ -163,6 +176,15 @@ SABOTAGES = (
         "the shared files of a dropped checkpoint are deleted before its claim, so that a crash leaves a hole",
         ("I23",),
         (Mutant(effects_module, "drop_checkpoint", _deletes_shared_first),),
+        backend="rocksdb",
+    ),
+    Sabotage(
+        "half_deleted_left",
+        "what is left of shared files when a coordinator died between two deletions stays for ever",
+        ("I24", "I23"),
+        (Mutant(settling_module, "derive_shared_garbage", _looks_for_aborted),),
+        workloads=("timers", "counter", "windows", "aggregate"),
+        plan=(Fault("kill_coordinator", on="coordinator.DeleteFile.shared", nth=3, amount=1),),
         backend="rocksdb",
     ),
     Sabotage(

@@ -16,7 +16,11 @@ HORIZON_MS = 2_000
 SEEDS_MAX = 12
 
 ANY = JobConfig(max_concurrent_checkpoints=3, state_backend="rocksdb")
-LEADS_TO = {"overtaken_savepoint": ("savepoint_overtaken", "timers", None)}
+LEADS_TO = {
+    "overtaken_savepoint": ("savepoint_overtaken", "timers", None),
+    "half_deleted": ("crash_between_deletions", "timers", "rocksdb"),
+    "unsynced_name": ("power_lost_behind_found", "counter", None),
+}
 """Combination -> the dangerous state that it is about, a workload, and a state backend in which it is met."""
 
 

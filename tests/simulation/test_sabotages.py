@@ -83,6 +83,8 @@ SCENES = {
     "no_subsume": drawn("no_subsume", first=0),
     "subsumed_savepoint": drawn("subsumed_savepoint", first=1),
     "unheld_base": drawn("unheld_base", first=10),
+    "half_deleted_left": drawn("half_deleted_left", first=0),
+    "unsynced_found": drawn("unsynced_found", first=0),
     "foreign_decline": drawn("foreign_decline", first=0),
     "unnamed_base": Scene("counter", (STOP,)),
     "late_files_left": drawn("late_files_left", first=4),
