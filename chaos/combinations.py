@@ -27,11 +27,19 @@ class Combination:
     draw: Callable[[random.Random, int], tuple[Fault, ...]]
     """Given the ms in which the job would end by itself."""
     fits: Callable[[JobConfig], bool] = lambda config: True
+    operators: frozenset[str] = frozenset()
+    """Uids of which the job has one; empty: any."""
 
 
-def draw_combination(rng: random.Random, kinds: tuple[str, ...], config: JobConfig, horizon_ms: int) -> tuple[Fault, ...]:
-    """The faults of one combination, or mostly none."""
-    fitting = [each for each in COMBINATIONS if set(each.kinds) <= set(kinds) and each.fits(config)]
+def draw_combination(
+    rng: random.Random, kinds: tuple[str, ...], config: JobConfig, operators: tuple[str, ...], horizon_ms: int
+) -> tuple[Fault, ...]:
+    """The faults of one combination for a job with these operators, or mostly none."""
+    fitting = [
+        each
+        for each in COMBINATIONS
+        if set(each.kinds) <= set(kinds) and each.fits(config) and (not each.operators or each.operators & set(operators))
+    ]
     if not fitting or rng.random() >= SHARE:
         return ()
     return rng.choice(fitting).draw(rng, horizon_ms)
@@ -56,6 +64,10 @@ def _unsynced(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
     return _lasting("store_unsynced", "PutIfAbsent", probability=rng.choice((0.3, 0.6))), power
 
 
+def _slow_firing(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
+    return (_lasting("slow_operator", "window/firing", amount=rng.choice((20, 40))),)
+
+
 COMBINATIONS: tuple[Combination, ...] = (
     Combination(
         "overtaken_savepoint",
@@ -76,5 +88,12 @@ COMBINATIONS: tuple[Combination, ...] = (
         "a name is found before it is durable, and the power goes when others have acted on it",
         ("store_unsynced", "power_loss"),
         _unsynced,
+    ),
+    Combination(
+        "slow_firing",
+        "windows fire slowly, so that barriers come between two slices",
+        ("slow_operator",),
+        _slow_firing,
+        operators=frozenset({"window"}),
     ),
 )

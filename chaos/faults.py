@@ -129,7 +129,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("store_late", "calls of the store report failure and take effect later", _STORE, "ms", lasts=True),
         FaultKind("disk_full", "nothing can be written", "all, coordinator:, or worker:", lasts=True),
         FaultKind("clock_jump", "the wall clock of a process jumps", f"coordinator, driver, {_WORKER}", "ms, may be negative"),
-        FaultKind("slow_operator", "every call of an operator takes longer", "uid", "ms", lasts=True),
+        FaultKind("slow_operator", "calls of an operator, or slices of its firing, take longer", "uid", "ms", lasts=True),
         FaultKind("blocked_operator", "one call of an operator blocks its worker's loop", "uid", "ms"),
         FaultKind("user_error", "the user's function raises", "uid"),
         FaultKind("checkpoint", "a user asks for a checkpoint", ""),

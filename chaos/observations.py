@@ -94,6 +94,8 @@ class SnapshotBegan(msgspec.Struct, frozen=True):
     checkpoint_id: int
     aborts_unread: tuple[int, ...] = ()
     """Ids whose notices of an abort wait in its mailbox: it can't know of them yet."""
+    firing: bool = False
+    """It is between two slices of work such as the firing of a watermark."""
 
 
 class DataEnded(msgspec.Struct, frozen=True):

@@ -89,7 +89,7 @@ def draw_plan(
     plan = tuple(_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots, horizon_ms) for _ in range(count))
     if faults is not None or config is None:
         return plan
-    return plan + draw_combination(rng, tuple(usable), config, horizon_ms)
+    return plan + draw_combination(rng, tuple(usable), config, scenario.operators, horizon_ms)
 
 
 def _fits(kind: str, scenario: Scenario, slots: int) -> bool:

@@ -20,7 +20,19 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
-from chaos.observations import Answered, Commanded, Delivered, Led, Lifecycle, Observation, Reported, Requested, Stored, Submitted
+from chaos.observations import (
+    Answered,
+    Commanded,
+    Delivered,
+    Led,
+    Lifecycle,
+    Observation,
+    Reported,
+    Requested,
+    SnapshotBegan,
+    Stored,
+    Submitted,
+)
 from coordinator.records import parse_checkpoint_folder
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.sharedpaths import SHARED_FOLDER
@@ -65,6 +77,8 @@ SOMETIMES: dict[str, str] = {
     "commit_after_restore": "a sink commits an id that was complete before its attempt began",
     "sink_taken_over": "a sink changes its owner",
     "retention_dropped": "a checkpoint is dropped because a newer one is complete",
+    "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
+    "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
     "power_lost": "storage loses what was not durable",
     "power_lost_behind_found": "the power goes when a name was found that its writer had not seen durable",
@@ -84,10 +98,15 @@ class Sometimes:
         self._parallelism: tuple[int, ...] = ()
         self._completed: dict[int, int] = {}
         self._owners = 0
+        self._submission = 0
         self._undecided: set[int] = set()
         """Ids of plain savepoints that were claimed and are not decided."""
         self._deletes_shared: set[str] = set()
         """Processes whose last change of the store took away a shared file."""
+        self._drains: set[int] = set()
+        """Ids that are claimed to drain the job."""
+        self._drained = False
+        """It was drained, and nobody has gone on yet."""
         self._unsynced: dict[str, bool] = {}
         """Location of a new name whose writer was told of a failure -> whether somebody has found it since."""
 
@@ -107,6 +126,9 @@ class Sometimes:
                     self._completed.setdefault(observation.command.checkpoint_id, self._attempt)
             case Lifecycle():
                 self._lifecycle(observation)
+            case SnapshotBegan():
+                if observation.firing:
+                    self._visit("barrier_in_firing")
             case Led():
                 self._led(observation)
             case Submitted():
@@ -178,6 +200,8 @@ class Sometimes:
             self._undecided.discard(number)
         elif b'"kind": "savepoint"' in operation.data:
             self._undecided.add(number)
+        elif b'"drain": true' in operation.data:
+            self._drains.add(number)
 
     def _answered(self, fact: Answered) -> None:
         if isinstance(fact.answer, AckAnswers):
@@ -245,6 +269,10 @@ class Sometimes:
     def _led(self, fact: Led) -> None:
         if self._epoch and fact.epoch > self._epoch and self._running:
             self._visit("leader_changed_in_flight")
+        if self._drained and fact.submission > self._submission:
+            self._visit("resumed_from_drain")
+            self._drained = False
+        self._submission = fact.submission
         self._epoch, self._leader = fact.epoch, fact.actor
         parallelism = tuple(vertex.parallelism for vertex in fact.graph.vertices)
         if self._parallelism and parallelism != self._parallelism:
@@ -259,6 +287,7 @@ class Sometimes:
             self._visit("savepoint_taken")
         elif kind is CheckpointKind.STOP_SAVEPOINT:
             self._visit("stopped_with_savepoint")
+            self._drained = number in self._drains
         elif kind is CheckpointKind.FINAL:
             self._visit("final_checkpoint")
 

@@ -20,10 +20,9 @@ _OF_LEADER = (FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, Failur
 """Reasons that a leader has whose calls of the store fail, or leave it in the dark."""
 _AT_STORES = ("store_", "disk_full")
 """Beginnings of kinds of faults that are seen at the stores, where each call tells how it went."""
-_ELSEWHERE = (
-    frozenset({*FAMILIES["crashes"], *FAMILIES["zombies"], *FAMILIES["messages"], *FAMILIES["data"], *FAMILIES["operators"]})
-    | frozenset({*FAMILIES["clocks"], *FAMILIES["users"], "power_loss"})
-)
+_ELSEWHERE = frozenset(
+    {*FAMILIES["crashes"], *FAMILIES["zombies"], *FAMILIES["messages"], *FAMILIES["data"], *FAMILIES["operators"]}
+) | frozenset({*FAMILIES["clocks"], *FAMILIES["users"], "power_loss"})
 """Kinds of faults that make no file of a snapshot fail."""
 
 

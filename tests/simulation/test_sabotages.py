@@ -85,6 +85,8 @@ SCENES = {
     "unheld_base": drawn("unheld_base", first=10),
     "half_deleted_left": drawn("half_deleted_left", first=0),
     "unsynced_found": drawn("unsynced_found", first=0),
+    "emptied_window": drawn("emptied_window", first=0),
+    "drained_apart": Scene("windows", (at(400, "drain"),)),
     "foreign_decline": drawn("foreign_decline", first=0),
     "unnamed_base": Scene("counter", (STOP,)),
     "late_files_left": drawn("late_files_left", first=4),
