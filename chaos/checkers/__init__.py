@@ -7,6 +7,7 @@ from chaos.checkers.attempts import AttemptsChecker
 from chaos.checkers.base import Checker
 from chaos.checkers.bounds import BoundsChecker
 from chaos.checkers.causes import CausesChecker
+from chaos.checkers.claims import ClaimsChecker
 from chaos.checkers.completion import CompletionChecker
 from chaos.checkers.cut import CutChecker
 from chaos.checkers.distribution import DistributionChecker
@@ -27,6 +28,7 @@ from chaos.scenario import Scenario
 __all__ = ["CHECKERS", "INVARIANTS", "NOT_COVERED", "make_checkers"]
 
 CHECKERS: tuple[type[Checker], ...] = (
+    ClaimsChecker,
     RegisterChecker,
     CompletionChecker,
     AbortsChecker,
@@ -73,7 +75,7 @@ INVARIANTS: dict[str, str] = {
     "I22": "a job never begins behind its visible output without being told to",
     "I23": "shared files live as long as a checkpoint refers to them",
     "I24": "in the end no file is without an owner",
-    "I25": "savepoints are neither changed nor deleted",
+    "I25": "savepoints are neither changed nor deleted, but by a job that its user gave them to",
     "I26": "every key group, every keyed part and every subtask has one owner",
     "I27": "list entries are neither lost nor repeated by a restore",
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",

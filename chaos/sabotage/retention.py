@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 import coordinator.effects as effects_module
+import coordinator.hosting as hosting_module
 import coordinator.settling as settling_module
+from barriers.jobgraph import ClaimMode, Submission
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
 from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
@@ -106,6 +110,15 @@ def _holds_no_claim(original: Any) -> Any:
     return staticmethod(lambda base, retained_max, subsumed: Releases(None, retained_max))
 
 
+def _claims_whatever(original: Any) -> Any:
+    def start_submission(job_id: str, submission: Submission, *arguments: Any, **options: Any) -> Flow[Any]:
+        if submission.restore is not None and "/" in submission.restore:
+            submission = replace(submission, claim_mode=ClaimMode.CLAIM)
+        return (yield from original(job_id, submission, *arguments, **options))
+
+    return start_submission
+
+
 SABOTAGES = (
     Sabotage(
         "newest_dropped",
@@ -137,6 +150,14 @@ SABOTAGES = (
         ("I24",),
         (Mutant(RetainedCheckpoints, "aborted", constant(None)),),
         kinds=("store_fails", "disk_full"),
+    ),
+    Sabotage(
+        "unasked_claim",
+        "whatever savepoint a job is started from is taken for its own, and on record as given to it",
+        ("I25",),
+        (Mutant(hosting_module, "start_submission", _claims_whatever),),
+        kinds=("restore", "drain"),
+        seeds_max=60,
     ),
     Sabotage(
         "claimed_deleted_early",
