@@ -68,6 +68,11 @@ def _slow_firing(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
     return (_lasting("slow_operator", "window/firing", amount=rng.choice((20, 40))),)
 
 
+def _restarts(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
+    failed, died, again = sorted(rng.randrange(200, horizon_ms) for _ in range(3))
+    return Fault("user_error", at_ms=failed), Fault("kill_coordinator", at_ms=died, amount=1), Fault("user_error", at_ms=again)
+
+
 COMBINATIONS: tuple[Combination, ...] = (
     Combination(
         "overtaken_savepoint",
@@ -95,5 +100,11 @@ COMBINATIONS: tuple[Combination, ...] = (
         ("slow_operator",),
         _slow_firing,
         operators=frozenset({"window"}),
+    ),
+    Combination(
+        "restarts_over_leaders",
+        "an attempt fails under one leader, and the next one under another",
+        ("user_error", "kill_coordinator"),
+        _restarts,
     ),
 )

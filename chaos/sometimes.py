@@ -33,7 +33,7 @@ from chaos.observations import (
     Stored,
     Submitted,
 )
-from coordinator.records import parse_checkpoint_folder
+from coordinator.records import AttemptRecord, decode_record, parse_checkpoint_folder
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
@@ -53,6 +53,7 @@ SOMETIMES: dict[str, str] = {
     "crash_between_deletions": "a coordinator dies when it has deleted some of the files that checkpoints shared, and not all",
     "restart_in_restart": "a second attempt is deployed before every subtask of the one before ran",
     "leader_changed_in_flight": "another coordinator leads on while the job's workers run",
+    "restarts_counted_on": "a leader counts on from the restarts that another one has counted",
     "two_leaders": "a coordinator is asked while another one with a higher epoch leads",
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
@@ -99,6 +100,8 @@ class Sometimes:
         self._completed: dict[int, int] = {}
         self._owners = 0
         self._submission = 0
+        self._recorded: AttemptRecord | None = None
+        """The newest attempt."""
         self._undecided: set[int] = set()
         """Ids of plain savepoints that were claimed and are not decided."""
         self._deletes_shared: set[str] = set()
@@ -183,6 +186,8 @@ class Sometimes:
             self._visit("stale_leader_writes")
         if fact.added and operation.path.endswith(("/_claim", "/_metadata")):
             self._registered(operation)
+        if fact.added and "/attempts/" in operation.path:
+            self._attempted(decode_record(AttemptRecord, operation.data, operation.path))
         if "/log/" in operation.path and fact.added and b'"owner"' in operation.data[:40]:
             self._owners += 1
             if self._owners > 1:
@@ -191,6 +196,11 @@ class Sometimes:
             number = _number(operation.data, b'"checkpoint_id":')
             if self._completed.get(number, self._attempt) < self._attempt:
                 self._visit("commit_after_restore")
+
+    def _attempted(self, record: AttemptRecord) -> None:
+        before, self._recorded = self._recorded, record
+        if before is not None and before.submission == record.submission and before.restarts and before.epoch < record.epoch:
+            self._visit("restarts_counted_on")
 
     def _registered(self, operation: PutIfAbsent) -> None:
         number = parse_checkpoint_folder(operation.path.split("/")[-2])

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 import coordinator.store as store_module
+import coordinator.submitting as submitting_module
 from barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
@@ -23,9 +24,12 @@ from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator import events as on
 from coordinator.decisions import Decisions
 from coordinator.failures import FailureCounter
+from coordinator.jobevents import JobSetup
 from coordinator.lifecycle import Lifecycle
 from coordinator.pending import PendingCheckpoint
 from coordinator.policy import Load, RequestQueue
+from coordinator.publication import RecordedJob
+from coordinator.records import SubmissionRecord
 from coordinator.workforce import Workforce
 from operators.session import Session
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
@@ -150,6 +154,13 @@ def _knows_no_pause(original: Any) -> Any:
     return following
 
 
+def _forgets_restarts(original: Any) -> Any:
+    def derive_setup(job: RecordedJob, record: SubmissionRecord, **options: Any) -> JobSetup:
+        return msgspec.structs.replace(original(job, record, **options), restarts=0)
+
+    return derive_setup
+
+
 def _has_no_deadline(original: Any) -> Any:
     def init(self: PendingCheckpoint, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
@@ -262,5 +273,17 @@ SABOTAGES = (
         (Mutant(PendingCheckpoint, "__init__", _has_no_deadline),),
         kinds=("store_slow", "slow_operator", "blocked_operator"),
         seeds_max=80,
+    ),
+    Sabotage(
+        "forgotten_restarts",
+        "a new leader counts the restarts of a job from the beginning",
+        ("I16",),
+        (Mutant(submitting_module, "derive_setup", _forgets_restarts),),
+        workloads=("counter", "ends", "timers", "aggregate"),
+        plan=(
+            Fault("user_error", at_ms=350),
+            Fault("kill_coordinator", at_ms=650, amount=1),
+            Fault("user_error", at_ms=1_000),
+        ),
     ),
 )

@@ -105,6 +105,7 @@ SCENES = {
     "newest_dropped": Scene("counter"),
     "repeated_ack_discarded": Scene("windows", (throughout("duplicate", "acks"),)),
     "claim_deleted_last": Scene("counter"),
+    "forgotten_restarts": drawn("forgotten_restarts", first=0),
     "unasked_claim": Scene("counter", (STOP,)),
     "claimed_deleted_early": Scene("counter", (at(500, "restore"),)),
     "half_a_life": Scene("expiring"),
