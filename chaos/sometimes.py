@@ -17,6 +17,7 @@ from barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
+    SubtaskDeployment,
     SubtaskStatus,
     TaskState,
 )
@@ -73,6 +74,7 @@ SOMETIMES: dict[str, str] = {
     "rescaled": "a submission runs with another parallelism than the one before",
     "restored": "an attempt begins from a completed checkpoint",
     "restored_from_disk": "a subtask restores from copies of its state on its worker's own disk",
+    "restored_odd_keys": "an attempt begins with state by decimals, texts, bytes or keys of several fields",
     "restored_nothing": "an attempt begins again from nothing",
     "final_checkpoint": "a job ends with a final checkpoint",
     "commit_after_restore": "a sink commits an id that was complete before its attempt began",
@@ -253,6 +255,8 @@ class Sometimes:
                     self._visit("restart_in_restart")
                 if deployment.attempt > 1:
                     self._visit("restored" if deployment.restored_checkpoint_id else "restored_nothing")
+                    if any(map(_has_odd_keys, deployment.subtasks)):
+                        self._visit("restored_odd_keys")
                 self._attempt = deployment.attempt
             keys = self._deployed.setdefault(deployment.attempt, set())
             keys.update((each.vertex, each.subtask) for each in deployment.subtasks)
@@ -317,3 +321,8 @@ def _number(data: bytes, key: bytes) -> int:
     _, found, rest = data.partition(key)
     digits = rest.lstrip()[:20].split(b",")[0].split(b"}")[0]
     return int(digits) if found and digits.strip().isdigit() else -1
+
+
+def _has_odd_keys(subtask: SubtaskDeployment) -> bool:
+    types = (meta.key_type for state in subtask.restore.values() for keyed in state.keyed for meta in keyed.states)
+    return any(key_type is not None and key_type.startswith(("tuple", "decimal", "utf8", "binary")) for key_type in types)

@@ -76,7 +76,8 @@ class AttemptsChecker(Checker):
         before = self.ledger.attempts.get(record.attempt - 1)
         if before is None or before.submission != record.submission:
             if record.restarts > 0 and record.attempt - 1 in self.ledger.attempts:
-                self.report("I16", f"submission {record.submission} begins with attempt {record.attempt} and {record.restarts} restarts")
+                which = f"attempt {record.attempt}, the first of submission {record.submission},"
+                self.report("I16", f"{which} counts {record.restarts} restarts")
             return
         progressed = any(each.claim.attempt == before.attempt for each in self.ledger.completed.values())
         least = before.restarts + (1 if progressed else 0)

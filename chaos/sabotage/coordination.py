@@ -156,7 +156,8 @@ def _knows_no_pause(original: Any) -> Any:
 
 def _forgets_restarts(original: Any) -> Any:
     def derive_setup(job: RecordedJob, record: SubmissionRecord, **options: Any) -> JobSetup:
-        return msgspec.structs.replace(original(job, record, **options), restarts=0)
+        setup: JobSetup = original(job, record, **options)
+        return msgspec.structs.replace(setup, restarts=0)
 
     return derive_setup
 
