@@ -73,6 +73,17 @@ def _restarts(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
     return Fault("user_error", at_ms=failed), Fault("kill_coordinator", at_ms=died, amount=1), Fault("user_error", at_ms=again)
 
 
+def _ended(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
+    """A savepoint joins the checkpoint that ends the job, and fails; not every source hears of it, nor every reader of its end."""
+    probability, since = rng.choice((0.5, 1.0)), "coordinator.send.trigger.savepoint"
+    return (
+        Fault("savepoint", on="coordinator.send.trigger.final"),
+        Fault("drop", "trigger", on=since, duration_ms=LASTS_MS, probability=0.5),
+        Fault("drop", "abort", on=since, duration_ms=LASTS_MS, probability=probability),
+        Fault("store_fails", "worker:all/savepoint-", on=since, duration_ms=LASTS_MS, probability=probability),
+    )
+
+
 COMBINATIONS: tuple[Combination, ...] = (
     Combination(
         "overtaken_savepoint",
@@ -106,5 +117,11 @@ COMBINATIONS: tuple[Combination, ...] = (
         "an attempt fails under one leader, and the next one under another",
         ("user_error", "kill_coordinator"),
         _restarts,
+    ),
+    Combination(
+        "ended_in_alignment",
+        "a savepoint joins the checkpoint that ends the job, and a channel ends while its reader waits for barriers",
+        ("savepoint", "drop", "store_fails"),
+        _ended,
     ),
 )

@@ -98,6 +98,14 @@ class SnapshotBegan(msgspec.Struct, frozen=True):
     """It is between two slices of work such as the firing of a watermark."""
 
 
+class ChannelEnded(msgspec.Struct, frozen=True):
+    """A channel of a subtask ends; `aligning`: while the subtask waits for barriers, of this channel among others."""
+
+    at_ms: int
+    actor: str
+    aligning: bool
+
+
 class DataEnded(msgspec.Struct, frozen=True):
     """A subtask flushes what it has: all of its input has come, and nothing will."""
 
@@ -162,6 +170,7 @@ Observation: TypeAlias = (
     | Delivered
     | Reported
     | SnapshotBegan
+    | ChannelEnded
     | DataEnded
     | Led
     | Submitted

@@ -23,6 +23,7 @@ from barriers.messages import (
 )
 from chaos.observations import (
     Answered,
+    ChannelEnded,
     Commanded,
     Delivered,
     Led,
@@ -80,6 +81,7 @@ SOMETIMES: dict[str, str] = {
     "commit_after_restore": "a sink commits an id that was complete before its attempt began",
     "sink_taken_over": "a sink changes its owner",
     "retention_dropped": "a checkpoint is dropped because a newer one is complete",
+    "ended_in_alignment": "a channel ends while its reader waits for barriers",
     "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
     "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
@@ -131,6 +133,9 @@ class Sometimes:
                     self._completed.setdefault(observation.command.checkpoint_id, self._attempt)
             case Lifecycle():
                 self._lifecycle(observation)
+            case ChannelEnded():
+                if observation.aligning:
+                    self._visit("ended_in_alignment")
             case SnapshotBegan():
                 if observation.firing:
                     self._visit("barrier_in_firing")

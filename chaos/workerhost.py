@@ -19,7 +19,7 @@ from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork
 from chaos.gateway import SimGateway
 from chaos.injector import Injector
-from chaos.observations import DataEnded, Delivered, Observation, Reported, SnapshotBegan, aborts_unread
+from chaos.observations import ChannelEnded, DataEnded, Delivered, Observation, Reported, SnapshotBegan, aborts_unread
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
@@ -279,6 +279,20 @@ class WorkerHost:
 
         for name, watched in (("snapshot_state", begin), ("finish", end)):
             setattr(head, name, watched)
+        if subtask._ports.inputs is not None:
+            self._watch_channels(subtask._ports.inputs.gate)
+
+    def _watch_channels(self, gate: Any) -> None:
+        kernel, process, observe = self._kernel, self.process, self._around.observe
+        handler = gate._handler
+        ended = handler._ended
+
+        def end(channel: int, now_ms: int) -> Any:
+            if process.alive:
+                observe(ChannelEnded(kernel.now_ms, process.name, bool(handler.pending)))
+            return ended(channel, now_ms)
+
+        handler._ended = end
 
     def _in_slices(self, original: Callable[[int], Iterator[None]], point: str, uid: str) -> Callable[[int], Iterator[None]]:
         """Each slice of a firing takes a while, so that what comes meanwhile may fall between two of them."""

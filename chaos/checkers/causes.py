@@ -1,7 +1,7 @@
 """Checkpoints and savepoints that fail although nothing went wrong (of I30).
 
 The reason that is stored with an id says whose failure it was: a worker's or the leader's. Whether anything failed there is seen at
-the stores. A savepoint is its user's: no checkpoint that completes before it is a reason to give it up."""
+the stores. A savepoint is its user's: no checkpoint that completes before it, and no job that ends, is a reason to give it up."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class CausesChecker(Checker):
         declines = self._declines.get((claim.attempt, number, reason), {})
         if reason is FailureReason.SUBSUMED and claim.kind.is_savepoint and not declines:
             self.report("I30", f"{kind} {number} was given up because of another one: {record.message}")
+        elif reason is FailureReason.END_OF_INPUT and claim.kind.is_savepoint and not declines:
+            self.report("I30", f"{kind} {number} was given up because the job ended: {record.message}")
         elif reason is FailureReason.ASYNC_EXCEPTION:
             well = {actor: why for actor, why in declines.items() if not self._is_explained(actor, number)}
             if well:

@@ -20,12 +20,13 @@ from barriers.messages import (
     WorkerCommand,
 )
 from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
 from coordinator import events as on
 from coordinator.decisions import Decisions
 from coordinator.failures import FailureCounter
 from coordinator.jobevents import JobSetup
 from coordinator.lifecycle import Lifecycle
+from coordinator.machine import CheckpointCoordinator
 from coordinator.pending import PendingCheckpoint
 from coordinator.policy import Load, RequestQueue
 from coordinator.publication import RecordedJob
@@ -286,5 +287,19 @@ SABOTAGES = (
             Fault("kill_coordinator", at_ms=650, amount=1),
             Fault("user_error", at_ms=1_000),
         ),
+    ),
+    Sabotage(
+        "unwaited_savepoint",
+        "tasks are told to end, and their channels with them, while a savepoint that joined the last checkpoint is undecided",
+        ("I30",),
+        (Mutant(CheckpointCoordinator, "savepoints_pending", lambda original: property(lambda self: 0)),),
+        workloads=("windows", "ends", "aggregate", "counter"),
+        plan=(
+            Fault("savepoint", on="coordinator.send.trigger.final"),
+            Fault(
+                "slow_link", "all", on="coordinator.send.trigger.savepoint", duration_ms=THROUGHOUT_MS, amount=400, probability=0.5
+            ),
+        ),
+        seeds_max=60,
     ),
 )

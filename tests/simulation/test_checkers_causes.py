@@ -147,3 +147,9 @@ def test_a_checkpoint_expires_when_its_time_is_over(story: Story, timeout_ms: in
     story.live_coordinators = [leader(began_ms, timeout_ms)]
     abort(story, FailureReason.EXPIRED)
     assert story.broken == broken
+
+
+def test_a_savepoint_is_given_up_as_the_job_ends(story: Story) -> None:
+    begin(story, CheckpointKind.SAVEPOINT)
+    abort(story, FailureReason.END_OF_INPUT)
+    assert story.violations == [("I30", "savepoint 2 was given up because the job ended: why")]

@@ -20,6 +20,7 @@ LEADS_TO = {
     "overtaken_savepoint": ("savepoint_overtaken", "timers", None),
     "half_deleted": ("crash_between_deletions", "timers", "rocksdb"),
     "restarts_over_leaders": ("restarts_counted_on", "counter", None),
+    "ended_in_alignment": ("ended_in_alignment", "windows", None),
     "slow_firing": ("barrier_in_firing", "windows", None),
     "unsynced_name": ("power_lost_behind_found", "counter", None),
 }

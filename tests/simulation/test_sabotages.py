@@ -109,6 +109,7 @@ SCENES = {
     "folded_keys": Scene("keys", first=6),
     "narrow_keys": Scene("keys"),
     "unescaped_keys": Scene("keys", first=2),
+    "unwaited_savepoint": drawn("unwaited_savepoint", first=0),
     "unasked_claim": Scene("counter", (STOP,)),
     "claimed_deleted_early": Scene("counter", (at(500, "restore"),)),
     "half_a_life": Scene("expiring"),
