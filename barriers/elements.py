@@ -190,9 +190,13 @@ class LatencyMarker(msgspec.Struct, frozen=True, tag="latency"):
 
 
 class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):
-    """No more records on this channel; barriers may still come. `drain` False: stopped, windows stay open."""
+    """No more records on this channel; barriers may still come. `drain` False: stopped, windows stay open.
+
+    `stopped`: the drain of a job that was told to stop, and may go on later. Its maximum watermark is not sent: at a reader of
+    other channels it would let event time run ahead of records that are still to be read then."""
 
     drain: bool = True
+    stopped: bool = False
 
 
 class EndOfPartition(msgspec.Struct, frozen=True, tag="end_of_partition"):

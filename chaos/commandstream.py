@@ -137,7 +137,7 @@ class CommandStream:
         kind = command_kind(line.command)
         network.kernel.trace.add(process.name, f"sends {kind}", f"slot {self._call.slot} {line.number} of {line.session[:4]}")
         if line.command is not None:
-            network.injector.point(f"coordinator.send.{kind}", process)
+            network.injector.point(f"coordinator.send.{command_point(line.command)}", process)
             if not process.alive:
                 return False
             network.observe(Commanded(network.kernel.now_ms, process.name, line.epoch, self._call.slot, line.command))
@@ -220,3 +220,9 @@ _KINDS: dict[type, str] = {
 def command_kind(command: WorkerCommand | None) -> str:
     """A command's kind of message; `keep_alive` for a line without one."""
     return "keep_alive" if command is None else _KINDS[type(command)]
+
+
+def command_point(command: WorkerCommand) -> str:
+    """A command's kind, of a trigger also that of its checkpoint."""
+    kind = command_kind(command)
+    return f"{kind}.{command.kind.value}" if isinstance(command, TriggerCheckpoint) else kind

@@ -57,6 +57,7 @@ _STORE: dict[str, Outcome] = {
     "store_partial": "partial",
     "store_lies": "lie",
     "store_late": "late",
+    "store_unsynced": "unsynced",
     "disk_full": "full",
 }
 
@@ -129,7 +130,7 @@ class Injector:
         if index not in self.hit:
             self.hit.add(index)
             self.kernel.trace.add("fault", fault.kind, fault.label)
-            self.observe(FaultBegan(self.kernel.now_ms, index))
+            self.observe(FaultBegan(self.kernel.now_ms, index, fault.kind))
 
     def _open(self, kind: str) -> list[_Window]:
         windows = self._windows.get(kind)

@@ -33,7 +33,7 @@ class Stored(msgspec.Struct, frozen=True):
     """Paths that exist now and did not before."""
     fate: str = ""
     """What a fault made of it: `lie` and `late` (the caller was told of a failure), `postponed` (the caller is told of a failure
-    now, and it comes `late`), `partial`, `full`, `fail`; else nothing."""
+    now, and it comes `late`), `unsynced`, `partial`, `full`, `fail`; else nothing."""
     on_wire: bool = False
     """It went through the S3 shell, whose requests may have met with the fault, and the operation with none."""
 
@@ -106,6 +106,16 @@ class SnapshotBegan(msgspec.Struct, frozen=True):
     checkpoint_id: int
     aborts_unread: tuple[int, ...] = ()
     """Ids whose notices of an abort wait in its mailbox: it can't know of them yet."""
+    firing: bool = False
+    """It is between two slices of work such as the firing of a watermark."""
+
+
+class ChannelEnded(msgspec.Struct, frozen=True):
+    """A channel of a subtask ends; `aligning`: while the subtask waits for barriers, of this channel among others."""
+
+    at_ms: int
+    actor: str
+    aligning: bool
 
 
 class DataEnded(msgspec.Struct, frozen=True):
@@ -161,6 +171,7 @@ class FaultBegan(msgspec.Struct, frozen=True):
 
     at_ms: int
     index: int
+    kind: str = ""
 
 
 class PhaseBegan(msgspec.Struct, frozen=True):
@@ -179,6 +190,7 @@ Observation: TypeAlias = (
     | Reported
     | Forged
     | SnapshotBegan
+    | ChannelEnded
     | DataEnded
     | Listened
     | Led

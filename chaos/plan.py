@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from barriers.jobgraph import JobConfig
+from chaos.combinations import draw_combination
 from chaos.faults import KINDS, MESSAGES, STORE_OPERATIONS, Fault, FaultKind
 from chaos.scenario import Scenario
 
@@ -89,15 +91,19 @@ def draw_plan(
     *,
     faults: int | None = None,
     horizon_ms: int = SHORT_MS,
+    config: JobConfig | None = None,
 ) -> tuple[Fault, ...]:
-    """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX, more in a long job. They
-    begin before `horizon_ms`, about when the job would end without them."""
+    """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX, more in a long job, and now
+    and then a combination that fits its `config`. They begin before `horizon_ms`, about when the job would end without them."""
     usable = [kind for kind in kinds if _fits(kind, scenario, slots)]
     if not usable:
         return ()
     weights = [3 if kind in _FREQUENT else 1 for kind in usable]
     count = faults if faults is not None else min(FAULTS_LIMIT, rng.randint(1, FAULTS_MAX) * max(1, horizon_ms // SHORT_MS))
-    return tuple(_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots, horizon_ms) for _ in range(count))
+    plan = tuple(_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots, horizon_ms) for _ in range(count))
+    if faults is not None or config is None:
+        return plan
+    return plan + draw_combination(rng, tuple(usable), config, scenario.operators, horizon_ms)
 
 
 def _fits(kind: str, scenario: Scenario, slots: int) -> bool:

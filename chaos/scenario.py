@@ -21,6 +21,10 @@ Positions = Mapping[str, list[bytes]]
 """uid of a source -> its entries as snapshotted, of all subtasks."""
 
 
+Drained = tuple[Positions, ...]
+"""Positions at which the job was drained so far, and went on from."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkExpectation:
     """One sink and its output at the end of the job."""
@@ -40,6 +44,10 @@ class SinkExpectation:
     """Only the last row of each key (`ordered_by`) counts: how many come before it depends on where batches end."""
     at_cut: Callable[[Positions], Counter[Row]] | None = None
     """Rows that are committed with ids up to a completed checkpoint, given its source positions; None: can't be told."""
+    after_drains: Callable[[Drained], Counter[Row]] | None = None
+    """As `rows`, of a job that was drained on its way; None: they are the same."""
+    emitted: Emitted | None = None
+    """As `at_cut`, where positions alone do not tell what has been emitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,16 @@ class Possibly:
     """In a `CutStates`: this value, or nothing at all. What a watermark lets go depends on the path to the cut."""
 
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What an operator has emitted at a cut is what its state does not hold any more: never both, never neither."""
+
+    operator_uid: str
+    states: tuple[str, ...]
+    rows: Callable[[Positions, Drained, CutStates], Counter[Row]]
+    """From the positions at the cut, those of drains before it, and the operator's states as they are there."""
 
 
 CutStates = Mapping[str, Mapping[Any, Any]]
@@ -64,6 +82,8 @@ class CutExpectation:
     operator_uid: str
     expected: Callable[[Positions], CutStates]
     """From the positions of the sources to the operator's keyed state."""
+    after_drains: Callable[[Positions, Drained], CutStates] | None = None
+    """The same of a job that was drained before; None: `expected`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,11 @@ class Scenario:
     """The job ends by itself when its input does."""
     duration_ms: int = 2_000
     """About how long the job takes when nothing fails, in virtual time: its faults begin before."""
+
+
+def source_uids(scenario: Scenario) -> tuple[str, ...]:
+    """Sources whose positions its cuts are about."""
+    return tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
 
 
 @dataclass(frozen=True, slots=True)

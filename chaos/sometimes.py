@@ -17,11 +17,13 @@ from barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
+    SubtaskDeployment,
     SubtaskStatus,
     TaskState,
 )
 from chaos.observations import (
     Answered,
+    ChannelEnded,
     Commanded,
     Delivered,
     Forged,
@@ -30,11 +32,13 @@ from chaos.observations import (
     Observation,
     Reported,
     Requested,
+    SnapshotBegan,
     Stored,
     Submitted,
 )
-from coordinator.records import ClaimRecord, decode_record
+from coordinator.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
 from statebackends.errors import AmbiguousWriteError, FencedError
+from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
 SOMETIMES: dict[str, str] = {
@@ -51,8 +55,10 @@ SOMETIMES: dict[str, str] = {
     "crash_while_restoring": "a worker dies while it restores state",
     "crash_in_commit": "a worker dies around the commit of a sink",
     "crash_in_deletion": "a coordinator dies while it deletes",
+    "crash_between_deletions": "a coordinator dies when it has deleted some of the files that checkpoints shared, and not all",
     "restart_in_restart": "a second attempt is deployed before every subtask of the one before ran",
     "leader_changed_in_flight": "another coordinator leads on while the job's workers run",
+    "restarts_counted_on": "a leader counts on from the restarts that another one has counted",
     "two_leaders": "a coordinator is asked while another one with a higher epoch leads",
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
@@ -65,6 +71,7 @@ SOMETIMES: dict[str, str] = {
     "worker_reconnects": "a worker registers again without having died",
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
+    "savepoint_overtaken": "a checkpoint completes while an older savepoint is undecided",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
     "stop_tried_again": "a stop with a savepoint that was cut off takes another id",
     "savepoint_copied": "a user copies a savepoint",
@@ -77,13 +84,18 @@ SOMETIMES: dict[str, str] = {
     "restored": "an attempt begins from a completed checkpoint",
     "restored_from_disk": "a subtask restores from copies of its state on its worker's own disk",
     "restore_refused": "a subtask fails because the disk of its host is full",
+    "restored_odd_keys": "an attempt begins with state by decimals, texts, bytes or keys of several fields",
     "restored_nothing": "an attempt begins again from nothing",
     "final_checkpoint": "a job ends with a final checkpoint",
     "commit_after_restore": "a sink commits an id that was complete before its attempt began",
     "sink_taken_over": "a sink changes its owner",
     "retention_dropped": "a checkpoint is dropped because a newer one is complete",
+    "ended_in_alignment": "a channel ends while its reader waits for barriers",
+    "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
+    "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
     "power_lost": "storage loses what was not durable",
+    "power_lost_behind_found": "the power goes when a name was found that its writer had not seen durable",
 }
 
 
@@ -106,6 +118,19 @@ class Sometimes:
         """Since when each epoch leads."""
         self._cancelled: set[str] = set()
         self._stops: set[str] = set()
+        self._submission = 0
+        self._recorded: AttemptRecord | None = None
+        """The newest attempt."""
+        self._undecided: set[int] = set()
+        """Ids of plain savepoints that were claimed and are not decided."""
+        self._deletes_shared: set[str] = set()
+        """Processes whose last change of the store took away a shared file."""
+        self._drains: set[int] = set()
+        """Ids that are claimed to drain the job."""
+        self._drained = False
+        """It was drained, and nobody has gone on yet."""
+        self._unsynced: dict[str, bool] = {}
+        """Location of a new name whose writer was told of a failure -> whether somebody has found it since."""
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -125,6 +150,12 @@ class Sometimes:
                     self._completed.setdefault(observation.command.checkpoint_id, self._attempt)
             case Lifecycle():
                 self._lifecycle(observation)
+            case ChannelEnded():
+                if observation.aligning:
+                    self._visit("ended_in_alignment")
+            case SnapshotBegan():
+                if observation.firing:
+                    self._visit("barrier_in_firing")
             case Led():
                 self._led(observation)
             case Submitted():
@@ -148,6 +179,10 @@ class Sometimes:
         operation = fact.operation
         if fact.actor == "user":
             self._used(fact, operation)
+        if fact.removed and isinstance(operation, DeleteFile) and f"/{SHARED_FOLDER}/" in operation.path:
+            self._deletes_shared.add(fact.actor)
+        elif fact.removed or fact.added:
+            self._deletes_shared.discard(fact.actor)
         if isinstance(fact.result, AmbiguousWriteError) or (fact.fate in ("lie", "late") and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
         if fact.on_wire and fact.fate == "late":
@@ -169,6 +204,11 @@ class Sometimes:
             self._visit("savepoint_disposed")
 
     def _put(self, fact: Stored, operation: PutIfAbsent) -> None:
+        location = f"{fact.root}/{operation.path}"
+        if fact.fate == "unsynced" and fact.added:
+            self._unsynced[location] = False
+        elif fact.result is False and location in self._unsynced:
+            self._unsynced[location] = True
         if fact.result is False and operation.path.endswith(("_metadata", "_claim")):
             self._visit("register_lost")
         if fact.actor.startswith("coordinator") and self._leader and fact.actor != self._leader and fact.added:
@@ -178,6 +218,10 @@ class Sometimes:
             if trigger_id in self._stops:
                 self._visit("stop_tried_again")
             self._stops.add(trigger_id)
+        if fact.added and operation.path.endswith(("/_claim", "/_metadata")):
+            self._registered(operation)
+        if fact.added and "/attempts/" in operation.path:
+            self._attempted(decode_record(AttemptRecord, operation.data, operation.path))
         if "/log/" in operation.path and fact.added and b'"owner"' in operation.data[:40]:
             self._owners += 1
             if self._owners > 1:
@@ -186,6 +230,22 @@ class Sometimes:
             number = _number(operation.data, b'"checkpoint_id":')
             if self._completed.get(number, self._attempt) < self._attempt:
                 self._visit("commit_after_restore")
+
+    def _attempted(self, record: AttemptRecord) -> None:
+        before, self._recorded = self._recorded, record
+        if before is not None and before.submission == record.submission and before.restarts and before.epoch < record.epoch:
+            self._visit("restarts_counted_on")
+
+    def _registered(self, operation: PutIfAbsent) -> None:
+        number = parse_checkpoint_folder(operation.path.split("/")[-2])
+        if number is None:
+            return
+        if operation.path.endswith("/_metadata"):
+            self._undecided.discard(number)
+        elif b'"kind": "savepoint"' in operation.data:
+            self._undecided.add(number)
+        elif b'"drain": true' in operation.data:
+            self._drains.add(number)
 
     def _answered(self, fact: Answered) -> None:
         if isinstance(fact.answer, AckAnswers):
@@ -232,6 +292,8 @@ class Sometimes:
                     self._visit("restart_in_restart")
                 if deployment.attempt > 1:
                     self._visit("restored" if deployment.restored_checkpoint_id else "restored_nothing")
+                    if any(map(_has_odd_keys, deployment.subtasks)):
+                        self._visit("restored_odd_keys")
                 self._attempt = deployment.attempt
             keys = self._deployed.setdefault(deployment.attempt, set())
             keys.update((each.vertex, each.subtask) for each in deployment.subtasks)
@@ -243,6 +305,9 @@ class Sometimes:
     def _lifecycle(self, fact: Lifecycle) -> None:
         if fact.change == "power_loss":
             self._visit("power_lost")
+            if any(self._unsynced.values()):
+                self._visit("power_lost_behind_found")
+            self._unsynced.clear()
         elif fact.change == "cancelled":
             self._visit("hung_worker_cancelled")
             self._cancelled.add(fact.actor)
@@ -251,6 +316,8 @@ class Sometimes:
         if fact.change != "killed":
             return
         point = fact.crash_point
+        if point == "coordinator.DeleteFile.shared" and fact.actor in self._deletes_shared:
+            self._visit("crash_between_deletions")
         for name, parts in _CRASHES.items():
             if point.startswith(parts):
                 self._visit(name)
@@ -258,6 +325,10 @@ class Sometimes:
     def _led(self, fact: Led) -> None:
         if self._epoch and fact.epoch > self._epoch and self._running:
             self._visit("leader_changed_in_flight")
+        if self._drained and fact.submission > self._submission:
+            self._visit("resumed_from_drain")
+            self._drained = False
+        self._submission = fact.submission
         self._epoch, self._leader = fact.epoch, fact.actor
         self._led_ms[fact.epoch] = fact.at_ms
         parallelism = tuple(vertex.parallelism for vertex in fact.graph.vertices)
@@ -265,12 +336,15 @@ class Sometimes:
             self._visit("rescaled")
         self._parallelism = parallelism
 
-    def completed(self, kind: CheckpointKind) -> None:
+    def completed(self, kind: CheckpointKind, number: int) -> None:
         """A checkpoint of a kind is complete, as the store shows it."""
+        if kind is not CheckpointKind.SAVEPOINT and any(each < number for each in self._undecided):
+            self._visit("savepoint_overtaken")
         if kind is CheckpointKind.SAVEPOINT:
             self._visit("savepoint_taken")
         elif kind is CheckpointKind.STOP_SAVEPOINT:
             self._visit("stopped_with_savepoint")
+            self._drained = number in self._drains
         elif kind is CheckpointKind.FINAL:
             self._visit("final_checkpoint")
 
@@ -290,3 +364,8 @@ def _number(data: bytes, key: bytes) -> int:
     _, found, rest = data.partition(key)
     digits = rest.lstrip()[:20].split(b",")[0].split(b"}")[0]
     return int(digits) if found and digits.strip().isdigit() else -1
+
+
+def _has_odd_keys(subtask: SubtaskDeployment) -> bool:
+    types = (meta.key_type for state in subtask.restore.values() for keyed in state.keyed for meta in keyed.states)
+    return any(key_type is not None and key_type.startswith(("tuple", "decimal", "utf8", "binary")) for key_type in types)

@@ -28,7 +28,7 @@ from statebackends.storage.operations import Operation, Storage
 EPOCH_MS = 1_700_000_000_000
 """Wall clock of the stores when a run begins."""
 
-Outcome: TypeAlias = Literal["ok", "fail", "partial", "lie", "late", "full"]
+Outcome: TypeAlias = Literal["ok", "fail", "partial", "lie", "late", "full", "unsynced"]
 
 
 class StoreDecision(msgspec.Struct, frozen=True):
@@ -36,7 +36,8 @@ class StoreDecision(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     """ok; fail: nothing happens, and an error; partial: it stops on its way, leaving behind what it did; lie: it happens, and
-    an error; late: an error, and it happens afterwards; full: nothing can be written (the rest works)."""
+    an error; late: an error, and it happens afterwards; full: nothing can be written (the rest works); unsynced: a new name is
+    there and not durable, and an error (where names are durable at once: as lie, and what makes no name just happens)."""
     fraction: float = 0.0
     """Of a partial one: how far it gets, 0..1."""
     delay_ms: int = 0
@@ -167,6 +168,8 @@ class StoreClient:
             case "full":
                 with self._hooked(_full):
                     return self._perform(actor, operation, "full")
+            case "unsynced":
+                return self._unsynced(actor, operation)
             case "lie":
                 self._perform(actor, operation, "lie")
                 raise _unclear(self._root, operation)
@@ -174,6 +177,17 @@ class StoreClient:
                 raise self._postponed(actor, operation, decision.delay_ms)
             case _:
                 assert_never(decision.outcome)
+
+    def _unsynced(self, actor: str, operation: Operation) -> Any:
+        """Of what makes a name; all else happens as ever."""
+        if not isinstance(operation, _NAMING):
+            return self._perform(actor, operation)
+        hook = _Unsynced()
+        with self._hooked(hook):
+            result = self._perform(actor, operation, "unsynced")
+        if result and hook.is_object:
+            raise _unclear(self._root, operation)
+        return result  # it was found, and is durable now
 
     def _perform(self, actor: str, operation: Operation, note: str = "") -> Any:
         """At the store; what it did is read off the store, not off its result."""
@@ -300,6 +314,24 @@ def _full(name: str, path: str, size: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     return size
 
+
+class _Unsynced:
+    """The name of a new file is there, and its folder can't be synced."""
+
+    def __init__(self) -> None:
+        self.has_linked = False
+        self.is_object = False
+        """It is durable with its name."""
+
+    def __call__(self, name: str, path: str, size: int) -> int:
+        if name == "fsync_folder" and self.has_linked:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        self.has_linked = self.has_linked or name == "link"
+        self.is_object = self.is_object or name in ("put", "copy")
+        return size
+
+
+_NAMING = (ops.PutIfAbsent, ops.WriteFile, ops.UploadFile, ops.LinkFile)
 
 _PLAIN_READS = (ops.StatFile, ops.ReadFile, ops.DownloadFile, ops.ListFiles, ops.DescribeFiles)
 """What nobody wants to hear of when it went well: of folders that are listed one checker learns who looks there."""

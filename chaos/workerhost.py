@@ -5,7 +5,8 @@ thread, pool, watch) is here a series of events of the same process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,23 @@ from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork
 from chaos.gateway import SimGateway
 from chaos.injector import Injector
-from chaos.observations import DataEnded, Delivered, Forged, Observation, Reported, SnapshotBegan, aborts_unread
+from chaos.observations import (
+    ChannelEnded,
+    DataEnded,
+    Delivered,
+    Forged,
+    Observation,
+    Reported,
+    SnapshotBegan,
+    aborts_unread,
+)
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
 from operators.base import Operator
 from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
+from operators.functions.process import ProcessOperator
+from operators.functions.window import TumblingWindowOperator
 from operators.pool import POOL_THREADS
 from operators.sessionevents import WorkerIdentity
 from operators.subtask import Subtask
@@ -43,9 +55,14 @@ from statebackends.settings import StateBackendSettings
 
 TURN_US = (500, 5_000)
 """Least and most time of one turn of the loop."""
+SLICE_US = (100, 2_000)
+"""Least and most time of one slice of a firing."""
 WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
+
+FIRING = (TumblingWindowOperator, ProcessOperator)
+"""Operators whose watermarks make them emit in slices."""
 
 _REPEATABLE: dict[str, Any] = {
     "background_compaction": False,
@@ -274,6 +291,8 @@ class WorkerHost:
             ("close", "close"),
         ):
             setattr(operator, method, self._hook(getattr(operator, method), f"worker.{what}.{uid}", uid))
+        if isinstance(operator, FIRING):
+            vars(operator)["process_watermark"] = self._in_slices(operator.process_watermark, f"worker.fire.{uid}", uid)
 
     def _watch_head(self, subtask: Subtask) -> None:
         """The head of a chain is the first to take part in a checkpoint, and to flush."""
@@ -285,7 +304,7 @@ class WorkerHost:
             if process.alive:
                 unread = aborts_unread(subtask)
                 where = (process.name, attempt, key.vertex, key.subtask)
-                observe(SnapshotBegan(kernel.now_ms, *where, checkpoint_id, unread))
+                observe(SnapshotBegan(kernel.now_ms, *where, checkpoint_id, unread, _is_between_slices(subtask)))
             snapshot_state(checkpoint_id)
 
         def end() -> Iterator[None]:
@@ -295,6 +314,38 @@ class WorkerHost:
 
         for name, watched in (("snapshot_state", begin), ("finish", end)):
             setattr(head, name, watched)
+        if subtask._ports.inputs is not None:
+            self._watch_channels(subtask._ports.inputs.gate)
+
+    def _watch_channels(self, gate: Any) -> None:
+        kernel, process, observe = self._kernel, self.process, self._around.observe
+        handler = gate._handler
+        ended = handler._ended
+
+        def end(channel: int, now_ms: int) -> Any:
+            if process.alive:
+                observe(ChannelEnded(kernel.now_ms, process.name, bool(handler.pending)))
+            return ended(channel, now_ms)
+
+        handler._ended = end
+
+    def _in_slices(self, original: Callable[[int], Iterator[None]], point: str, uid: str) -> Callable[[int], Iterator[None]]:
+        """Each slice of a firing takes a while, so that what comes meanwhile may fall between two of them."""
+        injector, process, clock, drawn = self._around.injector, self.process, self.clock, self._random
+
+        def slices(watermark_ms: int) -> Iterator[None]:
+            firing = original(watermark_ms)  # at once: a barrier may be taken before the first slice
+
+            def go_on() -> Iterator[None]:
+                for _ in firing:
+                    injector.point(point, process)
+                    injector.operator(f"{uid}/firing", clock)
+                    clock.spent_us += drawn.between(*SLICE_US)
+                    yield
+
+            return go_on()
+
+        return slices
 
     def _hook(self, original: Callable[..., Any], point: str, uid: str) -> Callable[..., Any]:
         injector, process, clock = self._around.injector, self.process, self.clock
@@ -305,6 +356,12 @@ class WorkerHost:
             return original(*arguments)
 
         return call
+
+
+def _is_between_slices(subtask: Subtask) -> bool:
+    """Work such as the firing of a watermark has begun, and has not ended."""
+    work = subtask._intake._work
+    return bool(work) and isinstance(work[0], Generator) and inspect.getgeneratorstate(work[0]) == inspect.GEN_SUSPENDED
 
 
 class InstrumentedBuilder(SubtaskBuilder):

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from barriers.messages import SubtaskStatus, TaskState
 from chaos.checkers import make_checkers
 from chaos.checkers.ledger import decision_in
@@ -144,10 +146,9 @@ class _Simulation:
         self.trace = Trace(lambda: self._kernel.now_us)
         self._kernel = Kernel(self._streams, self.trace)
         self._scenario = scenario
-        slots = self._scenario.plan(None).graph.slots_required
         plan = request.plan
         if plan is None:
-            plan = draw_plan(self._streams.of("plan"), kinds, self._scenario, slots, faults=request.faults, horizon_ms=horizon_ms)
+            plan = self._drawn(kinds, horizon_ms)
         self._plan = plan
         self._violations: list[ViolationRecord] = []
         self._sometimes = Sometimes()
@@ -163,6 +164,19 @@ class _Simulation:
             for kind in checker.hears:
                 self._hearers.setdefault(kind, []).append(checker.observe)
         self._next_look_us = 0
+
+    def _drawn(self, kinds: tuple[str, ...], horizon_ms: int) -> tuple[Fault, ...]:
+        request, graph = self._request, self._scenario.plan(None).graph
+        config = msgspec.structs.replace(graph.config, state_backend=request.backend or graph.config.state_backend)
+        return draw_plan(
+            self._streams.of("plan"),
+            kinds,
+            self._scenario,
+            graph.slots_required,
+            faults=request.faults,
+            horizon_ms=horizon_ms,
+            config=config,
+        )
 
     # ----------------------------------------------------------------------------------------------------- observations
 
@@ -185,7 +199,8 @@ class _Simulation:
         claim = self._cluster.state.peek(operation.path.removesuffix("_metadata") + "_claim")
         if claim is not None:
             self._completed += 1
-            self._sometimes.completed(decode_record(ClaimRecord, claim, operation.path).kind)
+            record = decode_record(ClaimRecord, claim, operation.path)
+            self._sometimes.completed(record.kind, record.checkpoint_id)
 
     def _note_reported(self, fact: Reported) -> None:
         self._attempts.add(fact.item.attempt)

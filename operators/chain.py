@@ -95,6 +95,8 @@ class OperatorChain:
         self.nodes = tuple(nodes)
         self.head = nodes[0]
         self.has_own_watermarks = False
+        self.keeps_maximum = False
+        """The maximum watermark is not for those behind this chain."""
         self.sealed = False
         """True between the barrier and the end of the synchronous snapshot: nothing may be emitted (K06)."""
         self._opened: list[ChainNode] = []
@@ -181,6 +183,8 @@ class OperatorChain:
     def _forward(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
         for child in node.children:
             yield from self._advance(child, timestamp_ms)
+        if timestamp_ms == MAX_WATERMARK and self.keeps_maximum:
+            return  # each reader comes to it by itself, when all of its channels have ended
         for partition in node.partitions:
             partition.broadcast(Watermark(timestamp_ms))
 

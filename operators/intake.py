@@ -103,6 +103,7 @@ class Intake:
         self._held: GateOutput | None = None
         self._ended_channels: set[int] = set()
         self._drains = True
+        self._stopped = False
         self.is_drained = False
         self.watermark_ms = MIN_WATERMARK
         self.bytes_in = 0
@@ -222,11 +223,12 @@ class Intake:
             case Watermark() | WatermarkStatus():
                 for signal in self._inputs.valve.handle(channel, event):
                     self._work.append(self._time_signal(signal))
-            case EndOfData(drain=drain):
+            case EndOfData(drain=drain, stopped=stopped):
                 self._ended_channels.add(channel)
                 self._drains = self._drains and drain
+                self._stopped = self._stopped or stopped
                 if len(self._ended_channels) == len(self._inputs.indexes):
-                    self._work.append(self._end_of_data(drain=self._drains))
+                    self._work.append(self._end_of_data(drain=self._drains, stopped=self._stopped))
             case LatencyMarker():
                 self._chain.broadcast(event)
             case EndOfPartition():
@@ -258,23 +260,27 @@ class Intake:
         self._ready_at_ms = now_ms if polled.ready_at_ms is None else polled.ready_at_ms
         self.collect_own_watermarks()
         if polled.finished:
-            self.end_source(drain=True)
+            self.end_source(drain=True, stopped=False)
         return polled.batch is not None or polled.finished or self._ready_at_ms <= now_ms
 
-    def end_source(self, *, drain: bool) -> None:
-        """No further poll; the end of data follows as work."""
+    def end_source(self, *, drain: bool, stopped: bool = True) -> None:
+        """No further poll; the end of data follows as work. `stopped`: there is more to read, which the job was told to leave."""
         if self._phase is SourcePhase.READING:
             self._phase = SourcePhase.ENDED
-            self._work.append(self._end_of_data(drain=drain))
+            self._work.append(self._end_of_data(drain=drain, stopped=stopped))
 
-    def _end_of_data(self, *, drain: bool) -> Iterator[None]:
-        """Event time ends and buffers are flushed, unless the job stops to go on later; then downstream is told."""
+    def _end_of_data(self, *, drain: bool, stopped: bool) -> Iterator[None]:
+        """Event time ends and buffers are flushed, unless the job stops to go on later; then downstream is told.
+
+        Of a drain that was ordered the end of event time is each subtask's own: those behind it come to it when all of their
+        channels have ended, and not of one of them before the others."""
         if drain:
+            self._chain.keeps_maximum = stopped
             if self.watermark_ms < MAX_WATERMARK:
                 self.watermark_ms = MAX_WATERMARK
                 yield from self._chain.advance_watermark(MAX_WATERMARK)
             yield from self._chain.own_watermarks()
             yield from self._chain.finish()
-        self._chain.broadcast(EndOfData(drain))
+        self._chain.broadcast(EndOfData(drain, stopped and drain))
         self.is_drained = True
         self._on_drained()

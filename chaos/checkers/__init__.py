@@ -6,6 +6,8 @@ from chaos.checkers.aborts import AbortsChecker
 from chaos.checkers.attempts import AttemptsChecker
 from chaos.checkers.base import Checker
 from chaos.checkers.bounds import BoundsChecker
+from chaos.checkers.causes import CausesChecker
+from chaos.checkers.claims import ClaimsChecker
 from chaos.checkers.completion import CompletionChecker
 from chaos.checkers.cut import CutChecker
 from chaos.checkers.distribution import DistributionChecker
@@ -28,9 +30,11 @@ from chaos.scenario import Scenario
 __all__ = ["CHECKERS", "INVARIANTS", "NOT_COVERED", "make_checkers"]
 
 CHECKERS: tuple[type[Checker], ...] = (
+    ClaimsChecker,
     RegisterChecker,
     CompletionChecker,
     AbortsChecker,
+    CausesChecker,
     EffectsChecker,
     AttemptsChecker,
     DistributionChecker,
@@ -75,12 +79,12 @@ INVARIANTS: dict[str, str] = {
     "I22": "a job never begins behind its visible output without being told to",
     "I23": "shared files live as long as a checkpoint refers to them",
     "I24": "in the end no file is without an owner",
-    "I25": "savepoints are neither changed nor deleted",
+    "I25": "savepoints are neither changed nor deleted, but by a job that its user gave them to",
     "I26": "every key group, every keyed part and every subtask has one owner",
     "I27": "list entries are neither lost nor repeated by a restore",
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
-    "I30": "without faults a checkpoint completes and the job ends; tasks are told of checkpoints that are off",
+    "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks are told of checkpoints that are off",
 }
 """What each means, in one line."""
 

@@ -67,6 +67,23 @@ class AttemptsChecker(Checker):
             self.report("I15", f"attempt {record.attempt} follows {change.newest}")
         if record.epoch == self.ledger.newest_epoch:
             self._check_start(record)
+            self._check_restarts(record)
+
+    def _check_restarts(self, record: AttemptRecord) -> None:
+        """Each failover counts for the restart strategy once, whoever leads then: a strategy may allow a few.
+
+        A process that dies before it reports is the old failure seen again, and may not count; not so behind a checkpoint."""
+        before = self.ledger.attempts.get(record.attempt - 1)
+        if before is None or before.submission != record.submission:
+            if record.restarts > 0 and record.attempt - 1 in self.ledger.attempts:
+                which = f"attempt {record.attempt}, the first of submission {record.submission},"
+                self.report("I16", f"{which} counts {record.restarts} restarts")
+            return
+        progressed = any(each.claim.attempt == before.attempt for each in self.ledger.completed.values())
+        least = before.restarts + (1 if progressed else 0)
+        if not least <= record.restarts <= before.restarts + 1:
+            count = f"attempt {record.attempt} counts {record.restarts} restarts"
+            self.report("I16", f"{count}, the one before it {before.restarts}; epoch {before.epoch} led that, {record.epoch} this")
 
     def _check_start(self, record: AttemptRecord) -> None:
         """A new attempt begins at the newest completed checkpoint of its submission, else at the submission's base."""

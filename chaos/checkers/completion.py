@@ -80,7 +80,8 @@ class CompletionChecker(Checker):
                 case Decided():
                     self._decided(change)
                 case ClaimDropped(snapshot=Snapshot() as snapshot):
-                    self._forget(snapshot.checkpoint_id)
+                    if not snapshot.kind.is_savepoint or self.ledger.is_subsumed(snapshot.checkpoint_id):
+                        self._forget(snapshot.checkpoint_id)
                 case _:
                     pass
         for path in fact.removed:

@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
+from chaos.checkers.drains import Drains
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from chaos.observations import Observation, Report, Stored, WorldView
 from chaos.oracle import compare_states
-from chaos.scenario import CutExpectation, Scenario
+from chaos.scenario import CutExpectation, Drained, Scenario, source_uids
 from chaos.statereading import SnapshotView, StateDoubledError
 from statebackends.errors import HoldfastError
 
@@ -34,14 +35,18 @@ class CutChecker(Checker):
         super().__init__(world, scenario, report, ledger)
         self._attempt = 0
         """Of the last completed checkpoint."""
+        self._drains = Drains(ledger, source_uids(scenario))
 
     def observe(self, observation: Observation) -> None:
         if not self.scenario.cuts or not isinstance(observation, Stored) or not observation.added:
             return
         for change in self.ledger.changes(observation):
             # A drain ends event time in front of its snapshot: what fires then is no matter of positions.
-            if isinstance(change, Decided) and change.snapshot is not None and not change.snapshot.claim.drain:
-                self._look_at(change.snapshot)
+            if isinstance(change, Decided) and change.snapshot is not None:
+                if change.snapshot.claim.drain:
+                    self._drains.note(change.snapshot)
+                else:
+                    self._look_at(change.snapshot)
 
     def _look_at(self, snapshot: Snapshot) -> None:
         claim = snapshot.claim
@@ -52,18 +57,20 @@ class CutChecker(Checker):
     def _check(self, snapshot: Snapshot) -> None:
         where = f"{snapshot.kind} {snapshot.checkpoint_id}"
         seen = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
+        drained = self._drains.before(snapshot.checkpoint_id)
         for cut in self.scenario.cuts:
             try:
-                self._compare(where, seen, cut)
+                self._compare(where, seen, cut, drained)
             except StateDoubledError as error:
                 self.report("I26", f"{where}: {error}")
             except HoldfastError as error:
                 self.report("I11", f"{where}: {error}")
 
-    def _compare(self, where: str, seen: SnapshotView, cut: CutExpectation) -> None:
+    def _compare(self, where: str, seen: SnapshotView, cut: CutExpectation, drained: Drained) -> None:
         positions = seen.positions(cut.source_uids)
         try:
-            expected = cut.expected(positions)
+            again = drained and cut.after_drains
+            expected = again(positions, drained) if again else cut.expected(positions)
         except ValueError as error:
             self.report("I8", f"{where}: the positions of its sources make no sense: {error}")
             return

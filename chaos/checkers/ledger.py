@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from barriers.jobgraph import ClaimMode, Submission
 from barriers.messages import CheckpointKind
 from chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
 from coordinator.publication import Decision, decode_decision
@@ -154,6 +155,12 @@ def join(*parts: str) -> str:
     return "/".join([part.rstrip("/") for part in parts if part])
 
 
+def folder_asked(submission: Submission) -> str | None:
+    """The folder of the snapshot that a submission names by its path."""
+    restore = submission.restore
+    return restore.rstrip("/").removesuffix(f"/{METADATA}") if restore is not None and "/" in restore else None
+
+
 class JobLedger:
     """Shared by the checkers of one run. Whoever asks first for an observation's changes makes the ledger take them in."""
 
@@ -176,8 +183,16 @@ class JobLedger:
         """Ever, in the order of their decisions."""
         self.aborted: set[int] = set()
         """Ever."""
+        self.given: set[str] = set()
+        """Folders of snapshots that a user gave to the job (CLAIM), as the user asked for it."""
         self._decisions: dict[int, bytes] = {}
         """Of ids whose claim stands, or that were decided before their claim came."""
+
+    def asked(self, submission: Submission) -> None:
+        """A driver asks for a submission."""
+        folder = folder_asked(submission)
+        if folder is not None and submission.claim_mode is ClaimMode.CLAIM:
+            self.given.add(folder)
 
     # -------------------------------------------------------------------------------------------------------- questions
 
@@ -203,7 +218,7 @@ class JobLedger:
     def is_subsumed(self, number: int) -> bool:
         """Whether a submission claimed a savepoint, and has completed a checkpoint of its own since: the job may delete it."""
         snapshot = self.completed.get(number)
-        if snapshot is None:
+        if snapshot is None or snapshot.claim.folder not in self.given:
             return False
         bases = [(record.base, record.first_checkpoint_id) for record in self.submissions.values()]
         firsts = [first for base, first in bases if base is not None and base.claim and base.folder == snapshot.claim.folder]

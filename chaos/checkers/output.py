@@ -5,18 +5,21 @@ are judged file by file as they are committed; loss and repetition once the job 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
 
+from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
 from chaos.checkers.descent import Descent
+from chaos.checkers.drains import Drains
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
 from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
 from chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
-from chaos.scenario import Positions, Scenario, SinkExpectation
-from chaos.statereading import SnapshotView
+from chaos.scenario import Positions, Row, Scenario, SinkExpectation, source_uids
+from chaos.statereading import SnapshotView, StateDoubledError
 from statebackends.errors import HoldfastError
 from statebackends.storage.operations import PutIfAbsent
 
@@ -24,6 +27,8 @@ CUTS_KEPT_MAX = 64
 """Completed checkpoints whose positions are remembered until their output is committed."""
 CUT_EVERY = 8
 """Commits of one attempt of which one is compared with its cut; the first one after a restore always is."""
+EMITTED_EVERY = 2
+"""Checkpoints, by id, of which one is compared with what its operator's state holds no more; whatever ends the job always is."""
 
 
 class _Sink:
@@ -52,11 +57,14 @@ class OutputChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._sinks = [_Sink(world, sink) for sink in scenario.sinks]
-        self._sources = tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
-        self._cuts = bool(self._sources) and any(sink.at_cut is not None for sink in scenario.sinks)
+        self._sources = source_uids(scenario)
+        self._cuts = bool(self._sources) and any(sink.at_cut or sink.emitted for sink in scenario.sinks)
         self._descent = Descent(ledger)
+        self._drains = Drains(ledger, self._sources)
         self._positions: dict[int, Positions] = {}
         """Of completed checkpoints whose output is not committed yet."""
+        self._emitted: dict[int, list[Counter[Row]]] = {}
+        """Of the same, for each sink that is judged by what its operator holds no more."""
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, Lifecycle):
@@ -81,36 +89,56 @@ class OutputChecker(Checker):
 
     def _remember(self, snapshot: Snapshot) -> None:
         """Positions are read while the snapshot is there."""
-        if not snapshot.is_recovery_point or snapshot.claim.drain:
+        self._drains.note(snapshot)
+        if not snapshot.is_recovery_point:
             return
+        number, view = snapshot.checkpoint_id, SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
         try:
-            positions = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata).positions(self._sources)
-        except HoldfastError:
-            return  # what is wrong with its files is reported elsewhere
-        self._positions[snapshot.checkpoint_id] = positions
-        if len(self._positions) > CUTS_KEPT_MAX:
-            del self._positions[next(iter(self._positions))]
+            positions = view.positions(self._sources)
+            if number % EMITTED_EVERY == 0 or snapshot.kind is not CheckpointKind.CHECKPOINT:
+                self._emitted[number] = [self._emitted_at(number, each.expected, positions, view) for each in self._sinks]
+        except (HoldfastError, StateDoubledError, ValueError):
+            return  # what is wrong with its files, or with the positions in them, is reported elsewhere
+        if not snapshot.claim.drain:
+            self._positions[number] = positions
+        for known in (self._positions, self._emitted):
+            if len(known) > CUTS_KEPT_MAX:
+                del known[next(iter(known))]
+
+    def _emitted_at(self, number: int, sink: SinkExpectation, positions: Positions, view: SnapshotView) -> Counter[Row]:
+        emitted = sink.emitted
+        if emitted is None:
+            return Counter()
+        held = view.keyed_state(emitted.operator_uid, emitted.states)
+        return emitted.rows(positions, self._drains.before(number), held)
 
     # ---------------------------------------------------------------------------------------------------------- commits
 
     def _entry(self, sink: _Sink, fact: Stored) -> None:
         self._read(sink)
         at_cut = sink.expected.at_cut
-        if at_cut is None or not isinstance(fact.operation, PutIfAbsent):
+        if not isinstance(fact.operation, PutIfAbsent) or (at_cut is None and sink.expected.emitted is None):
             return
         entry = msgspec.json.decode(fact.operation.data)
         if entry["type"] != "commit":
             return
         restored, sink.attempt = entry["attempt"] != sink.attempt, entry["attempt"]
         sink.commits += 1
-        positions = self._positions.get(entry["checkpoint_id"])
-        if positions is None or not (restored or sink.commits % CUT_EVERY == 0):
+        checkpoint = entry["checkpoint_id"]
+        if at_cut is None:
+            if checkpoint in self._emitted:
+                rows = self._emitted[checkpoint][self._sinks.index(sink)]
+                self._compare_cut(sink, checkpoint, rows, "whose state says")
             return
-        # Everything staged up to this id was committed before it: the log is in the order of ids.
-        problem = compare(at_cut(positions), counted(self._live(sink), sink.expected))
+        positions = self._positions.get(checkpoint)
+        if positions is not None and (restored or sink.commits % CUT_EVERY == 0):
+            self._compare_cut(sink, checkpoint, at_cut(positions), "whose cut says")
+
+    def _compare_cut(self, sink: _Sink, checkpoint: int, rows: Counter[Row], what: str) -> None:
+        """Everything staged up to this id was committed before it: the log is in the order of ids."""
+        problem = compare(rows, counted(self._live(sink), sink.expected))
         if problem is not None:
-            checkpoint = entry["checkpoint_id"]
-            self.report("I7", f"sink {sink.expected.sink_id}: committed up to checkpoint {checkpoint}, whose cut says: {problem}")
+            self.report("I7", f"sink {sink.expected.sink_id}: committed up to checkpoint {checkpoint}, {what}: {problem}")
 
     def _read(self, sink: _Sink) -> None:
         """Take in what was committed since."""
@@ -148,7 +176,9 @@ class OutputChecker(Checker):
 
     def _compare(self, sink: _Sink) -> None:
         assert sink.expected.rows is not None
-        expected, actual = sink.expected.rows(), counted(self._live(sink), sink.expected)
+        drained = self._drains.before()
+        again = drained and sink.expected.after_drains
+        expected, actual = again(drained) if again else sink.expected.rows(), counted(self._live(sink), sink.expected)
         problem = compare(expected, actual)
         if problem is None:
             return

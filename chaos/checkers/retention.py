@@ -249,7 +249,9 @@ class RetentionChecker(Checker):
         """What a finished job owned, and has replaced, is gone."""
         number = max(self.ledger.submissions, default=0)
         record, result = self.ledger.submissions.get(number), self.ledger.results.get(number)
-        if record is None or record.base is None or not record.base.claim or result is None or result.state != "FINISHED":
+        if record is None or record.base is None or result is None or result.state != "FINISHED":
+            return
+        if record.base.folder not in self.ledger.given:
             return
         begun_ms = self._submitted_ms[number]
         if self._deletion_failed or result.epoch < self.ledger.newest_epoch or self._was_trouble_since(begun_ms):

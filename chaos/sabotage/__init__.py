@@ -6,6 +6,7 @@ from chaos.sabotage.base import Mutant, Sabotage
 from chaos.sabotage.channels import SABOTAGES as CHANNELS
 from chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from chaos.sabotage.fencing import SABOTAGES as FENCING
+from chaos.sabotage.keys import SABOTAGES as KEYS
 from chaos.sabotage.lateness import SABOTAGES as LATENESS
 from chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
 from chaos.sabotage.retention import SABOTAGES as RETENTION
@@ -21,7 +22,10 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
-    for area in (CHANNELS, LATENESS, TASKS, SOURCES, STATE, LOCALDISK, COORDINATION, RETENTION, REWINDING, FENCING, SINKS, STORES)
+    for area in (
+        *(CHANNELS, LATENESS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(COORDINATION, RETENTION, REWINDING, FENCING, SINKS, STORES),
+    )
     for sabotage in area
 }
 

@@ -8,25 +8,31 @@ from typing import Any
 import msgspec
 
 import coordinator.store as store_module
+import coordinator.submitting as submitting_module
 from barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
+    FailureReason,
     NotifyCheckpointAborted,
     Registered,
     SubtaskKey,
     WorkerCommand,
 )
 from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
 from coordinator import events as on
 from coordinator.acknowledgements import AcknowledgementJudge
 from coordinator.decisions import Decisions
 from coordinator.failures import FailureCounter
 from coordinator.hosting import HostFlow, JobHost
+from coordinator.jobevents import JobSetup
 from coordinator.lifecycle import Lifecycle
+from coordinator.machine import CheckpointCoordinator
 from coordinator.pending import PendingCheckpoint, list_files
 from coordinator.policy import Load, RequestQueue
+from coordinator.publication import RecordedJob
+from coordinator.records import SubmissionRecord
 from coordinator.workforce import Workforce
 from operators.session import Session
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
@@ -100,6 +106,16 @@ def _takes_ambiguous_for_done(path: str, content: bytes, read: Callable[[str], F
         raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
 
 
+def _subsumes_savepoints(original: Any) -> Any:
+    def subsume_below(self: Decisions, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        for pending in self.sorted_pending():
+            if pending.checkpoint_id < checkpoint_id and pending.is_undecided:
+                self.abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
+
+    return subsume_below
+
+
 def _notifies_savepoints(original: Any) -> Any:
     def complete(self: Decisions, pending: PendingCheckpoint) -> Any:
         completed = original(self, pending)
@@ -143,6 +159,14 @@ def _knows_no_pause(original: Any) -> Any:
         return original(self, msgspec.structs.replace(load, pause_until_ms=0), now_ms)
 
     return following
+
+
+def _forgets_restarts(original: Any) -> Any:
+    def derive_setup(job: RecordedJob, record: SubmissionRecord, **options: Any) -> JobSetup:
+        setup: JobSetup = original(job, record, **options)
+        return msgspec.structs.replace(setup, restarts=0)
+
+    return derive_setup
 
 
 def _has_no_deadline(original: Any) -> Any:
@@ -210,6 +234,15 @@ SABOTAGES = (
         (Mutant(Decisions, "_subsume_below", constant(None)),),
         workloads=("counter", "windows", "timers", "fanout"),
         plan=(throughout("store_slow", "worker:", amount=400, probability=0.3),),
+    ),
+    Sabotage(
+        "subsumed_savepoint",
+        "a savepoint that is still pending when a newer checkpoint completes is given up",
+        ("I30",),
+        (Mutant(Decisions, "_subsume_below", _subsumes_savepoints),),
+        workloads=("counter", "windows", "timers", "fanout"),
+        plan=(Fault("savepoint", at_ms=400), throughout("store_slow", "worker:all/savepoint-", amount=400)),
+        seeds_max=40,
     ),
     Sabotage(
         "savepoint_commits",
@@ -290,5 +323,31 @@ SABOTAGES = (
             Fault("kill_coordinator", at_ms=400, amount=50),
             Fault("store_slow", "coordinator:ListFolder", at_ms=400, duration_ms=8_000, amount=100),
         ),
+    ),
+    Sabotage(
+        "forgotten_restarts",
+        "a new leader counts the restarts of a job from the beginning",
+        ("I16",),
+        (Mutant(submitting_module, "derive_setup", _forgets_restarts),),
+        workloads=("counter", "ends", "timers", "aggregate"),
+        plan=(
+            Fault("user_error", at_ms=350),
+            Fault("kill_coordinator", at_ms=650, amount=1),
+            Fault("user_error", at_ms=1_000),
+        ),
+    ),
+    Sabotage(
+        "unwaited_savepoint",
+        "tasks are told to end, and their channels with them, while a savepoint that joined the last checkpoint is undecided",
+        ("I30",),
+        (Mutant(CheckpointCoordinator, "savepoints_pending", lambda original: property(lambda self: 0)),),
+        workloads=("windows", "ends", "aggregate", "counter"),
+        plan=(
+            Fault("savepoint", on="coordinator.send.trigger.final"),
+            Fault(
+                "slow_link", "all", on="coordinator.send.trigger.savepoint", duration_ms=THROUGHOUT_MS, amount=400, probability=0.5
+            ),
+        ),
+        seeds_max=60,
     ),
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from barriers.elements import MIN_WATERMARK, Batch
-from chaos.sabotage.base import Mutant, Sabotage, constant
+from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from operators.functions.window import TumblingWindowOperator
+from operators.intake import Intake
 
 Stamps = npt.NDArray[np.int64]
 
@@ -45,6 +47,26 @@ def _drops_in_silence(original: Any) -> Any:
     return windows_of
 
 
+def _empties_at_once(original: Any) -> Any:
+    """All rows of a window leave the state when it begins to fire, and are emitted in slices."""
+
+    def fire(self: TumblingWindowOperator, start: int) -> Iterator[None]:
+        rows = self._state.read(start, 0, self._state.row_count(start))
+        self._state.remove(start)
+        for offset in range(0, rows.num_rows, self.rows_per_slice_max):
+            self.output.collect(self._result(start, rows.slice(offset, self.rows_per_slice_max)))
+            yield
+
+    return fire
+
+
+def _drains_each_source(original: Any) -> Any:
+    def end_of_data(self: Intake, *, drain: bool, stopped: bool) -> Any:
+        return original(self, drain=drain, stopped=False)
+
+    return end_of_data
+
+
 SABOTAGES = (
     Sabotage(
         "revived_window",
@@ -74,5 +96,23 @@ SABOTAGES = (
         ("I4",),
         (Mutant(TumblingWindowOperator, "_windows_of", _drops_in_silence),),
         workloads=("late",),
+    ),
+    Sabotage(
+        "emptied_window",
+        "a window that begins to fire has left the state, though a barrier may come before its last rows",
+        ("I7", "I1"),
+        (Mutant(TumblingWindowOperator, "_fire", _empties_at_once),),
+        workloads=("windows",),
+        plan=(throughout("slow_operator", "window/firing", amount=40),),
+        seeds_max=40,
+    ),
+    Sabotage(
+        "drained_apart",
+        "a drain that was ordered ends event time source by source: what is read behind it is late where the others were ahead",
+        ("I1", "I7"),
+        (Mutant(Intake, "_end_of_data", _drains_each_source),),
+        workloads=("windows", "timers"),
+        kinds=("drain",),
+        seeds_max=60,
     ),
 )

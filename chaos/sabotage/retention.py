@@ -5,17 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 import coordinator.effects as effects_module
+import coordinator.hosting as hosting_module
 import coordinator.settling as settling_module
+from barriers.jobgraph import ClaimMode, Submission
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
+from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator.decisions import Decisions
+from coordinator.publication import CheckpointFact, RecordedJob
 from coordinator.records import JobPaths
 from coordinator.releasing import Release, Releases
 from coordinator.retained import RetainedCheckpoints
 from coordinator.sharedfiles import Released, SharedFiles
 from coordinator.store import discard_shared
+from statebackends.sharedpaths import writer_of
 from statebackends.storage.operations import DeleteFile, Flow, ListFiles
+
+
+def _looks_for_aborted(original: Any) -> Any:
+    """Of the shared files that nobody needs those which an aborted checkpoint wrote."""
+
+    def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
+        aborted = {each.checkpoint_id for each in job.with_fact(CheckpointFact.ABORTED)}
+        return tuple(name for name in original(job) if writer_of(name) in aborted)
+
+    return derive_shared_garbage
 
 
 def _drops_the_newest(original: Any) -> Any:
@@ -93,6 +110,15 @@ def _holds_no_claim(original: Any) -> Any:
     return staticmethod(lambda base, retained_max, subsumed: Releases(None, retained_max))
 
 
+def _claims_whatever(original: Any) -> Any:
+    def start_submission(job_id: str, submission: Submission, *arguments: Any, **options: Any) -> Flow[Any]:
+        if submission.restore is not None and "/" in submission.restore:
+            submission = replace(submission, claim_mode=ClaimMode.CLAIM)
+        return (yield from original(job_id, submission, *arguments, **options))
+
+    return start_submission
+
+
 SABOTAGES = (
     Sabotage(
         "newest_dropped",
@@ -126,6 +152,14 @@ SABOTAGES = (
         kinds=("store_fails", "disk_full"),
     ),
     Sabotage(
+        "unasked_claim",
+        "whatever savepoint a job is started from is taken for its own, and on record as given to it",
+        ("I25",),
+        (Mutant(hosting_module, "start_submission", _claims_whatever),),
+        kinds=("restore", "drain"),
+        seeds_max=60,
+    ),
+    Sabotage(
         "claimed_deleted_early",
         "a savepoint that the job claimed is deleted before it has a checkpoint of its own",
         ("I25",),
@@ -142,6 +176,16 @@ SABOTAGES = (
         seeds_max=60,
     ),
     Sabotage(
+        "unheld_base",
+        "retention drops the checkpoint that an increment under way builds on, so that it can't complete",
+        ("I30",),
+        (Mutant(RetainedCheckpoints, "hold", constant(None)),),
+        workloads=("timers", "counter", "windows", "aggregate"),
+        plan=(throughout("store_slow", "worker:", amount=60, probability=0.2),),
+        backend="rocksdb",
+        seeds_max=60,
+    ),
+    Sabotage(
         "needed_shared_file_deleted",
         "a shared file goes with the first checkpoint that refers to it",
         ("I23",),
@@ -153,6 +197,15 @@ SABOTAGES = (
         "the shared files of a dropped checkpoint are deleted before its claim, so that a crash leaves a hole",
         ("I23",),
         (Mutant(effects_module, "drop_checkpoint", _deletes_shared_first),),
+        backend="rocksdb",
+    ),
+    Sabotage(
+        "half_deleted_left",
+        "what is left of shared files when a coordinator died between two deletions stays for ever",
+        ("I24", "I23"),
+        (Mutant(settling_module, "derive_shared_garbage", _looks_for_aborted),),
+        workloads=("timers", "counter", "windows", "aggregate"),
+        plan=(Fault("kill_coordinator", on="coordinator.DeleteFile.shared", nth=3, amount=1),),
         backend="rocksdb",
     ),
     Sabotage(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, throughout
 from statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage
 from statebackends.storage.s3_failures import FailureKind, RequestFailure
@@ -71,6 +72,16 @@ class _Own(str):
 _OWN = _Own()
 
 
+def _believes_its_eyes(original: Any) -> Any:
+    def put_if_absent(self: LocalStorage, target: str, data: bytes) -> bool:
+        if self._stat(target) is not None:
+            return False
+        created: bool = original(self, target, data)
+        return created
+
+    return put_if_absent
+
+
 SABOTAGES = (
     Sabotage(
         "unsynced_write",
@@ -78,6 +89,18 @@ SABOTAGES = (
         ("I11", "I16", "I19"),
         (Mutant(LocalStorage, "_make", _does_not_sync),),
         kinds=("power_loss",),
+    ),
+    Sabotage(
+        "unsynced_found",
+        "a name that is found counts as durable, though its writer may not have got so far",
+        ("I14", "I11", "I12", "I13", "I15", "I16", "I19"),
+        (Mutant(LocalStorage, "_put_if_absent", _believes_its_eyes),),
+        workloads=("counter", "windows", "ends", "fanout"),
+        plan=(
+            throughout("store_unsynced", "coordinator:PutIfAbsent", probability=0.5),
+            Fault("power_loss", on="coordinator.send.complete", nth=7, amount=1),
+        ),
+        seeds_max=60,
     ),
     Sabotage(
         "overwriting_put",

@@ -10,6 +10,7 @@ from chaos.workloads import (
     ends,
     expiring,
     fanout,
+    keys,
     late,
     long,
     random_graphs,
@@ -21,7 +22,7 @@ from statebackends.errors import InvalidConfigError
 
 WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
-    for module in (counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, random_graphs)
+    for module in (counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs)
 }
 """Those that run when none is named."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from chaos.scenario import CutStates, Positions
+from chaos.scenario import CutStates, Drained, Positions
 from operators.base import Poll
 from operators.sources.generator import GeneratorReader, GeneratorSource
 
@@ -131,6 +131,23 @@ def read_before(entries: Iterable[bytes], rows: int) -> Iterator[int]:
         if position.next_index % count != position.stripe:
             raise ValueError(f"record {position.next_index} is not of the stripe {position.stripe} of {count}")
         yield from range(position.stripe, min(position.next_index, rows), count)
+
+
+def in_segments(feeds: Iterable[Feed], drained: Drained, positions: Positions | None = None) -> list[dict[str, list[int]]]:
+    """uid -> indices of the records between two drains, of each segment in turn; the last one ends at `positions`, or with all.
+
+    Raises ValueError as `read_before`."""
+    feeds = tuple(feeds)
+    segments: list[dict[str, list[int]]] = []
+    passed: dict[str, set[int]] = {feed.uid: set() for feed in feeds}
+    for end in (*drained, positions):
+        segment = {}
+        for feed in feeds:
+            indices = range(feed.rows) if end is None else read_before(end[feed.uid], feed.rows)
+            segment[feed.uid] = [index for index in indices if index not in passed[feed.uid]]
+            passed[feed.uid].update(segment[feed.uid])
+        segments.append(segment)
+    return segments
 
 
 def no_states(feeds: Iterable[Feed], positions: Positions) -> CutStates:

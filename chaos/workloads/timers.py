@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import read_before
+from chaos.scenario import (
+    CutExpectation,
+    CutStates,
+    Drained,
+    Emitted,
+    Positions,
+    Possibly,
+    Row,
+    Scenario,
+    SinkExpectation,
+    Workload,
+)
+from chaos.workloads.feeds import in_segments, read_before
 from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
 from operators.base import JobPlan
@@ -56,13 +68,14 @@ def make(rng: random.Random) -> Scenario:
     feeds, paces = draw_skewed_feeds(rng)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     settings = draw_settings(rng)
+    uids, rows, states_at = tuple(feed.uid for feed in feeds), partial(_rows, feeds), partial(_states_at, feeds)
+    emitted = Emitted("reorder", ("waiting",), partial(_emitted_at, feeds))
     return Scenario(
         plan=partial(_plan, feeds, paces, parallelism, settings),
         records=sum(feed.rows for feed in feeds),
-        sinks=(SinkExpectation(PATH, "ordered", partial(_rows, feeds), ordered_by=(0, 1), steps_by_one=True),),
+        sinks=(SinkExpectation(PATH, "ordered", rows, ordered_by=(0, 1), steps_by_one=True, after_drains=rows, emitted=emitted),),
         operators=("reorder",),
-        cuts=(CutExpectation(tuple(feed.uid for feed in feeds), "reorder", partial(_states_at, feeds)),),
-        may_drain=False,
+        cuts=(CutExpectation(uids, "reorder", states_at, after_drains=states_at),),
     )
 
 
@@ -73,29 +86,42 @@ def _plan(feeds: Feeds, paces: Paces, drawn: int, settings: dict[str, Any], para
     return environment.build()
 
 
-def _rows(feeds: Feeds) -> Counter[Row]:
-    records = sorted(
-        (feed.at(index), feed.first + index, feed.key(index), feed.value(index)) for feed in feeds for index in range(feed.rows)
+def _rows(feeds: Feeds, drained: Drained = ()) -> Counter[Row]:
+    """A drain lets go whatever waits: what comes behind it is in order by itself."""
+    return Counter(_numbered([_ordered(feeds, segment) for segment in in_segments(feeds, drained)]))
+
+
+def _ordered(feeds: Feeds, segment: Mapping[str, Iterable[int]]) -> list[tuple[int, int, int, int]]:
+    """(at, i, key, value) of these records, in turn."""
+    return sorted(
+        (feed.at(index), feed.first + index, feed.key(index), feed.value(index)) for feed in feeds for index in segment[feed.uid]
     )
-    return Counter(_numbered(records))
 
 
-def _numbered(records: list[tuple[int, int, int, int]]) -> Iterator[Row]:
+def _emitted_at(feeds: Feeds, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
+    """All records in front of a cut but those that wait in its state."""
+    *before, last = (_ordered(feeds, segment) for segment in in_segments(feeds, drained, positions))
+    waiting = held["waiting"]
+    return Counter(_numbered([*before, [record for record in last if (record[2], record[0]) not in waiting]]))
+
+
+def _numbered(segments: list[list[tuple[int, int, int, int]]]) -> Iterator[Row]:
     seqs: dict[int, int] = {}
     totals: dict[int, int] = {}
-    for at, i, key, value in records:
+    for at, i, key, value in chain.from_iterable(segments):
         seqs[key] = seqs.get(key, 0) + 1
         totals[key] = totals.get(key, 0) + value
         yield key, seqs[key], at, i, totals[key]
 
 
-def _states_at(feeds: Feeds, positions: Positions) -> CutStates:
+def _states_at(feeds: Feeds, positions: Positions, drained: Drained = ()) -> CutStates:
     """Records in front of the cut and their timers; those that the watermark may have passed have possibly fired."""
     before = {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}
     passed = watermark_bound(feeds, before, positions)
+    segment = in_segments(feeds, drained, positions)[-1]
     waiting: dict[Any, list[tuple[int, int]]] = {}
     for feed in feeds:
-        for index in before[feed.uid]:
+        for index in segment[feed.uid]:
             waiting.setdefault((feed.key(index), feed.at(index)), []).append((feed.first + index, feed.value(index)))
     held = {timer: [number for pair in sorted(pairs) for number in pair] for timer, pairs in waiting.items()}
     fired = {timer for timer in held if passed is None or timer[1] <= passed}

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import Feed, is_at_end, read_before
+from chaos.scenario import (
+    CutExpectation,
+    CutStates,
+    Drained,
+    Emitted,
+    Positions,
+    Possibly,
+    Row,
+    Scenario,
+    SinkExpectation,
+    Workload,
+)
+from chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
 from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.functions import aggregates
+from operators.functions.window import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
 from operators.sinks.parquet import ParquetSink
 from operators.stream import Stream
 from operators.time import Tumbling
@@ -31,13 +43,16 @@ def make(rng: random.Random) -> Scenario:
     parallelism = rng.randint(1, PARALLELISM_MAX)
     size_ms = rng.choice((40, 100, 250))
     settings = draw_settings(rng)
+    slice_rows = rng.choice((1, 2, 5, FIRED_ROWS_PER_SLICE_MAX))
+    uids, states_at = tuple(feed.uid for feed in feeds), partial(_states_at, feeds, size_ms)
+    rows = partial(_rows, feeds, size_ms)
+    emitted = Emitted("window", ("windows",), partial(_emitted_at, feeds, size_ms))
     return Scenario(
-        plan=partial(_plan, feeds, paces, size_ms, parallelism, settings),
+        plan=partial(_plan, feeds, paces, size_ms, slice_rows, parallelism, settings),
         records=sum(feed.rows for feed in feeds),
-        sinks=(SinkExpectation(PATH, "windowed", partial(_rows, feeds, size_ms)),),
+        sinks=(SinkExpectation(PATH, "windowed", rows, after_drains=rows, emitted=emitted),),
         operators=("window",),
-        cuts=(CutExpectation(tuple(feed.uid for feed in feeds), "window", partial(_states_at, feeds, size_ms)),),
-        may_drain=False,
+        cuts=(CutExpectation(uids, "window", states_at, after_drains=states_at),),
     )
 
 
@@ -65,13 +80,17 @@ def timed_streams(environment: Environment, feeds: Feeds, paces: Paces) -> Strea
 
 
 def _plan(
-    feeds: Feeds, paces: Paces, size_ms: int, drawn: int, settings: dict[str, Any], parallelism: int | None
+    feeds: Feeds, paces: Paces, size_ms: int, slice_rows: int, drawn: int, settings: dict[str, Any], parallelism: int | None
 ) -> JobPlan:
     environment = Environment("windows", parallelism=parallelism or drawn, **settings)
     windowed = timed_streams(environment, feeds, paces).key_by("key").window(Tumbling(milliseconds=size_ms))
     counts = windowed.aggregate(n=aggregates.count(), total=aggregates.sum("value"), mean=aggregates.mean("value"))
     counts.uid("window").sink_to(ParquetSink(PATH), uid="windowed")
-    return environment.build()
+    plan = environment.build()
+    for operator in plan.operators.values():
+        if isinstance(operator, TumblingWindowOperator):
+            operator.rows_per_slice_max = slice_rows
+    return plan
 
 
 def _windows(feeds: Feeds, size_ms: int, indices: Mapping[str, Iterable[int]]) -> dict[tuple[int, int], list[int]]:
@@ -85,19 +104,32 @@ def _windows(feeds: Feeds, size_ms: int, indices: Mapping[str, Iterable[int]]) -
     return windows
 
 
-def _rows(feeds: Feeds, size_ms: int) -> Counter[Row]:
-    windows = _windows(feeds, size_ms, {feed.uid: range(feed.rows) for feed in feeds})
-    return Counter(
-        (key, start * 1_000, (start + size_ms) * 1_000, n, total, total / n) for (key, start), (n, total) in windows.items()
-    )
+def _rows(feeds: Feeds, size_ms: int, drained: Drained = ()) -> Counter[Row]:
+    """A drain fires what it finds: a window that it cuts in two gives two rows."""
+    rows: Counter[Row] = Counter()
+    for segment in in_segments(feeds, drained):
+        rows.update(_fired(_windows(feeds, size_ms, segment), size_ms))
+    return rows
 
 
-def _states_at(feeds: Feeds, size_ms: int, positions: Positions) -> CutStates:
+def _fired(windows: Mapping[tuple[int, int], list[int]], size_ms: int) -> Iterator[Row]:
+    for (key, start), (n, total) in windows.items():
+        yield key, start * 1_000, (start + size_ms) * 1_000, n, total, total / n
+
+
+def _emitted_at(feeds: Feeds, size_ms: int, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
+    """All windows in front of a cut but those that its state holds."""
+    *before, last = (_windows(feeds, size_ms, segment) for segment in in_segments(feeds, drained, positions))
+    left = {window: value for window, value in last.items() if window not in held["windows"]}
+    return Counter(row for windows in (*before, left) for row in _fired(windows, size_ms))
+
+
+def _states_at(feeds: Feeds, size_ms: int, positions: Positions, drained: Drained = ()) -> CutStates:
     """Windows that hold records in front of the cut; those that the watermark may have passed have possibly fired."""
-    before = {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}
-    passed = watermark_bound(feeds, before, positions)
+    segment = in_segments(feeds, drained, positions)[-1]
+    passed = watermark_bound(feeds, {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}, positions)
     states: dict[Any, Any] = {}
-    for (key, start), (n, total) in _windows(feeds, size_ms, before).items():
+    for (key, start), (n, total) in _windows(feeds, size_ms, segment).items():
         value = {"n": n, "total": total, "mean.sum": total, "mean.count": n}
         states[(key, start)] = Possibly(value) if passed is None or start + size_ms - 1 <= passed else value
     return {"windows": states}

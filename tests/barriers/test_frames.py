@@ -115,6 +115,7 @@ EVENTS: list[ElementEvent] = [
     CancelMarker(7),
     LatencyMarker(1, "v", 2),
     EndOfData(drain=False),
+    EndOfData(stopped=True),
     EndOfPartition(),
 ]
 

@@ -407,8 +407,30 @@ def test_stop_with_drain_fires_and_finishes_before_the_snapshot() -> None:
     bench.mailbox.put(trigger(1, kind=CheckpointKind.STOP_SAVEPOINT, drain=True))
     bench.settle()
     stop = CheckpointBarrier(1, 0, "stop_savepoint", True, "chk-1", None)
-    assert bench.port.take() == [Watermark(MAX_WATERMARK), EndOfData(True), stop]
+    assert bench.port.take() == [EndOfData(True, stopped=True), stop]
     assert bench.log == [f"a watermark {MAX_WATERMARK}", "a finish", "a prepare 1", "a snapshot 1", "keyed 1"]
+
+
+def test_a_drain_that_was_ordered_ends_event_time_when_all_inputs_have_ended() -> None:
+    bench = recordings(1, 2)
+    bench.events(1, Watermark(90))
+    bench.events(0, Watermark(10), EndOfData(True, stopped=True))
+    bench.settle()
+    assert bench.port.take() == [Watermark(10)]
+    bench.events(1, EndOfData(True, stopped=True))
+    bench.settle()
+    assert bench.port.take() == [EndOfData(True, stopped=True)]
+    assert [line for line in bench.log if "watermark" in line] == ["a watermark 10", f"a watermark {MAX_WATERMARK}"]
+    assert bench.log.count("a finish") == 1
+
+
+def test_an_input_that_ended_by_itself_lets_the_others_go_on_until_they_are_drained() -> None:
+    bench = recordings(1, 2)
+    bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True))
+    bench.events(1, Watermark(90), EndOfData(True, stopped=True))
+    bench.settle()
+    assert bench.port.take() == [Watermark(90), EndOfData(True, stopped=True)]
+    assert [line for line in bench.log if "watermark" in line] == ["a watermark 90", f"a watermark {MAX_WATERMARK}"]
 
 
 def test_the_tables_of_a_savepoint_are_files_however_small() -> None:

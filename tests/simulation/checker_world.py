@@ -106,6 +106,8 @@ class Story:
     violations: list[tuple[str, str]] = field(default_factory=list)
     epoch: int = 0
     attempt: int = 0
+    restarts: dict[int, int] = field(default_factory=dict)
+    """Submission -> restarts on record with its newest attempt."""
     job_id: str = JOB
     jobs_live: bool = True
     live_workers: list[Any] = field(default_factory=list)
@@ -214,10 +216,16 @@ class Story:
         self.record_attempt(0)
         self.deploy()
 
-    def record_attempt(self, restored: int, attempt: int | None = None, folder: str | None = None) -> None:
+    def record_attempt(
+        self, restored: int, attempt: int | None = None, folder: str | None = None, *, restarts: int | None = None
+    ) -> None:
+        """`restarts`: None: one more than before, in the same submission."""
         self.attempt = self.attempt + 1 if attempt is None else attempt
+        if restarts is None:
+            restarts = self.restarts.get(self.submission, -1) + 1
+        self.restarts[self.submission] = restarts
         point = RestorePoint(restored, folder or self.folder(restored), 0) if restored else None
-        record = AttemptRecord(self.attempt, self.epoch, self.submission, "", self.parallelism, point, 0, f"n{self.epoch}")
+        record = AttemptRecord(self.attempt, self.epoch, self.submission, "", self.parallelism, point, restarts, f"n{self.epoch}")
         self.put(f"{JOB}/attempts/{self.attempt}.json", encode_record(record))
 
     def deployment(self, slot: int, restored: int = 0) -> Deployment:

@@ -10,7 +10,7 @@ import pytest
 
 from barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted
-from chaos.observations import DataEnded, Reported, SnapshotBegan
+from chaos.observations import DataEnded, FaultBegan, Reported, SnapshotBegan
 from coordinator.records import AbortRecord, RestorePoint, encode_record
 from tests.simulation.checker_world import JOB, SAVEPOINTS, Story
 
@@ -21,6 +21,7 @@ COUNT, SOURCE = "count" * 6, "source" * 6
 def story() -> Story:
     story = Story()
     story.begin()
+    story.tell(FaultBegan(story.now_ms, 0, "anything"))  # what fails here has its cause
     story.complete(1)
     story.claim(2)
     story.trigger(2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
+from chaos.observations import FaultBegan
 from coordinator.incidents import Incident
 from tests.simulation.checker_world import Story, graph, process
 
@@ -26,6 +27,7 @@ class Job(Story):
             coordinator=SimpleNamespace(pending=self.pending), lifecycle=SimpleNamespace(incidents=incidents)
         )
         self.begin()
+        self.tell(FaultBegan(self.now_ms, 0, "anything"))  # what fails here has its cause
         self.lead_alive()
 
     def lead_alive(self) -> None:

@@ -151,3 +151,34 @@ def test_every_invariant_is_somebodys_or_said_to_be_nobodys(story: Story) -> Non
     covered = {invariant for checker in CHECKERS for invariant in checker.invariants}
     assert covered | NOT_COVERED.keys() | {"I4"} == INVARIANTS.keys()
     assert tuple(type(checker) for checker in make_checkers(story, story.scenario, lambda *_: None)) == CHECKERS
+
+
+# ------------------------------------------------------------------------------------------------------------- restarts
+
+
+@pytest.mark.parametrize(("restarts", "broken"), [(0, ["I16"]), (1, []), (2, ["I16"])])
+def test_a_failover_counts_once_behind_a_checkpoint_whoever_leads(restarts: int, broken: list[str]) -> None:
+    story = Story()
+    story.begin()
+    story.complete(1)
+    story.lead()
+    story.record_attempt(1, restarts=restarts)
+    assert story.broken == broken
+
+
+@pytest.mark.parametrize(("restarts", "broken"), [(0, []), (1, []), (2, ["I16"])])
+def test_an_attempt_without_a_checkpoint_may_be_the_old_failure_seen_again(restarts: int, broken: list[str]) -> None:
+    story = Story()
+    story.begin()
+    story.record_attempt(0, restarts=restarts)
+    assert story.broken == broken
+
+
+def test_a_submission_begins_without_restarts() -> None:
+    story = Story()
+    story.begin()
+    story.complete(1)
+    story.lead()
+    story.submit(2, RestorePoint(1, story.folder(1), 0), 2)
+    story.record_attempt(1, restarts=1)
+    assert story.broken == ["I16"]

@@ -328,3 +328,41 @@ def test_the_same_seed_leaves_the_same_trace(bench: Bench, tmp_path: Path) -> No
         return fresh.trace.digest()
 
     assert run() == run()
+
+
+# -------------------------------------------------------------------------------------------------------- names not durable
+
+
+@pytest.mark.parametrize("operation", [ops.PutIfAbsent("job/new", DATA), ops.WriteFile("job/new", [DATA])], ids=["put", "write"])
+def test_a_name_that_is_not_durable_is_there_until_the_power_goes(operation: Operation) -> None:
+    there = set()
+    for seed in range(20):
+        bench = Bench()
+        assert isinstance(bench.told(operation, StoreDecision("unsynced")), AmbiguousWriteError)
+        assert bench.view.peek("job/new") == DATA
+        assert (bench.last.fate, bench.last.added) == ("unsynced", ("job/new",))
+        bench.stores.power_loss(random.Random(seed))
+        there.add(bench.view.peek("job/new") == DATA)
+    assert there == {False, True}
+
+
+def test_whoever_finds_such_a_name_makes_it_durable() -> None:
+    for seed in range(20):
+        bench = Bench()
+        bench.told(ops.PutIfAbsent("job/new", DATA), StoreDecision("unsynced"))
+        assert bench.told(ops.PutIfAbsent("job/new", DATA), StoreDecision("unsynced")) is False
+        bench.stores.power_loss(random.Random(seed))
+        assert bench.view.peek("job/new") == DATA
+
+
+def test_an_object_is_durable_with_its_name_and_its_writer_is_not_told() -> None:
+    bench = Bench(objects=True)
+    assert isinstance(bench.told(ops.PutIfAbsent("job/new", DATA), StoreDecision("unsynced")), AmbiguousWriteError)
+    assert bench.view.peek("job/new") == DATA
+    assert bench.told(ops.PutIfAbsent("job/new", DATA), StoreDecision("unsynced")) is False
+
+
+def test_what_makes_no_name_just_happens(bench: Bench) -> None:
+    bench.told(ops.PutIfAbsent("job/new", DATA))
+    assert bench.told(ops.ReadFile("job/new"), StoreDecision("unsynced")) == DATA
+    assert bench.told(ops.DeleteFile("job/new"), StoreDecision("unsynced")) is True

@@ -41,6 +41,7 @@ MOMENTS: dict[str, Fault] = {
     "store_slow": Fault("store_slow", "all", at_ms=300, duration_ms=300, amount=20),
     "store_partial": Fault("store_partial", "all", at_ms=300, duration_ms=300, probability=0.2),
     "store_lies": Fault("store_lies", "PutIfAbsent", at_ms=300, duration_ms=300, probability=0.5),
+    "store_unsynced": Fault("store_unsynced", "PutIfAbsent", at_ms=300, duration_ms=600, probability=0.5),
     "store_late": Fault("store_late", "PutIfAbsent", at_ms=300, duration_ms=300, probability=0.5, amount=400),
     "disk_full": Fault("disk_full", "all", at_ms=300, duration_ms=200),
     "clock_jump": Fault("clock_jump", "coordinator", at_ms=300, amount=-3_600_000),

@@ -1,0 +1,100 @@
+"""Checkpoints and savepoints that fail although nothing went wrong (of I30).
+
+The reason that is stored with an id says whose failure it was: a worker's or the leader's. Whether anything failed there is seen at
+the stores. A savepoint is its user's: no checkpoint that completes before it, and no job that ends, is a reason to give it up."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from barriers.messages import DeclineCheckpoint, FailureReason
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Claimed, Decided, JobLedger
+from chaos.faults import FAMILIES
+from chaos.observations import FaultBegan, Observation, Report, Reported, Stored, WorldView
+from chaos.scenario import Scenario
+from coordinator.records import AbortRecord
+from statebackends.errors import StorageUnavailableError
+
+_OF_LEADER = (FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE)
+"""Reasons that a leader has whose calls of the store fail, or leave it in the dark."""
+_AT_STORES = ("store_", "disk_full")
+"""Beginnings of kinds of faults that are seen at the stores, where each call tells how it went."""
+_ELSEWHERE = frozenset(
+    {*FAMILIES["crashes"], *FAMILIES["zombies"], *FAMILIES["messages"], *FAMILIES["data"], *FAMILIES["operators"]}
+) | frozenset({*FAMILIES["clocks"], *FAMILIES["users"], "power_loss"})
+"""Kinds of faults that make no file of a snapshot fail."""
+
+
+class CausesChecker(Checker):
+    """Judges each id that is aborted by what failed since it was claimed."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I30",)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Reported, FaultBegan)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
+        self._claimed_ms: dict[int, int] = {}
+        self._trouble_ms: dict[str, int] = {}
+        """Process -> when a call of the store last failed it, or was told to it as failed."""
+        self._declines: dict[tuple[int, int, FailureReason], dict[str, str]] = {}
+        """(attempt, id, reason) -> who declined, and why."""
+        self._unknown = False
+        """A fault has hit of which this checker can't tell what it makes fail."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Stored():
+                if observation.fate or isinstance(observation.result, StorageUnavailableError):
+                    self._trouble_ms[observation.actor] = observation.at_ms
+                if observation.added:
+                    self._stored(observation)
+            case Reported(item=DeclineCheckpoint() as decline, actor=actor):
+                key = (decline.attempt, decline.checkpoint_id, decline.reason)
+                self._declines.setdefault(key, {})[actor] = decline.message
+            case FaultBegan(kind=kind):
+                self._unknown = self._unknown or not (kind.startswith(_AT_STORES) or kind in _ELSEWHERE)
+            case _:
+                pass
+
+    def _stored(self, fact: Stored) -> None:
+        for change in self.ledger.changes(fact):
+            if isinstance(change, Claimed):
+                self._claimed_ms.setdefault(change.checkpoint_id, fact.at_ms)
+            elif isinstance(change, Decided) and change.claim is not None and change.snapshot is None:
+                record = self.ledger.abort_record(change.checkpoint_id)
+                if record is not None and change.checkpoint_id in self.ledger.aborted:
+                    self._aborted(change.claim, record, fact.actor)
+
+    def _aborted(self, claim: Any, record: AbortRecord, leader: str) -> None:
+        number, kind, reason = claim.checkpoint_id, claim.kind.value, record.reason
+        declines = self._declines.get((claim.attempt, number, reason), {})
+        if reason is FailureReason.SUBSUMED and claim.kind.is_savepoint and not declines:
+            self.report("I30", f"{kind} {number} was given up because of another one: {record.message}")
+        elif reason is FailureReason.END_OF_INPUT and claim.kind.is_savepoint and not declines:
+            self.report("I30", f"{kind} {number} was given up because the job ended: {record.message}")
+        elif reason is FailureReason.ASYNC_EXCEPTION:
+            well = {actor: why for actor, why in declines.items() if not self._is_explained(actor, number)}
+            if well:
+                actor, why = next(iter(well.items()))
+                self.report("I30", f"{kind} {number} failed in {actor}, of whose calls none did: {why}")
+        elif reason in _OF_LEADER and not self._is_explained(leader, number) and record.epoch == self.ledger.newest_epoch:
+            self.report(
+                "I30", f"{kind} {number} is aborted as {reason.value} by {leader}, of whose calls none failed: {record.message}"
+            )
+        elif reason is FailureReason.EXPIRED and not self._unknown:
+            self._expired(number, kind, record.epoch)
+
+    def _is_explained(self, actor: str, number: int) -> bool:
+        return self._unknown or self._trouble_ms.get(actor, -1) >= self._claimed_ms.get(number, 0)
+
+    def _expired(self, number: int, kind: str, epoch: int) -> None:
+        """It had its time; when its leader began with it only the leader knows."""
+        for host in self.world.coordinators():
+            for service in host.services:
+                pending = service._master.coordinator.pending if service.epoch == epoch else ()
+                for each in (each for each in pending if each.checkpoint_id == number):
+                    lasted_ms = self.world.now_ms - each.started_ms
+                    limit_ms = service._master.setup.graph.config.checkpoint_timeout_ms
+                    if lasted_ms < limit_ms:
+                        self.report("I30", f"{kind} {number} expired after {lasted_ms} ms; it has {limit_ms} ms")

@@ -1,0 +1,64 @@
+"""Whose a snapshot is that a submission starts from: what its user said, and not what the job has written down of it (I25).
+
+Without CLAIM nobody but its user writes into its folder or deletes from it, and no checkpoint of the job needs a file of it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from chaos.checkers.base import Checker
+from chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
+from chaos.observations import Observation, Report, Stored, Submitted, WorldView
+from chaos.scenario import Scenario
+from coordinator.records import OWNER
+from statebackends.snapshot import file_handles
+from statebackends.storage import is_absolute_folder
+
+_USER = "user"
+
+
+class ClaimsChecker(Checker):
+    """Hears what users ask for, and watches over the folders that stay theirs."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I25",)
+    hears: ClassVar[tuple[type, ...]] = (Submitted, Stored)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
+        self._started_from: set[str] = set()
+        """Folders of snapshots that submissions began with."""
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, Submitted):
+            self.ledger.asked(observation.submission)
+            folder = folder_asked(observation.submission)
+            if folder is not None:
+                self._started_from.add(folder)
+        elif isinstance(observation, Stored) and (observation.added or observation.removed):
+            self._stored(observation)
+
+    def _stored(self, fact: Stored) -> None:
+        if self._started_from and fact.actor != _USER and fact.fate != "late":
+            for path in fact.removed:
+                self._touched(fact, path, "deleted")
+            for path in fact.added:
+                if path.rpartition("/")[2] == OWNER:
+                    self._touched(fact, path, "wrote")
+        for change in self.ledger.changes(fact):
+            if isinstance(change, Decided) and change.snapshot is not None:
+                self._check_files(change.snapshot)
+
+    def _touched(self, fact: Stored, path: str, did: str) -> None:
+        folder = join(fact.root, path).rpartition("/")[0]
+        if folder in self._started_from and folder not in self.ledger.given:
+            self.report("I25", f"{fact.actor} {did} {path} of {folder}, which a job was started from and did not get")
+
+    def _check_files(self, snapshot: Snapshot) -> None:
+        own = join(snapshot.view.root, snapshot.folder if is_absolute_folder(snapshot.claim.folder) else self.world.job_id)
+        for operator in snapshot.metadata.operators:
+            for state in operator.subtasks:
+                for handle in file_handles(state):
+                    location = snapshot.location(handle.path)
+                    if not location.startswith(f"{own}/"):
+                        self.report("I25", f"{snapshot.kind} {snapshot.checkpoint_id} needs {location}, which is not the job's")
+                        return
