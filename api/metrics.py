@@ -40,6 +40,11 @@ class JobMetrics:
         self.restarts = CounterMetricFamily("holdfast_job_restarts", "Failovers of a job.", labels=labels)
         self.attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of the current attempt.", labels=labels)
         self.records_in = CounterMetricFamily("holdfast_job_source_records", "Records read by the sources.", labels=labels)
+        self.frames_refused = CounterMetricFamily(
+            "holdfast_job_frames_refused",
+            "Frames that data ports dropped: nobody of the job had a reason to send them.",
+            labels=labels,
+        )
         self.checkpoints = CounterMetricFamily("holdfast_checkpoints", "Decided checkpoints.", labels=(*labels, "outcome"))
         self.pending = GaugeMetricFamily("holdfast_checkpoints_in_progress", "Checkpoints in progress.", labels=labels)
         self.last_id = GaugeMetricFamily("holdfast_last_checkpoint_id", "Id of the newest completed checkpoint.", labels=labels)
@@ -68,6 +73,7 @@ class JobMetrics:
             subtask.metrics.records_out for vertex in job.vertices if vertex.vertex_id in sources for subtask in vertex.subtasks
         )
         self.records_in.add_metric(labels, read)
+        self.frames_refused.add_metric(labels, sum(worker.frames_refused for worker in job.workers))
         self._add_checkpoints(labels, stats)
 
     def _add_checkpoints(self, labels: tuple[str, str], stats: CheckpointStatsView) -> None:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from barriers.frames import Frame
-from statebackends.errors import InvalidConfigError, ProtocolError
-
-EARLY_FRAMES_MAX = 10_000
-"""Frames of a later attempt kept until this worker is deployed; only credit can come that early, one frame a channel."""
+from barriers.admission import Admission, AttemptPeers, Peer
+from barriers.frames import AnyFrame, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +22,8 @@ class PeerLost:
     reason: str
 
 
-Received: TypeAlias = Frame | PeerLost
+Received: TypeAlias = AnyFrame | PeerLost
+"""Frames from other processes are still encoded: they were judged by their headers (admission.py)."""
 
 
 class Transport(Protocol):
@@ -36,10 +33,8 @@ class Transport(Protocol):
     def address(self) -> str:
         """What peers connect to; goes into the worker's registration."""
 
-    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
-        """Begin an attempt: connect to the peers (slot -> address). Frames of lower attempts are dropped from now on.
-
-        `keys`: the peers' public keys by slot, where the data plane is encrypted."""
+    def start(self, peers: AttemptPeers) -> None:
+        """Begin an attempt: connect to the peers. Only what they send in it, on channels of theirs, counts from now on."""
 
     def send(self, frame: Frame) -> None:
         """Hand a frame to its target slot, never blocking. Credit bounds what is in flight."""
@@ -58,42 +53,9 @@ class Transport(Protocol):
     def close(self) -> None:
         """Stop and release everything. Idempotent."""
 
-
-class AttemptFence:
-    """Sorts frames by attempt: lower ones are dropped, higher ones wait until this worker begins that attempt.
-
-    A peer that was deployed first opens its channels before this worker knows of the attempt; were that credit lost, the
-    channel would never start."""
-
-    def __init__(self, early_frames_max: int = EARLY_FRAMES_MAX) -> None:
-        self.attempt = 0
-        self._running = False
-        self._early: list[tuple[int, Frame]] = []
-        self._early_frames_max = early_frames_max
-
-    def start(self, attempt: int) -> list[Frame]:
-        """Begin an attempt; returns its frames that came early."""
-        if attempt <= self.attempt:
-            raise InvalidConfigError(f"attempt {attempt} does not follow attempt {self.attempt}")
-        self.attempt = attempt
-        self._running = True
-        ready = [frame for number, frame in self._early if number == attempt]
-        self._early = [entry for entry in self._early if entry[0] > attempt]
-        return ready
-
-    def stop(self) -> None:
-        """The attempt is over here; its frames are dropped from now on."""
-        self._running = False
-
-    def admits(self, frame: Frame) -> bool:
-        """True for a frame of the current attempt. Raises ProtocolError when too many came early."""
-        if frame.attempt == self.attempt:
-            return self._running
-        if frame.attempt > self.attempt:
-            if len(self._early) >= self._early_frames_max:
-                raise ProtocolError(f"more than {self._early_frames_max} frames came before attempt {frame.attempt} began here")
-            self._early.append((frame.attempt, frame))
-        return False
+    @property
+    def refused_count(self) -> int:
+        """Frames that were dropped since nobody of this job had a reason to send them. From any thread."""
 
 
 class LocalNetwork:
@@ -127,9 +89,10 @@ class LocalTransport:
     def __init__(self, network: LocalNetwork, slot: int) -> None:
         self._network = network
         self._slot = slot
-        self._inbox: deque[Received] = deque()
+        self._inbox: deque[tuple[str, Received]] = deque()
+        """(who sent it, what)."""
         self._woken = threading.Event()
-        self._fence = AttemptFence()
+        self._admission = Admission(slot)
         self._ready: list[Received] = []
         self._peers: frozenset[int] = frozenset()
         self._lost: set[int] = set()
@@ -140,9 +103,15 @@ class LocalTransport:
     def address(self) -> str:
         return f"local://{self._slot}"
 
-    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
-        self._ready = list(self._fence.start(attempt))
-        self._peers = frozenset(addresses) - {self._slot}
+    @property
+    def refused_count(self) -> int:
+        return self._admission.refused_count
+
+    def start(self, peers: AttemptPeers) -> None:
+        everybody = {**peers.peers, self._slot: Peer(self.address)}
+        known = {slot: replace(peer, key=peer.address) for slot, peer in everybody.items()}
+        self._ready = list(self._admission.start(replace(peers, peers=known)))
+        self._peers = frozenset(known) - {self._slot}
         self._lost = set()
         for slot in sorted(self._peers):
             if self._network.find(slot) is None:
@@ -153,20 +122,20 @@ class LocalTransport:
         if target is None:
             self._lose(frame.target_slot, "the worker left")
             return
-        target._deliver(frame)
+        target._deliver(self.address, frame)
 
     def _lose(self, slot: int, reason: str) -> None:
         if slot not in self._lost:
             self._lost.add(slot)
             self._ready.append(PeerLost(slot, reason))
 
-    def _deliver(self, received: Received) -> None:
-        self._inbox.append(received)
+    def _deliver(self, identity: str, received: Received) -> None:
+        self._inbox.append((identity, received))
         self._woken.set()
 
     def peer_left(self, slot: int) -> None:
         """From the thread of the worker that leaves."""
-        self._deliver(PeerLost(slot, "the worker left"))
+        self._deliver("", PeerLost(slot, "the worker left"))
 
     def poll(self, timeout_ms: int) -> list[Received]:
         if not self._ready and not self._inbox and timeout_ms > 0:
@@ -174,12 +143,12 @@ class LocalTransport:
         self._woken.clear()
         received, self._ready = self._ready, []
         while self._inbox:
-            item = self._inbox.popleft()
+            identity, item = self._inbox.popleft()
             if isinstance(item, PeerLost):
                 if item.slot in self._peers and item.slot not in self._lost:
                     self._lost.add(item.slot)
                     received.append(item)
-            elif self._fence.admits(item):
+            elif self._admission.admits(identity, item):
                 received.append(item)
         return received
 
@@ -187,7 +156,7 @@ class LocalTransport:
         self._woken.set()
 
     def stop(self) -> None:
-        self._fence.stop()
+        self._admission.stop()
         self._ready = []
         self._peers = frozenset()
 

@@ -93,7 +93,15 @@ class CoordinatorHost:
         rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
         config = ServiceConfig(storage.root, url=self.url)
-        self.host = JobHost(config, storage.root, rng=rng, clock=self.clock, runner=self, owner=lambda: SimOwner(self))
+        self.host = JobHost(
+            config,
+            storage.root,
+            rng=rng,
+            clock=self.clock,
+            runner=self,
+            owner=lambda: SimOwner(self),
+            draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
+        )
         self._models = ReadModels(self.host.registry, storage.root, CALL_TIMEOUT_MS, look_for=self.host.look_for)
         self._starting: deque[tuple[HostFlow[Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._start_under_way = False

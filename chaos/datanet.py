@@ -6,11 +6,12 @@ production. Frames on their way when a process dies still arrive; those of a con
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from barriers.frames import Frame, FrameDecoder, FrameEncoder, decode_header
-from barriers.transport import AttemptFence, PeerLost, Received
+from barriers.admission import Admission, AttemptPeers
+from barriers.frames import Frame, FrameEncoder
+from barriers.transport import PeerLost, Received
 from chaos.injector import Injector
 from chaos.processes import Kernel, Process
 from statebackends.errors import InvariantError
@@ -71,10 +72,11 @@ class SimTransport:
         self._process = process
         self.slot = slot
         self._wake = wake
-        self._fence = AttemptFence()
-        self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
+        self._admission = Admission(slot)
+        self._encoder = FrameEncoder()
         self._own: deque[Received] = deque()
-        self._inbox: deque[list[Any]] = deque()
+        self._inbox: deque[tuple[str, list[Any]]] = deque()
+        """(who sent it, as the connection proved, what)."""
         self._losses: deque[PeerLost] = deque()
         self._connections: dict[int, _Connection] = {}
         self._lost: set[int] = set()
@@ -83,18 +85,27 @@ class SimTransport:
     def address(self) -> str:
         return f"{_SCHEME}{self._process.name}"
 
-    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
-        early = self._fence.start(attempt)
-        self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
+    @property
+    def key(self) -> str:
+        """Who this process is for its peers: where production has a public key that a handshake proves."""
+        return f"key of {self._process.name}"
+
+    @property
+    def refused_count(self) -> int:
+        return self._admission.refused_count
+
+    def start(self, peers: AttemptPeers) -> None:
+        early = self._admission.start(peers)
+        self._encoder = FrameEncoder()
         self._own.clear()
         self._own.extend(early)
         self._losses.clear()
         self._lost.clear()
         self._connections.clear()
-        for slot, address in sorted(addresses.items()):
+        for slot, peer in sorted(peers.peers.items()):
             if slot == self.slot:
                 continue
-            target = self._network.ports.get(address)
+            target = self._network.ports.get(peer.address)
             if target is None:
                 self._lose_soon(slot, "connect retried")
             else:
@@ -117,14 +128,13 @@ class SimTransport:
         connection.last_us = max(connection.last_us + 1, kernel.now_us + delay_us)
         kernel.after(connection.last_us - kernel.now_us, lambda: self._arrive(connection, parts))
 
-    @staticmethod
-    def _arrive(connection: _Connection, parts: list[Any]) -> None:
+    def _arrive(self, connection: _Connection, parts: list[Any]) -> None:
         if connection.open:
-            connection.target.take(parts)
+            connection.target.take(self.key, parts)
 
-    def take(self, parts: list[Any]) -> None:
+    def take(self, identity: str, parts: list[Any]) -> None:
         """Bytes arrived; they wait in the socket until the loop looks."""
-        self._inbox.append(parts)
+        self._inbox.append((identity, parts))
         self._wake()
 
     def peer_gone(self, peer: SimTransport, reason: str) -> None:
@@ -147,11 +157,11 @@ class SimTransport:
         if slot in self._lost:
             return
         self._lost.add(slot)
-        attempt = self._fence.attempt
+        attempt = self._admission.attempt
         kernel = self._network.kernel
 
         def tell() -> None:
-            if self._fence.attempt == attempt:
+            if self._admission.attempt == attempt:
                 self._losses.append(PeerLost(slot, reason))
                 self._wake()
 
@@ -159,14 +169,10 @@ class SimTransport:
 
     def poll(self, timeout_ms: int) -> list[Received]:
         own, self._own = self._own, deque()
-        received: list[Received] = [item for item in own if isinstance(item, PeerLost) or self._fence.admits(item)]
+        received: list[Received] = [item for item in own if isinstance(item, PeerLost) or self._admission.is_current(item)]
         while self._inbox:
-            parts = self._inbox.popleft()
-            attempt = decode_header(parts).attempt
-            if attempt < self._fence.attempt:
-                continue
-            frame = (self._decoder if attempt == self._fence.attempt else FrameDecoder()).decode(parts)
-            if self._fence.admits(frame):
+            frame = self._admission.read(*self._inbox.popleft())
+            if frame is not None:
                 received.append(frame)
         received.extend(self._losses)
         self._losses.clear()
@@ -181,7 +187,7 @@ class SimTransport:
         self._wake()
 
     def stop(self) -> None:
-        self._fence.stop()
+        self._admission.stop()
         self._own.clear()
         self._connections.clear()
 

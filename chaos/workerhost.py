@@ -118,6 +118,7 @@ class WorkerHost:
             self._identity(storage, nonce),
             deliver=self._deliver,
             metrics=self.worker.metrics_of,
+            frames_refused=lambda: self.worker.frames_refused,
             seed=self._random.getrandbits(32),
         )
         self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
@@ -134,7 +135,8 @@ class WorkerHost:
         spec = self.spec
         seen = _directory_nonce(storage)
         address = self.transport.address
-        return WorkerIdentity(spec.job_id, spec.slot, spec.submission, spec.task_attempt, nonce, 1, "sim", address, seen)
+        numbers = (spec.job_id, spec.slot, spec.submission, spec.task_attempt)
+        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, self.transport.key)
 
     def _nonce(self, prefix: str) -> str:
         self._nonces += 1

@@ -78,6 +78,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     session: str
     last_seen_ms: int
     """Wall clock."""
+    frames_refused: int = 0
+    """Frames that the slot's data ports dropped, which nobody of the job had a reason to send."""
 
 
 class ExceptionView(msgspec.Struct, frozen=True):

@@ -206,6 +206,7 @@ class Session:
             subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
             unanswered=tuple(self._unanswered.values()),
             data_key=identity.data_key,
+            data_socket=identity.data_socket,
         )
         self.state = SessionState.REGISTERING
         self._registering = body
@@ -381,9 +382,7 @@ class Session:
             for subtask in deployment.subtasks
         }
 
-    def _follow(
-        self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
-    ) -> None:
+    def _follow(self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks) -> None:
         """Which triggers are still undecided, as far as this worker was told."""
         if isinstance(command, TriggerCheckpoint):
             self._open_triggers.add(command.checkpoint_id)

@@ -22,8 +22,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from barriers.messages import ShutdownWorker
+from barriers.socketfolder import make_socket_folder
 from barriers.transport import Transport
-from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
+from barriers.zmq_transport import CurveKeys, ZmqTransport
 from operators.base import JobPlan
 from operators.control_client import CoordinatorAddress
 from operators.deploy import SubtaskBuilder, WorkerPorts
@@ -101,8 +102,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)
-    curve = None if is_loopback(host) else CurveKeys.generate()
-    transport = ZmqTransport(spec.slot, bind=host, curve=curve)
+    folder = make_socket_folder(local_directory)
+    transport = ZmqTransport(spec.slot, CurveKeys.generate(), bind=host, socket_path=folder.socket if folder else "")
     pool = ThreadPool()
     pool.run(warm_imports, lambda result, error: None)
     gateway: Gateway | None = None
@@ -126,11 +127,14 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         host,
         transport.address,
         directory_nonce,
-        curve.public if curve else "",
+        transport.key,
+        transport.socket_path,
     )
     is_shared = spec.directory_nonce in ("", directory_nonce)
     address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
-    gateway = Gateway(identity, address, clock, deliver=worker.post, metrics=worker.metrics_of)
+    gateway = Gateway(
+        identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
+    )
     watch = Watch(spec, parent, worker, gateway, clock)
     watch.start()
     gateway.start()
@@ -146,6 +150,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         watch.stop()
         gateway.close()
         transport.close()
+        if folder is not None:
+            folder.delete()
         pool.close(1.0)
         shutil.rmtree(local_directory, ignore_errors=True)
 

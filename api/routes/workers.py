@@ -31,6 +31,8 @@ class Worker(schemas.Record):
     data_address: str
     task_attempt: int
     last_seen: int
+    frames_refused: int
+    """Frames that the slot's data port dropped: from strangers, unreadable, or for channels that are not their sender's."""
 
 
 class Workers(schemas.Record):
@@ -68,6 +70,7 @@ def _worker(view: WorkerView) -> Worker:
         data_address=view.data_address,
         task_attempt=view.task_attempt,
         last_seen=view.last_seen_ms,
+        frames_refused=view.frames_refused,
     )
 
 

@@ -27,36 +27,57 @@ from statebackends.errors import InvalidConfigError, InvariantError, ProtocolErr
 Maker = Callable[[int], Any]
 
 
-@pytest.fixture(params=["local", "zmq", "curve"])
+@pytest.fixture(params=["local", "curve", "socket"])
 def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Makes the transport of a slot; all are closed at the end."""
     network = LocalNetwork()
     with ExitStack() as stack:
 
         def make_one(slot: int) -> Any:
-            transport: Any
             if request.param == "local":
-                transport = LocalTransport(network, slot)
-            else:
-                transport = ZmqTransport(slot, curve=CurveKeys.generate() if request.param == "curve" else None)
-            stack.callback(transport.close)
-            return transport
+                transport: Any = LocalTransport(network, slot)
+                stack.callback(transport.close)
+                return transport
+            return zmq_transport(stack, slot, socket=request.param == "socket")
 
         yield make_one
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def zmq_transport(stack: ExitStack, slot: int, *, socket: bool = False) -> ZmqTransport:
+    """Open until the stack ends."""
+    path = ""
+    if socket:
+        folder = make_socket_folder("/nowhere")
+        assert folder
+        stack.callback(folder.delete)
+        path = folder.socket
+    transport = ZmqTransport(slot, CurveKeys.generate(), socket_path=path)
+    stack.callback(transport.close)
+    return transport
+
+
+SECRET = "the workers of attempt {}"
+CHANNELS = frozenset(ChannelId(0, producer, consumer) for producer in range(4) for consumer in range(4))
+
+
+def peers_of(attempt: int, transports: Sequence[Any], *, secret: str = "") -> AttemptPeers:
+    """Any of the transports may be of another kind than the rest."""
+    peers = {
+        getattr(each, "_slot", 0): Peer(each.address, getattr(each, "key", ""), getattr(each, "socket_path", ""))
+        for each in transports
+    }
+    return AttemptPeers(attempt, peers, CHANNELS, secret or SECRET.format(attempt))
+
+
 def begin(attempt: int, *transports: Any) -> None:
-    addresses = {slot: transport.address for slot, transport in enumerate(transports)}
     for transport in transports:
-        start(transport, attempt, addresses, transports)
-
-
-def start(transport: Any, attempt: int, addresses: dict[int, str], transports: tuple[Any, ...]) -> None:
-    curve = getattr(transport, "_curve", None)
-    if curve is None:
-        transport.start(attempt, addresses)
-    else:
-        transport.start(attempt, addresses, {slot: peer._curve.public for slot, peer in enumerate(transports)})
+        transport.start(peers_of(attempt, transports))
 
 
 CHANNEL = ChannelId(0, 0, 1)

@@ -133,9 +133,7 @@ class Rig:
         return registered
 
     def open_stream(self, slot: int, after: int = 0) -> tuple[NumberedCommand, ...]:
-        commands: tuple[NumberedCommand, ...] = self.call(
-            lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after)
-        )
+        commands: tuple[NumberedCommand, ...] = self.call(lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after))
         self.streams[slot] = self.tickets
         return commands
 
