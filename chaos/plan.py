@@ -124,7 +124,7 @@ def _points(kind: str) -> tuple[str, ...]:
     match kind:
         case "kill_coordinator" | "pause_coordinator" | "second_coordinator" | "old_leader_wakes":
             return COORDINATOR_POINTS
-        case "kill_worker" | "pause_worker" | "damage_copies":
+        case "kill_worker" | "pause_worker" | "damage_copies" | "forged_frames":
             return WORKER_POINTS
         case "kill_driver" | "kill_all" | "power_loss":
             return (*COORDINATOR_POINTS, *WORKER_POINTS)
@@ -139,6 +139,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "kill_worker": lambda: _worker(rng, slots),
         "pause_worker": lambda: _worker(rng, slots),
         "damage_copies": lambda: _worker(rng, slots),
+        "forged_frames": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
         "break_stream": lambda: _worker(rng, slots),
         "kill_recovering": lambda: rng.choice(("worker", "coordinator")),

@@ -46,6 +46,7 @@ SOMETIMES: dict[str, str] = {
     "wire_request_late": "a request to S3 arrives when its sender has asked again",
     "zombie_refused": "a process that was replaced comes back and is refused",
     "worker_reconnects": "a worker registers again without having died",
+    "frame_refused": "a data port drops frames that nobody of its job had a reason to send",
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
@@ -110,6 +111,8 @@ class Sometimes:
             case Requested():
                 if observation.request == "register" and observation.body.attempt > 0:
                     self._visit("worker_reconnects")
+                if observation.request == "heartbeat" and observation.body.frames_refused > 0:
+                    self._visit("frame_refused")
             case _:
                 pass
 
