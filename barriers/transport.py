@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from barriers.admission import Admission, AttemptPeers, Peer
+from barriers.admission import EARLY_FRAMES_MAX, AttemptPeers
 from barriers.frames import AnyFrame, Frame
+from statebackends.errors import InvalidConfigError, ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,12 @@ class LocalTransport:
     def __init__(self, network: LocalNetwork, slot: int) -> None:
         self._network = network
         self._slot = slot
-        self._inbox: deque[tuple[str, Received]] = deque()
-        """(who sent it, what)."""
+        self._inbox: deque[Frame | PeerLost] = deque()
         self._woken = threading.Event()
-        self._admission = Admission(slot)
+        self._attempt = 0
+        self._running = False
+        self._early: list[Frame] = []
+        """Of an attempt that has not begun here."""
         self._ready: list[Received] = []
         self._peers: frozenset[int] = frozenset()
         self._lost: set[int] = set()
@@ -105,13 +108,16 @@ class LocalTransport:
 
     @property
     def refused_count(self) -> int:
-        return self._admission.refused_count
+        """Within a process there are no strangers."""
+        return 0
 
     def start(self, peers: AttemptPeers) -> None:
-        everybody = {**peers.peers, self._slot: Peer(self.address)}
-        known = {slot: replace(peer, key=peer.address) for slot, peer in everybody.items()}
-        self._ready = list(self._admission.start(replace(peers, peers=known)))
-        self._peers = frozenset(known) - {self._slot}
+        if peers.attempt <= self._attempt:
+            raise InvalidConfigError(f"attempt {peers.attempt} does not follow attempt {self._attempt}")
+        self._attempt, self._running = peers.attempt, True
+        early, self._early = self._early, []
+        self._ready = [frame for frame in early if self._counts(frame)]
+        self._peers = frozenset(peers.peers) - {self._slot}
         self._lost = set()
         for slot in sorted(self._peers):
             if self._network.find(slot) is None:
@@ -122,20 +128,28 @@ class LocalTransport:
         if target is None:
             self._lose(frame.target_slot, "the worker left")
             return
-        target._deliver(self.address, frame)
+        target._deliver(frame)
 
     def _lose(self, slot: int, reason: str) -> None:
         if slot not in self._lost:
             self._lost.add(slot)
             self._ready.append(PeerLost(slot, reason))
 
-    def _deliver(self, identity: str, received: Received) -> None:
-        self._inbox.append((identity, received))
+    def _counts(self, frame: Frame) -> bool:
+        """A frame of the attempt that runs; one of a later attempt waits for it."""
+        if frame.attempt > self._attempt:
+            if len(self._early) >= EARLY_FRAMES_MAX:
+                raise ProtocolError(f"more than {EARLY_FRAMES_MAX} frames came before attempt {frame.attempt} began here")
+            self._early.append(frame)
+        return self._running and frame.attempt == self._attempt
+
+    def _deliver(self, received: Frame | PeerLost) -> None:
+        self._inbox.append(received)
         self._woken.set()
 
     def peer_left(self, slot: int) -> None:
         """From the thread of the worker that leaves."""
-        self._deliver("", PeerLost(slot, "the worker left"))
+        self._deliver(PeerLost(slot, "the worker left"))
 
     def poll(self, timeout_ms: int) -> list[Received]:
         if not self._ready and not self._inbox and timeout_ms > 0:
@@ -143,12 +157,12 @@ class LocalTransport:
         self._woken.clear()
         received, self._ready = self._ready, []
         while self._inbox:
-            identity, item = self._inbox.popleft()
+            item = self._inbox.popleft()
             if isinstance(item, PeerLost):
                 if item.slot in self._peers and item.slot not in self._lost:
                     self._lost.add(item.slot)
                     received.append(item)
-            elif self._admission.admits(identity, item):
+            elif self._counts(item):
                 received.append(item)
         return received
 
@@ -156,7 +170,7 @@ class LocalTransport:
         self._woken.set()
 
     def stop(self) -> None:
-        self._admission.stop()
+        self._running = False
         self._ready = []
         self._peers = frozenset()
 

@@ -161,6 +161,7 @@ def test_workers_are_listed(served: Served) -> None:
             "data_address": "tcp://127.0.0.1:1",
             "task_attempt": 3,
             "last_seen": 5_000,
+            "frames_refused": 0,
         }
     ]
 
