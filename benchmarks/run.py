@@ -1,6 +1,6 @@
 """`make bench`: runs the workloads, prints a table for each, and saves all figures as JSON in benchmarks/results/.
 
-python -m benchmarks.run [--only w1,w3] [--quick]
+    python -m benchmarks.run [--only w1,w3] [--quick]
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def w3(bench: Bench, quick: bool) -> list[Row]:
                 with bench.launched(env) as handle:
                     _await_records(handle, keys)
                     seconds = [_recovery(handle, trace, event) for _ in range(2 if quick else 5)]
-                table.append({"workload": "W3", "event": event, "keys": keys, "backend": backend, "seconds": spread(seconds)})
+                table.append(
+                    {"workload": "W3", "event": event, "keys": keys, "backend": backend, "seconds": spread(seconds)}
+                )
     return table
 
 
@@ -163,7 +165,9 @@ def _recovery(handle: Any, trace: Path, event: str) -> float:
 
 
 def _lines(trace: Path) -> list[float]:
-    found = [float(line) for path in trace.iterdir() if path.name.isdigit() for line in path.read_text().split("\n")[:-1]]
+    found = [
+        float(line) for path in trace.iterdir() if path.name.isdigit() for line in path.read_text().split("\n")[:-1]
+    ]
     return sorted(found)
 
 

@@ -56,5 +56,7 @@ class KeyedUpdates:
         noise = splitmix64((index[:, None] * words + np.arange(words)).ravel())
         bytes_ = noise.view(np.uint8).reshape(len(index), words * 8)[:, : self.value_size]
         offsets = pa.py_buffer(np.arange(len(index) + 1, dtype=np.int32) * np.int32(self.value_size))
-        values = pa.Array.from_buffers(pa.binary(), len(index), [None, offsets, pa.py_buffer(np.ascontiguousarray(bytes_))])
+        values = pa.Array.from_buffers(
+            pa.binary(), len(index), [None, offsets, pa.py_buffer(np.ascontiguousarray(bytes_))]
+        )
         return pa.RecordBatch.from_arrays([pa.array(key), values], schema=KEYED_SCHEMA)

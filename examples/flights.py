@@ -100,28 +100,20 @@ def build(flights: Any, folder: Path, url: str, parallelism: int) -> hf.Environm
         savepoint_directory=str(folder / "savepoints"),
     )
     departed = (
-        env.from_dataframe(flights, rows_per_second=ROWS / RUN_SECONDS)
-        .uid("flights")
-        .filter(has_departed)
-        .uid("departed")
-        .map(to_flight, returns=Flight)
-        .uid("parse")
-        .assign_timestamps("scheduled", max_out_of_orderness_ms=DAY_MS)
-        .uid("event-time")
+        env.from_dataframe(flights, rows_per_second=ROWS / RUN_SECONDS).uid("flights")
+        .filter(has_departed).uid("departed")
+        .map(to_flight, returns=Flight).uid("parse")
+        .assign_timestamps("scheduled", max_out_of_orderness_ms=DAY_MS).uid("event-time")
     )
     by_carrier = departed.key_by("carrier")
     (
         by_carrier.window(hf.Tumbling(days=1))
-        .aggregate(flights=hf.count(), mean_delay=hf.mean("delay"), max_delay=hf.max("delay"))
-        .uid("days")
-        .sink_to(hf.ParquetSink(str(folder / "out" / "days")))
-        .uid("days-out")
+        .aggregate(flights=hf.count(), mean_delay=hf.mean("delay"), max_delay=hf.max("delay")).uid("days")
+        .sink_to(hf.ParquetSink(str(folder / "out" / "days"))).uid("days-out")
     )
     (
-        by_carrier.process(DelayRecords(str(folder / "trace")), returns=Flight)
-        .uid("records")
-        .sink_to(hf.ParquetSink(str(folder / "out" / "records")))
-        .uid("records-out")
+        by_carrier.process(DelayRecords(str(folder / "trace")), returns=Flight).uid("records")
+        .sink_to(hf.ParquetSink(str(folder / "out" / "records"))).uid("records-out")
     )
     return env
 
@@ -147,7 +139,9 @@ def run(seed: int, folder: Path) -> str:
         spark.stop()
 
 
-def first_half(moments: random.Random, flights: Any, folder: Path, coordinator: chaos.Coordinator) -> tuple[chaos.Drill, str]:
+def first_half(
+    moments: random.Random, flights: Any, folder: Path, coordinator: chaos.Coordinator
+) -> tuple[chaos.Drill, str]:
     """Parallelism 2: lose a worker, lose the coordinator, then stop with a savepoint."""
     env = build(flights, folder, coordinator.url, parallelism=2)
     with env.execute() as handle:
@@ -200,7 +194,10 @@ def verdict(spark: Any, sinks: dict[str, Any], drills: list[chaos.Drill]) -> str
         raise chaos.DemoError(f"the file has {rows} flights, not {ROWS}")
     kills = sum(drill.kills for drill in drills)
     worst = max(second for drill in drills for second in drill.recoveries)
-    return f"DEMO OK rows={rows} windows={days.count()} records={records.count()} kills={kills} recovery_s={worst:.2f} exact=true"
+    return (
+        f"DEMO OK rows={rows} windows={days.count()} records={records.count()} kills={kills} "
+        f"recovery_s={worst:.2f} exact=true"
+    )
 
 
 def make_session(folder: Path) -> Any:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 class KeyedStream(Stream):
     """A stream whose records are brought together by key. `map`, `filter` and sinks see each key on one subtask."""
 
-    def __init__(self, environment: Environment, inputs: tuple[StreamEdge, ...], row_type: RowType, selector: Selector) -> None:
+    def __init__(
+        self, environment: Environment, inputs: tuple[StreamEdge, ...], row_type: RowType, selector: Selector
+    ) -> None:
         super().__init__(environment, inputs, row_type)
         self._selector = selector
 

@@ -77,7 +77,9 @@ def _begin(flow: Flow[Any], token: CancelToken) -> Operation | InParallel:
     return next(flow)
 
 
-def _next(flow: Flow[Any], storage: Storage, operation: Operation | InParallel, token: CancelToken) -> Operation | InParallel:
+def _next(
+    flow: Flow[Any], storage: Storage, operation: Operation | InParallel, token: CancelToken
+) -> Operation | InParallel:
     _check(flow, token)
     try:
         result = perform(operation, storage, lambda: _refuse(token))

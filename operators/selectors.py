@@ -74,7 +74,9 @@ class FunctionKeySelector:
         except HoldfastError:
             raise
         except Exception as error:
-            raise user_error(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)]) from error
+            raise user_error(
+                error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)]
+            ) from error
         try:
             return self.key_type.column_of_values(values, max_parallelism=max_parallelism, operator=operator)
         except InvalidKeyError as error:

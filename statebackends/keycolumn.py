@@ -75,7 +75,9 @@ class ArrowKeyColumn:
         """Canonical key bytes of each row."""
         if self._encoded is None:
             if self._is_tuple:
-                columns = [field.encoded(array, nested=True) for field, array in zip(self._fields, self._arrays, strict=True)]
+                columns = [
+                    field.encoded(array, nested=True) for field, array in zip(self._fields, self._arrays, strict=True)
+                ]
                 self._encoded = [_TUPLE_TAG + b"".join(row) for row in zip(*columns, strict=True)]
             else:
                 self._encoded = self._fields[0].encoded(self._arrays[0])

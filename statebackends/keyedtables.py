@@ -59,7 +59,8 @@ def keyed_table_schema(
     List state has a row per element, numbered by `position`; map state a row per entry, with its key of type `map_key`."""
     fields = [pa.field(KEY_GROUP, pa.int32(), nullable=False)]
     fields += [
-        pa.field(name, field.arrow_type, nullable=False) for name, field in zip(key_columns(key_type), key_type.fields, strict=True)
+        pa.field(name, field.arrow_type, nullable=False)
+        for name, field in zip(key_columns(key_type), key_type.fields, strict=True)
     ]
     fields.append(pa.field(NAMESPACE, namespace, nullable=False))
     if map_key is not None:

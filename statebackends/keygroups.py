@@ -123,7 +123,9 @@ def subtask_of_key_group(group: int, max_parallelism: int, parallelism: int) -> 
     return group * parallelism // max_parallelism
 
 
-def subtasks_of_key_groups(groups: npt.NDArray[np.int32], max_parallelism: int, parallelism: int) -> npt.NDArray[np.int32]:
+def subtasks_of_key_groups(
+    groups: npt.NDArray[np.int32], max_parallelism: int, parallelism: int
+) -> npt.NDArray[np.int32]:
     """Owner of each key group: `subtask_of_key_group`, vectorised."""
     # max parallelism squared is at most 2**30, so the product fits 32 bits
     owners: npt.NDArray[np.int32] = groups * np.int32(parallelism) // np.int32(max_parallelism)

@@ -88,7 +88,9 @@ class KeyType:
         key = self.check(value, operator=operator)
         if not self.is_tuple:
             return self.fields[0].encode(key)
-        return TUPLE_TAG + b"".join([field.encode(member, nested=True) for field, member in zip(self.fields, key, strict=True)])
+        return TUPLE_TAG + b"".join(
+            [field.encode(member, nested=True) for field, member in zip(self.fields, key, strict=True)]
+        )
 
     def decode(self, encoded: bytes) -> Any:
         """The key of canonical bytes. Raises CorruptStateError."""
@@ -135,7 +137,9 @@ class KeyType:
             raise InvalidConfigError("the columns of a key differ in length")
         return ArrowKeyColumn(self.fields, self.is_tuple, cast, max_parallelism, operator)
 
-    def column_of_values(self, values: Sequence[Any], *, max_parallelism: int, operator: str | None = None) -> ArrowKeyColumn:
+    def column_of_values(
+        self, values: Sequence[Any], *, max_parallelism: int, operator: str | None = None
+    ) -> ArrowKeyColumn:
         """The keys of one batch from Python values. Raises InvalidKeyError."""
         arrays = self._exact_arrays(values)
         if arrays is None:

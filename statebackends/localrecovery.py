@@ -107,7 +107,7 @@ class RecoveringStorage:
 
     def execute(self, operation: Operation) -> Any:
         match operation:
-            case DownloadFile(path) if whole := self._whole(path):
+            case DownloadFile(path) if (whole := self._whole(path)):
                 return self._download(operation, whole)
             case ReadFile(path, 0, length) if (whole := self._whole(path)) and (length is None or length > whole.length):
                 return self._read(operation, whole)

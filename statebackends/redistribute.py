@@ -54,7 +54,9 @@ def broadcast_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntri
 
     Scenarios P07, P10."""
     old_parallelism = _old_parallelism(old, new_parallelism)
-    return [{name: list(_copy_at(old[name], index % old_parallelism)) for name in sorted(old)} for index in range(new_parallelism)]
+    return [
+        {name: list(_copy_at(old[name], index % old_parallelism)) for name in sorted(old)} for index in range(new_parallelism)
+    ]
 
 
 def _copy_at(copies: Sequence[Sequence[E]], index: int) -> Sequence[E]:
@@ -79,11 +81,15 @@ class KeyedShare(NamedTuple):
     """Never empty."""
 
 
-def keyed_redistribute(old: Sequence[OperatorSubtaskState], max_parallelism: int, new_parallelism: int) -> list[list[KeyedShare]]:
+def keyed_redistribute(
+    old: Sequence[OperatorSubtaskState], max_parallelism: int, new_parallelism: int
+) -> list[list[KeyedShare]]:
     """Per new subtask: every old keyed handle whose key groups intersect its range, with the intersection.
 
     In old-subtask order. Raises InvalidConfigError on a parallelism out of bounds."""
-    return [_shares(old, assign_key_groups(max_parallelism, new_parallelism, index)) for index in range(new_parallelism)]
+    return [
+        _shares(old, assign_key_groups(max_parallelism, new_parallelism, index)) for index in range(new_parallelism)
+    ]
 
 
 def _shares(old: Sequence[OperatorSubtaskState], wanted: KeyGroupRange) -> list[KeyedShare]:

@@ -317,7 +317,9 @@ class DictShape(Shape):
         first = array.offsets[0].as_py() if len(array) else 0
         keys = key_shape.from_arrow(array.keys.slice(first, starts[-1]))
         members = value_shape.from_arrow(array.items.slice(first, starts[-1]))
-        return [dict(zip(keys[start:stop], members[start:stop], strict=True)) for start, stop in itertools.pairwise(starts)]
+        return [
+            dict(zip(keys[start:stop], members[start:stop], strict=True)) for start, stop in itertools.pairwise(starts)
+        ]
 
 
 class TupleShape(Shape):

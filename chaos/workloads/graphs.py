@@ -168,7 +168,9 @@ def _evaluate_step(step: Step, taken: list[Event]) -> list[Event]:
             return [event for event in taken if event[2] % modulus < below]
         case FlatMapNode(copies_max):
             return [
-                (i, key, (value + copy) % MODULUS, at) for i, key, value, at in taken for copy in range(value % (copies_max + 1))
+                (i, key, (value + copy) % MODULUS, at)
+                for i, key, value, at in taken
+                for copy in range(value % (copies_max + 1))
             ]
         case BatchNode(offset):
             return [(i, key, (value + offset) % MODULUS, at) for i, key, value, at in taken]

@@ -109,7 +109,9 @@ class _Expected:
     def _given_at(self, positions: Positions) -> list[list[Event]]:
         """Of the newest cut that was asked for; sinks and operators ask for the same one in turn."""
         if self._at is None or self._at[0] != positions:
-            before = {feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds}
+            before = {
+                feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds
+            }
             self._at = (positions, evaluate(self._graph, before))
         return self._at[1]
 

@@ -64,7 +64,9 @@ def timed_streams(environment: Environment, feeds: Feeds, paces: Paces) -> Strea
     return streams[0].union(*streams[1:])
 
 
-def _plan(feeds: Feeds, paces: Paces, size_ms: int, drawn: int, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+def _plan(
+    feeds: Feeds, paces: Paces, size_ms: int, drawn: int, settings: dict[str, Any], parallelism: int | None
+) -> JobPlan:
     environment = Environment("windows", parallelism=parallelism or drawn, **settings)
     windowed = timed_streams(environment, feeds, paces).key_by("key").window(Tumbling(milliseconds=size_ms))
     counts = windowed.aggregate(n=aggregates.count(), total=aggregates.sum("value"), mean=aggregates.mean("value"))

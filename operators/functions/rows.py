@@ -36,7 +36,9 @@ class RowFunctionOperator(Operator):
 
     def _failed(self, error: BaseException, record: Any) -> HoldfastError:
         context = self.context
-        return user_error(error, operator=context.uid, subtask=context.subtask, function=self.function, record=record)
+        return user_error(
+            error, operator=context.uid, subtask=context.subtask, function=self.function, record=record
+        )
 
     def _batch(self, rows: list[Any], timestamps: Any) -> Batch:
         return Batch(

@@ -29,7 +29,9 @@ _WATERMARK_STATE = OperatorListStateDescriptor("watermark")
 class TumblingWindowOperator(Operator):
     """Keyed tumbling windows with columnar aggregates: key columns, window_start, window_end, aggregates."""
 
-    def __init__(self, windows: Tumbling, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType) -> None:
+    def __init__(
+        self, windows: Tumbling, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
+    ) -> None:
         self.windows = windows
         self.descriptor = descriptor
         self.selector = selector

@@ -33,9 +33,13 @@ from tests.coordinator.world import DictStorage
 OWNER = OwnerRecord("j" * 32, "directory", "nonce", 3)
 RECORDS: tuple[msgspec.Struct, ...] = (
     LeaderRecord(epoch=3, nonce="n", created_ms=1),
-    ClaimRecord(checkpoint_id=4, epoch=1, submission=1, attempt=1, kind=CheckpointKind.CHECKPOINT, folder="job/chk-4", nonce="n"),
+    ClaimRecord(
+        checkpoint_id=4, epoch=1, submission=1, attempt=1, kind=CheckpointKind.CHECKPOINT, folder="job/chk-4", nonce="n"
+    ),
     AbortRecord(checkpoint_id=4, reason=FailureReason.EXPIRED, epoch=1, nonce="n", message="late"),
-    SavepointRecord(checkpoint_id=4, folder="/elsewhere/sp", kind=CheckpointKind.SAVEPOINT, timestamp_ms=1, epoch=1, nonce="n"),
+    SavepointRecord(
+        checkpoint_id=4, folder="/elsewhere/sp", kind=CheckpointKind.SAVEPOINT, timestamp_ms=1, epoch=1, nonce="n"
+    ),
     OWNER,
     VoidRecord(number=2, epoch=1, nonce="n", given=4, owner=OWNER),
     ResultRecord(submission=1, state="FINISHED", epoch=1, nonce="n", last_checkpoint_id=9, newest_completed=8),

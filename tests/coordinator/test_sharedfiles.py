@@ -93,7 +93,11 @@ def test_j10_an_aborted_increment_takes_only_its_own_files_with_it() -> None:
     job = Job(tolerable_failed_checkpoints=3)
     job.checkpoint(1, file("1-a-s1"), file("1-a-s2"))
     job.trigger()
-    job.handle(on.AcksReceived((AcknowledgeCheckpoint(1, 2, A.vertex, 0, {"op": keyed(placeholder("1-a-s2"), file("2-a-s3"))}),)))
+    job.handle(
+        on.AcksReceived(
+            (AcknowledgeCheckpoint(1, 2, A.vertex, 0, {"op": keyed(placeholder("1-a-s2"), file("2-a-s3"))}),)
+        )
+    )
     actions = job.decline(B, 2)
     assert of(actions, on.DiscardState) == [on.DiscardState(2, f"{JOB}/chk-2")]
     assert job.deleted() == {}

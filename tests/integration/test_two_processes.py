@@ -70,7 +70,9 @@ class PaddedCountPerKey(CountPerKey):
         super().process_element(value, ctx, out)
 
 
-def counting_plan(rows: int, seconds: float, output: Path | str, backend: str, count: type[CountPerKey] = CountPerKey) -> JobPlan:
+def counting_plan(
+    rows: int, seconds: float, output: Path | str, backend: str, count: type[CountPerKey] = CountPerKey
+) -> JobPlan:
     env = Environment(
         "count",
         parallelism=2,

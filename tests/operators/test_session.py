@@ -261,7 +261,9 @@ def test_registration_after_coordinator_loss_reports_what_runs(running: Driver) 
     status = SubtaskStatus(1, "v", 1, TaskState.RUNNING)
     assert running.handle(StatusChanged(status)) == [PostStates(StatusBatch(1, 1, "s1", (status,)))]
     (sent,) = running.handle(RequestRefused("states"))
-    assert sent == SendRegister(RegisterWorker("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir", 1, (status,), ()))
+    assert sent == SendRegister(
+        RegisterWorker("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir", 1, (status,), ())
+    )
     actions = running.handle(RegistrationAnswered(registered(2, "s2", 1)))
     assert actions == [OpenStream(2, "s2", 0)], "the registration said the state; nothing is deployed or cancelled"
 

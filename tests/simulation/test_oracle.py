@@ -227,7 +227,9 @@ def keyed(*rows: tuple[int, int]) -> OperatorSubtaskState:
     with pa.ipc.new_file(target, table.schema) as writer:
         writer.write_table(table)
     part = InlineHandle(target.getvalue().to_pybytes())
-    return OperatorSubtaskState(keyed=(KeyedStateHandle(KeyGroupRange(0, 1), "arrow", (COUNT,), (part,)),), operator=(POSITIONS,))
+    return OperatorSubtaskState(
+        keyed=(KeyedStateHandle(KeyGroupRange(0, 1), "arrow", (COUNT,), (part,)),), operator=(POSITIONS,)
+    )
 
 
 def snapshot(*subtasks: OperatorSubtaskState) -> View:

@@ -85,7 +85,9 @@ class Job:
 
     def restored(self, number: int, parallelism: int = 1, *, own: bool = True) -> list[KeyedBackendBase]:
         self.attempt += 1
-        backends = [self.cluster.backend(DESCRIPTORS, parallelism=parallelism, subtask=subtask) for subtask in range(parallelism)]
+        backends = [
+            self.cluster.backend(DESCRIPTORS, parallelism=parallelism, subtask=subtask) for subtask in range(parallelism)
+        ]
         for backend in backends:
             backend.restore(
                 self.completed[number], self.cluster.storage, f"job/chk-{number}", checkpoint_id=number if own else None

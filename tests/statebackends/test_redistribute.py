@@ -103,7 +103,9 @@ def _handle(index: int, key_groups: KeyGroupRange) -> OperatorSubtaskState:
         (128, 2, 2, [[0], [1]]),
     ],
 )
-def test_keyed_handles_go_to_every_intersecting_subtask(max_parallelism: int, old: int, new: int, reads: list[list[int]]) -> None:
+def test_keyed_handles_go_to_every_intersecting_subtask(
+    max_parallelism: int, old: int, new: int, reads: list[list[int]]
+) -> None:
     states = [_handle(i, assign_key_groups(max_parallelism, old, i)) for i in range(old)]
     shares = keyed_redistribute(states, max_parallelism, new)
     found = [[int(share.handle.parts[0].data) for share in subtask] for subtask in shares]  # type: ignore[union-attr]

@@ -117,7 +117,9 @@ def test_damaged_file_is_refused_naming_file_and_operator(storage: LocalStorage,
         run_flow(read_part(handle, "job/chk-1", operator="window"), storage)
     assert (caught.value.operator, caught.value.reason) == ("window", kind.value)
     problems = run_flow(verify_snapshot(metadata, "job/chk-1"), storage)
-    assert [(p.kind, p.operator, p.subtask, p.path) for p in problems] == [(kind, "window", 0, "job/chk-1/window-0-1-nonce-count")]
+    assert [(p.kind, p.operator, p.subtask, p.path) for p in problems] == [
+        (kind, "window", 0, "job/chk-1/window-0-1-nonce-count")
+    ]
     assert problems[0].error().fields == caught.value.fields
     quick = run_flow(verify_snapshot(metadata, "job/chk-1", checksums=False), storage)
     assert len(quick) == (0 if kind is ProblemKind.CHECKSUM else 1)
