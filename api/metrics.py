@@ -40,6 +40,11 @@ class JobMetrics:
         self.restarts = CounterMetricFamily("holdfast_job_restarts", "Failovers of a job.", labels=labels)
         self.attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of the current attempt.", labels=labels)
         self.records_in = CounterMetricFamily("holdfast_job_source_records", "Records read by the sources.", labels=labels)
+        self.frames_refused = CounterMetricFamily(
+            "holdfast_job_frames_refused",
+            "Frames that data ports dropped: nobody of the job had a reason to send them.",
+            labels=labels,
+        )
         self.checkpoints = CounterMetricFamily("holdfast_checkpoints", "Decided checkpoints.", labels=(*labels, "outcome"))
         self.pending = GaugeMetricFamily("holdfast_checkpoints_in_progress", "Checkpoints in progress.", labels=labels)
         self.last_id = GaugeMetricFamily("holdfast_last_checkpoint_id", "Id of the newest completed checkpoint.", labels=labels)
@@ -64,6 +69,7 @@ class JobMetrics:
         self.restarts.add_metric(labels, job.restarts)
         self.attempt.add_metric(labels, job.attempt)
         self.records_in.add_metric(labels, job.source_records)
+        self.frames_refused.add_metric(labels, job.frames_refused)
         self.checkpoints.add_metric((*labels, "completed"), job.counts.completed)
         self.checkpoints.add_metric((*labels, "failed"), job.counts.failed)
         self.pending.add_metric(labels, job.counts.in_progress)

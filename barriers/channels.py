@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from barriers.coalesce import Coalescer
 from barriers.credits import CreditAnnouncement, SenderCredit
 from barriers.elements import Batch, Element, ElementEvent, Watermark
-from barriers.frames import ChannelId, Frame, LastSequence
+from barriers.frames import AnyFrame, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameKind, LastSequence
 from barriers.jobgraph import JobConfig
 from barriers.partition import Partitioner
 from statebackends.errors import InvariantError, ProtocolError
@@ -122,33 +123,40 @@ class OutputChannel:
 
 
 class InputChannel:
-    """The consumer's end: takes frames of its attempt in their order and refuses gaps and repeats."""
+    """The consumer's end: takes frames of its attempt in their order and refuses gaps and repeats.
 
-    __slots__ = ("_attempt", "_received", "channel")
+    What came from another process is decoded here, once it is known to be the frame that is due."""
+
+    __slots__ = ("_attempt", "_decoder", "_received", "channel")
 
     def __init__(self, channel: ChannelId, *, attempt: int) -> None:
         self.channel = channel
         self._attempt = attempt
+        self._decoder = FrameDecoder()
         self._received = 0
 
-    def accept(self, frame: Frame) -> Element | None:
+    def accept(self, frame: AnyFrame) -> Element | None:
         """The element of a frame that is due; None for one of another attempt and for a last-sequence frame that agrees.
 
-        Raises ProtocolError, which fails the attempt, on a gap, a repeat, or a peer that has sent more than came."""
+        Raises ProtocolError, which fails the attempt, on a gap, a repeat, a peer that has sent more than came, or a payload
+        that can't be decoded."""
         if frame.attempt != self._attempt:
             return None
-        payload = frame.payload
-        if isinstance(payload, LastSequence):
-            if payload.sequence > self._received:
+        if _is_last_sequence(frame):
+            payload = self._decoded(frame).payload
+            if isinstance(payload, LastSequence) and payload.sequence > self._received:
                 raise self._out_of_turn("the peer has sent frames that did not come", payload.sequence)
             return None
-        if isinstance(payload, CreditAnnouncement):
+        if frame.to_producer:
             raise InvariantError(f"credit for {tuple(self.channel)} was routed to its receiver")
         if frame.sequence != self._received + 1:
             what = "a gap" if frame.sequence > self._received else "a repeat"
             raise self._out_of_turn(what, frame.sequence)
         self._received += 1
-        return payload
+        return cast(Element, self._decoded(frame).payload)
+
+    def _decoded(self, frame: AnyFrame) -> Frame:
+        return self._decoder.decode(frame) if isinstance(frame, EncodedFrame) else frame
 
     def announcement(self, announcement: CreditAnnouncement) -> Frame:
         """Credit of this channel as a frame for its producer."""
@@ -158,6 +166,12 @@ class InputChannel:
         edge, producer, consumer = self.channel
         message = f"edge {edge}, subtask {producer} to {consumer}: {what}: frame {got} after {self._received}"
         return ProtocolError(message, channel=tuple(self.channel), expected=self._received + 1, got=got)
+
+
+def _is_last_sequence(frame: AnyFrame) -> bool:
+    if isinstance(frame, EncodedFrame):
+        return frame.kind is FrameKind.LAST_SEQUENCE
+    return isinstance(frame.payload, LastSequence)
 
 
 class OutputGate:
@@ -197,12 +211,13 @@ class OutputGate:
         for channel in self._channels:
             channel.add_event(event)
 
-    def announced(self, frame: Frame) -> None:
+    def announced(self, frame: AnyFrame) -> None:
         """A credit frame came for one of the channels. Raises ProtocolError."""
         channel = self._by_consumer.get(frame.channel.consumer)
-        if channel is None or not isinstance(frame.payload, CreditAnnouncement):
+        if channel is None or not frame.to_producer:
             raise ProtocolError(f"no output channel for {frame.channel}", channel=tuple(frame.channel))
-        channel.announced(frame.payload)
+        payload = FrameDecoder().decode(frame).payload if isinstance(frame, EncodedFrame) else frame.payload
+        channel.announced(cast(CreditAnnouncement, payload))
 
     @property
     def is_available(self) -> bool:

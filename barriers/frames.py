@@ -3,7 +3,8 @@
 A frame is a header and a payload. A batch with a schema is one Arrow IPC message (its schema travels once per channel), one
 without is one pickle of its rows; events and credit are msgpack. Columns are decoded in place, on the memory they came in.
 
-Pickle makes an open data port a way to run code: the transport lets only loopback or authenticated peers in."""
+A pickle runs code, and Arrow's decoder is no judge of strangers: what came stays an EncodedFrame, of which only the header is
+read, until its sender, attempt, channel (admission.py) and sequence (channels.py) have been judged."""
 
 from __future__ import annotations
 
@@ -76,6 +77,9 @@ class FrameKind(IntEnum):
     LAST_SEQUENCE = 6
 
 
+CONTROL_KINDS = frozenset((FrameKind.EVENT, FrameKind.CREDIT, FrameKind.LAST_SEQUENCE))
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True):
     """First part of every frame."""
 
@@ -89,9 +93,19 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     size: int = 0
     timestamps: bool = False
     schema: bool = False
+    chunks: tuple[int, ...] = ()
+    """How many parts each section behind the header was cut into; empty: one each."""
 
 
-FRAME_VERSION = 1
+FRAME_VERSION = 2
+PART_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of one part of a message; what is larger travels in several. A transport takes no larger one, so that nobody makes it
+set memory aside at will, and a batch may still have any size."""
+
+HEADER_BYTES_MAX = 512
+CONTROL_BYTES_MAX = 64 * 1024
+"""Bytes of an event, of credit, or of a last sequence."""
+
 ALIGNMENT = 8
 """Bytes; columns received at another address are copied once, since vector code reads them as int64."""
 
@@ -109,15 +123,15 @@ class FrameEncoder:
         self._schemas: dict[ChannelId, pa.Schema] = {}
 
     def encode(self, frame: Frame) -> list[Part]:
-        """Parts of one multipart message; large ones are handed on without a copy. Raises ProtocolError."""
+        """Parts of one multipart message, none above PART_BYTES_MAX; nothing large is copied. Raises ProtocolError."""
         payload = frame.payload
         if isinstance(payload, Batch):
             return self._batch(frame, payload)
         if isinstance(payload, CreditAnnouncement):
-            return [_header(frame, FrameKind.CREDIT), _pack.encode(payload)]
+            return _control(frame, FrameKind.CREDIT, payload)
         if isinstance(payload, LastSequence):
-            return [_header(frame, FrameKind.LAST_SEQUENCE), _pack.encode(payload)]
-        return [_header(frame, FrameKind.EVENT), _pack.encode(payload)]
+            return _control(frame, FrameKind.LAST_SEQUENCE, payload)
+        return _control(frame, FrameKind.EVENT, payload)
 
     def _batch(self, frame: Frame, batch: Batch) -> list[Part]:
         stamps = batch.timestamps
@@ -128,16 +142,53 @@ class FrameEncoder:
                 rows = pickle.dumps(list(batch.rows()), protocol=5)
             except Exception as error:
                 raise ProtocolError(f"rows can't be pickled: {error}", channel=tuple(frame.channel)) from error
-            return [_header(frame, FrameKind.ROWS, **flags), rows, *tail]
+            return _message(frame, FrameKind.ROWS, [rows, *tail], **flags)
         columns = batch.columns()
         if _has_dictionary(columns.schema):
-            return [_header(frame, FrameKind.ARROW_STREAM, **flags), _stream(columns), *tail]
+            return _message(frame, FrameKind.ARROW_STREAM, [_stream(columns), *tail], **flags)
         known = self._schemas.get(frame.channel)
         new = known is not columns.schema and (known is None or not known.equals(columns.schema, check_metadata=True))
         if new:
             self._schemas[frame.channel] = columns.schema
             tail.append(columns.schema.serialize())
-        return [_header(frame, FrameKind.ARROW, schema=new, **flags), columns.serialize(), *tail]
+        return _message(frame, FrameKind.ARROW, [columns.serialize(), *tail], schema=new, **flags)
+
+
+class EncodedFrame:
+    """A frame as it came: its header is read, its payload is not. The facts are named as in Frame."""
+
+    __slots__ = ("attempt", "channel", "header", "parts")
+
+    def __init__(self, header: Header, parts: Sequence[Any]) -> None:
+        self.header = header
+        self.parts = parts
+        self.attempt = header.attempt
+        self.channel = ChannelId(header.edge, header.producer, header.consumer)
+
+    @staticmethod
+    def of(parts: Sequence[Any]) -> EncodedFrame:
+        """A multipart message (bytes, or objects with `.buffer` such as zmq frames). Raises ProtocolError."""
+        return EncodedFrame(decode_header(parts), parts)
+
+    @property
+    def sequence(self) -> int:
+        return self.header.sequence
+
+    @property
+    def size(self) -> int:
+        return self.header.size
+
+    @property
+    def kind(self) -> FrameKind:
+        return self.header.kind
+
+    @property
+    def to_producer(self) -> bool:
+        return self.header.kind is FrameKind.CREDIT
+
+
+AnyFrame: TypeAlias = Frame | EncodedFrame
+"""Within a process, or as it came from another one."""
 
 
 class FrameDecoder:
@@ -146,12 +197,11 @@ class FrameDecoder:
     def __init__(self) -> None:
         self._schemas: dict[ChannelId, pa.Schema] = {}
 
-    def decode(self, parts: Sequence[Any]) -> Frame:
-        """The frame of a multipart message (bytes, or objects with `.buffer` such as zmq frames). Raises ProtocolError."""
-        header = decode_header(parts)
-        channel = ChannelId(header.edge, header.producer, header.consumer)
+    def decode(self, encoded: EncodedFrame) -> Frame:
+        """The whole frame; only for one whose sender was judged. Raises ProtocolError."""
+        header, channel = encoded.header, encoded.channel
         try:
-            payload = self._payload(header, channel, [_memory(part) for part in parts[1:]])
+            payload = self._payload(header, channel, _sections(header, encoded.parts))
         except ProtocolError:
             raise
         except Exception as error:
@@ -159,9 +209,6 @@ class FrameDecoder:
         return Frame(header.attempt, channel, header.sequence, payload, header.size)
 
     def _payload(self, header: Header, channel: ChannelId, parts: list[memoryview]) -> Payload:
-        expected = 1 + header.timestamps + header.schema
-        if len(parts) != expected:
-            raise ProtocolError(f"a {header.kind.name} frame has {len(parts)} parts", expected=expected, got=len(parts))
         match header.kind:
             case FrameKind.EVENT:
                 return cast(ElementEvent, _events.decode(parts[0]))
@@ -181,6 +228,7 @@ class FrameDecoder:
                 if schema is None:
                     raise ProtocolError("columns came before their schema", channel=tuple(channel))
                 columns = pa.ipc.read_record_batch(pa.py_buffer(_aligned(parts[0])), schema)
+                columns.validate()
                 return Batch(columns=columns, timestamps=_timestamps(header, parts))
 
 
@@ -188,8 +236,11 @@ def decode_header(parts: Sequence[Any]) -> Header:
     """Header of a multipart message, enough to drop a frame of another attempt unread. Raises ProtocolError."""
     if not parts:
         raise ProtocolError("an empty frame")
+    memory = _memory(parts[0])
+    if memory.nbytes > HEADER_BYTES_MAX:
+        raise ProtocolError(f"a frame header of {memory.nbytes} bytes", expected=HEADER_BYTES_MAX, got=memory.nbytes)
     try:
-        header = _headers.decode(_memory(parts[0]))
+        header = _headers.decode(memory)
     except UNDECODABLE as error:
         raise ProtocolError(f"not a frame header: {error}") from error
     if header.version != FRAME_VERSION:
@@ -197,10 +248,52 @@ def decode_header(parts: Sequence[Any]) -> Header:
     return header
 
 
-def _header(frame: Frame, kind: FrameKind, *, timestamps: bool = False, schema: bool = False) -> bytes:
+def _control(frame: Frame, kind: FrameKind, payload: ElementEvent | CreditAnnouncement | LastSequence) -> list[Part]:
+    body = _pack.encode(payload)
+    if len(body) > CONTROL_BYTES_MAX:
+        raise ProtocolError(f"an {kind.name} frame of {len(body)} bytes", expected=CONTROL_BYTES_MAX, got=len(body))
+    return [_header(frame, kind), body]
+
+
+def _message(frame: Frame, kind: FrameKind, sections: list[Part], *, timestamps: bool = False, schema: bool = False) -> list[Part]:
+    """Header and sections, cut where they are too large for one part."""
+    if all(memoryview(section).nbytes <= PART_BYTES_MAX for section in sections):
+        return [_header(frame, kind, timestamps=timestamps, schema=schema), *sections]
+    cut = [_chunks(section) for section in sections]
+    counts = tuple(len(chunks) for chunks in cut)
+    header = _header(frame, kind, timestamps=timestamps, schema=schema, chunks=counts)
+    return [header, *(chunk for chunks in cut for chunk in chunks)]
+
+
+def _chunks(section: Part) -> list[Part]:
+    memory = memoryview(section).cast("B")
+    return [memory[start : start + PART_BYTES_MAX] for start in range(0, max(1, memory.nbytes), PART_BYTES_MAX)]
+
+
+def _sections(header: Header, parts: Sequence[Any]) -> list[memoryview]:
+    """What was cut for the way is joined again, at the cost of one copy. Raises ProtocolError."""
+    body = [_memory(part) for part in parts[1:]]
+    count = 1 + header.timestamps + header.schema
+    chunks = header.chunks or (1,) * count
+    if len(chunks) != count or min(chunks) < 1 or len(body) != sum(chunks):
+        raise ProtocolError(f"a {header.kind.name} frame has {len(body)} parts", expected=sum(chunks), got=len(body))
+    if header.kind in CONTROL_KINDS and body[0].nbytes > CONTROL_BYTES_MAX:
+        raise ProtocolError(f"a {header.kind.name} frame of {body[0].nbytes} bytes", expected=CONTROL_BYTES_MAX, got=body[0].nbytes)
+    if not header.chunks:
+        return body
+    sections, start = [], 0
+    for number in chunks:
+        sections.append(body[start] if number == 1 else memoryview(b"".join(body[start : start + number])))
+        start += number
+    return sections
+
+
+def _header(
+    frame: Frame, kind: FrameKind, *, timestamps: bool = False, schema: bool = False, chunks: tuple[int, ...] = ()
+) -> bytes:
     edge, producer, consumer = frame.channel
     return _pack.encode(
-        Header(FRAME_VERSION, frame.attempt, edge, producer, consumer, frame.sequence, kind, frame.size, timestamps, schema)
+        Header(FRAME_VERSION, frame.attempt, edge, producer, consumer, frame.sequence, kind, frame.size, timestamps, schema, chunks)
     )
 
 

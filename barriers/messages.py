@@ -205,13 +205,15 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     subtasks: tuple[SubtaskStatus, ...] = ()
     unanswered: tuple[Answerable, ...] = ()
     data_key: str = ""
-    """Public CURVE key of the data socket, Z85; empty when it listens on loopback only."""
+    """Public CURVE key of the data socket, Z85: the identity of the process towards its peers."""
     spawn: _Int = 0
     """Which worker of the slot its launcher started it as, 1, 2, 3 ...; 0: it was not told."""
     launch_token: str = ""
     """Proof of that: see launches.py."""
     fingerprint: str = ""
     """Which process `pid` is, to a launcher on the same host: see operators/processidentity.py. Empty: not known."""
+    data_socket: str = ""
+    """Path of a unix socket for peers of the same host; empty: there is none."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -221,6 +223,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     session: str
     attempt: _Int
     metrics: tuple[SubtaskMetrics, ...] = ()
+    frames_refused: int = 0
+    """Frames that the data port dropped since the process began, which nobody of the job had a reason to send."""
 
 
 class AckBatch(msgspec.Struct, frozen=True):
@@ -273,7 +277,11 @@ class Deployment(msgspec.Struct, frozen=True):
     restored_from: int = 0
     """trigger timestamp of the restored snapshot, ms."""
     data_keys: dict[int, str] = {}
-    """slot -> public CURVE key of its data socket; empty on loopback."""
+    """slot -> public CURVE key of its data socket. A message of any other key is dropped."""
+    data_sockets: dict[int, str] = {}
+    """slot -> path of its unix socket, of those that have one."""
+    data_secret: str = ""
+    """Drawn for this attempt, and told to its workers alone: what lets them in at the unix sockets."""
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
@@ -333,13 +341,7 @@ class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 WorkerCommand: TypeAlias = (
-    Deploy
-    | CancelTasks
-    | TriggerCheckpoint
-    | NotifyCheckpointComplete
-    | NotifyCheckpointAborted
-    | FinishTasks
-    | ShutdownWorker
+    Deploy | CancelTasks | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks | ShutdownWorker
 )
 
 

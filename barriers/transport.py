@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from barriers.frames import Frame
+from barriers.admission import EARLY_FRAMES_MAX, AttemptPeers
+from barriers.frames import AnyFrame, Frame
 from statebackends.errors import InvalidConfigError, ProtocolError
-
-EARLY_FRAMES_MAX = 10_000
-"""Frames of a later attempt kept until this worker is deployed; only credit can come that early, one frame a channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,8 @@ class PeerLost:
     reason: str
 
 
-Received: TypeAlias = Frame | PeerLost
+Received: TypeAlias = AnyFrame | PeerLost
+"""Frames from other processes are still encoded: they were judged by their headers (admission.py)."""
 
 
 class Transport(Protocol):
@@ -36,10 +34,8 @@ class Transport(Protocol):
     def address(self) -> str:
         """What peers connect to; goes into the worker's registration."""
 
-    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
-        """Begin an attempt: connect to the peers (slot -> address). Frames of lower attempts are dropped from now on.
-
-        `keys`: the peers' public keys by slot, where the data plane is encrypted."""
+    def start(self, peers: AttemptPeers) -> None:
+        """Begin an attempt: connect to the peers. Only what they send in it, on channels of theirs, counts from now on."""
 
     def send(self, frame: Frame) -> None:
         """Hand a frame to its target slot, never blocking. Credit bounds what is in flight."""
@@ -58,42 +54,9 @@ class Transport(Protocol):
     def close(self) -> None:
         """Stop and release everything. Idempotent."""
 
-
-class AttemptFence:
-    """Sorts frames by attempt: lower ones are dropped, higher ones wait until this worker begins that attempt.
-
-    A peer that was deployed first opens its channels before this worker knows of the attempt; were that credit lost, the
-    channel would never start."""
-
-    def __init__(self, early_frames_max: int = EARLY_FRAMES_MAX) -> None:
-        self.attempt = 0
-        self._running = False
-        self._early: list[tuple[int, Frame]] = []
-        self._early_frames_max = early_frames_max
-
-    def start(self, attempt: int) -> list[Frame]:
-        """Begin an attempt; returns its frames that came early."""
-        if attempt <= self.attempt:
-            raise InvalidConfigError(f"attempt {attempt} does not follow attempt {self.attempt}")
-        self.attempt = attempt
-        self._running = True
-        ready = [frame for number, frame in self._early if number == attempt]
-        self._early = [entry for entry in self._early if entry[0] > attempt]
-        return ready
-
-    def stop(self) -> None:
-        """The attempt is over here; its frames are dropped from now on."""
-        self._running = False
-
-    def admits(self, frame: Frame) -> bool:
-        """True for a frame of the current attempt. Raises ProtocolError when too many came early."""
-        if frame.attempt == self.attempt:
-            return self._running
-        if frame.attempt > self.attempt:
-            if len(self._early) >= self._early_frames_max:
-                raise ProtocolError(f"more than {self._early_frames_max} frames came before attempt {frame.attempt} began here")
-            self._early.append((frame.attempt, frame))
-        return False
+    @property
+    def refused_count(self) -> int:
+        """Frames that were dropped since nobody of this job had a reason to send them. From any thread."""
 
 
 class LocalNetwork:
@@ -127,9 +90,12 @@ class LocalTransport:
     def __init__(self, network: LocalNetwork, slot: int) -> None:
         self._network = network
         self._slot = slot
-        self._inbox: deque[Received] = deque()
+        self._inbox: deque[Frame | PeerLost] = deque()
         self._woken = threading.Event()
-        self._fence = AttemptFence()
+        self._attempt = 0
+        self._running = False
+        self._early: list[Frame] = []
+        """Of an attempt that has not begun here."""
         self._ready: list[Received] = []
         self._peers: frozenset[int] = frozenset()
         self._lost: set[int] = set()
@@ -140,9 +106,18 @@ class LocalTransport:
     def address(self) -> str:
         return f"local://{self._slot}"
 
-    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
-        self._ready = list(self._fence.start(attempt))
-        self._peers = frozenset(addresses) - {self._slot}
+    @property
+    def refused_count(self) -> int:
+        """Within a process there are no strangers."""
+        return 0
+
+    def start(self, peers: AttemptPeers) -> None:
+        if peers.attempt <= self._attempt:
+            raise InvalidConfigError(f"attempt {peers.attempt} does not follow attempt {self._attempt}")
+        self._attempt, self._running = peers.attempt, True
+        early, self._early = self._early, []
+        self._ready = [frame for frame in early if self._counts(frame)]
+        self._peers = frozenset(peers.peers) - {self._slot}
         self._lost = set()
         for slot in sorted(self._peers):
             if self._network.find(slot) is None:
@@ -160,7 +135,15 @@ class LocalTransport:
             self._lost.add(slot)
             self._ready.append(PeerLost(slot, reason))
 
-    def _deliver(self, received: Received) -> None:
+    def _counts(self, frame: Frame) -> bool:
+        """A frame of the attempt that runs; one of a later attempt waits for it."""
+        if frame.attempt > self._attempt:
+            if len(self._early) >= EARLY_FRAMES_MAX:
+                raise ProtocolError(f"more than {EARLY_FRAMES_MAX} frames came before attempt {frame.attempt} began here")
+            self._early.append(frame)
+        return self._running and frame.attempt == self._attempt
+
+    def _deliver(self, received: Frame | PeerLost) -> None:
         self._inbox.append(received)
         self._woken.set()
 
@@ -179,7 +162,7 @@ class LocalTransport:
                 if item.slot in self._peers and item.slot not in self._lost:
                     self._lost.add(item.slot)
                     received.append(item)
-            elif self._fence.admits(item):
+            elif self._counts(item):
                 received.append(item)
         return received
 
@@ -187,7 +170,7 @@ class LocalTransport:
         self._woken.set()
 
     def stop(self) -> None:
-        self._fence.stop()
+        self._running = False
         self._ready = []
         self._peers = frozenset()
 

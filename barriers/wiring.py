@@ -57,3 +57,15 @@ def derive_peers(graph: JobGraph, slot: int) -> frozenset[int]:
         peers.update(plan.channel.producer for plan in derive_inputs(graph, vertex.vertex_id, slot))
         peers.update(consumer for output in derive_outputs(graph, vertex.vertex_id, slot) for consumer in output.consumers)
     return frozenset(peers - {slot})
+
+
+def derive_channels(graph: JobGraph, slot: int) -> frozenset[ChannelId]:
+    """All channels that begin or end in a slot."""
+    channels: set[ChannelId] = set()
+    for vertex in graph.vertices:
+        if slot >= vertex.parallelism:
+            continue
+        channels.update(plan.channel for plan in derive_inputs(graph, vertex.vertex_id, slot))
+        for output in derive_outputs(graph, vertex.vertex_id, slot):
+            channels.update(ChannelId(output.edge.edge_id, slot, consumer) for consumer in output.consumers)
+    return frozenset(channels)

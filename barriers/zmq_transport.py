@@ -1,33 +1,38 @@
 """SHELL: frames between worker processes over ZeroMQ.
 
-One PULL socket, bound for the life of the process, and per attempt one PUSH socket to each peer. High-water marks are off,
-because credit is the bound and a full socket would block or drop; linger is 0, because what was not sent belongs to a dead attempt.
-A socket that disconnects is never reconnected: its monitor reports the peer as lost, and the attempt fails."""
+A PULL socket on a TCP port, which speaks CURVE on any address, and one on a unix socket, which takes only peers of this user
+and attempt; both are bound for the life of the process. Per attempt a PUSH socket to each peer. Whoever is let in at the
+handshake (authentication.py) is known by name in each message, and each is judged before it is read (admission.py).
+High-water marks are off, because credit is the bound and a full socket would block or drop; linger is 0, because what was not
+sent belongs to a dead attempt. A socket that disconnects is never reconnected: its monitor reports the peer as lost, and the
+attempt fails."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ipaddress
 import os
-import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from barriers.frames import Frame, FrameDecoder, FrameEncoder, decode_header
-from barriers.transport import AttemptFence, PeerLost, Received
+from barriers.admission import Admission, AttemptPeers, Peer
+from barriers.authentication import HANDSHAKE_TIMEOUT_MS
+from barriers.frames import PART_BYTES_MAX, Frame, FrameEncoder
+from barriers.socketfolder import is_reachable
+from barriers.transport import PeerLost, Received
+from barriers.zmq_authenticator import ZmqAuthenticator
 from statebackends.errors import InvalidConfigError, InvariantError
 
 MESSAGES_PER_POLL_MAX = 256
 """Frames taken in one poll, so that mails get their turn."""
 
-UNKNOWN_KEY_WAIT_MS = 10_000
-"""How long a peer with an unknown key is kept waiting before it is turned away; below ZeroMQ's 30 s for a handshake."""
+PART_SLACK_BYTES = 1_024
+"""What ciphering adds to a part of a message."""
+
+BACKLOG_MAX = 1_024
+"""Connections that wait to be accepted: all peers connect at once when an attempt begins."""
 
 HEARTBEAT_INTERVAL_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 30_000
@@ -45,7 +50,10 @@ LOST_EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """This process's CURVE key pair, Z85 text; the public half goes into its registration."""
+    """This process's CURVE key pair, Z85 text; the public half goes into its registration, the other one nowhere."""
+
+    def __repr__(self) -> str:
+        return f"CurveKeys({self.public})"
 
     public: str
     secret: str
@@ -56,38 +64,17 @@ class CurveKeys:
         return CurveKeys(public.decode("ascii"), secret.decode("ascii"))
 
 
-class _PeerKeys:
-    """Which public keys may connect; asked by the authenticator's thread, replaced whole by the worker's."""
-
-    def __init__(self) -> None:
-        self.allowed: frozenset[str] = frozenset()
-        self.closed = False
-
-    async def callback(self, domain: str, key: bytes) -> bool:
-        """True for a known key, Z85. An unknown one waits: its worker may have been deployed before this one was.
-
-        Others wait behind it, but only who knows our own public key comes as far as this."""
-        deadline = time.monotonic() + UNKNOWN_KEY_WAIT_MS / 1000
-        while key.decode("ascii") not in self.allowed:
-            if self.closed or time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(0.01)
-        return True
-
-
 class ZmqTransport:
     """Implements `transport.Transport`. Frames for the worker's own slot go through a deque and are never encoded.
 
-    `bind` is a host address; anything but loopback needs `curve`. Raises InvalidConfigError."""
+    `bind` is a host address: the port there speaks CURVE only. `socket_path`: of a unix socket beside it, in a folder that is
+    private (socketfolder.py); peers of this host use it, since enciphering costs more there than all the rest."""
 
-    def __init__(self, slot: int, *, bind: str = "127.0.0.1", curve: CurveKeys | None = None) -> None:
-        if curve is None and not is_loopback(bind):
-            raise InvalidConfigError(f"a data port on {bind} is open to all: beyond loopback it needs CURVE keys", setting="bind")
+    def __init__(self, slot: int, keys: CurveKeys, *, bind: str = "127.0.0.1", socket_path: str = "") -> None:
         self._slot = slot
-        self._curve = curve
-        self._fence = AttemptFence()
+        self._keys = keys
+        self._admission = Admission(slot)
         self._encoder = FrameEncoder()
-        self._decoder = FrameDecoder()
         self._own: deque[Received] = deque()
         """For this worker itself, or found while sending; returned by the next poll."""
         self._pushes: dict[int, zmq.Socket[bytes]] = {}
@@ -98,66 +85,89 @@ class ZmqTransport:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._peer_keys = _PeerKeys()
-        self._authenticator = self._start_authenticator() if curve else None
-        self._pull = self._context.socket(zmq.PULL)
-        self._configure(self._pull)
-        if curve:
-            self._pull.curve_server = True
-        port = self._pull.bind_to_random_port(f"tcp://{_bracketed(bind)}")
+        self._authenticator = ZmqAuthenticator(self._context)
+        port_socket = self._pull()
+        self._curve(port_socket)
+        port_socket.curve_server = True
+        port = port_socket.bind_to_random_port(f"tcp://{_bracketed(bind)}")
         self._address = f"tcp://{_bracketed(bind)}:{port}"
+        self._pulls = [port_socket]
+        self._socket_path = socket_path
+        if socket_path:
+            self._pulls.append(self._bind_socket(socket_path))
         self._poller = zmq.Poller()
-        self._poller.register(self._pull, zmq.POLLIN)
+        for pull in self._pulls:
+            self._poller.register(pull, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
 
     @property
     def address(self) -> str:
         return self._address
 
-    def _start_authenticator(self) -> ThreadAuthenticator:
-        authenticator = ThreadAuthenticator(self._context)
-        authenticator.start()
-        authenticator.configure_curve_callback(domain="*", credentials_provider=self._peer_keys)
-        return authenticator
+    @property
+    def socket_path(self) -> str:
+        """Empty: peers of this host use the port, too."""
+        return self._socket_path
 
-    def _configure(self, socket: zmq.Socket[bytes]) -> None:
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        if self._curve:
-            socket.curve_publickey = self._curve.public.encode("ascii")
-            socket.curve_secretkey = self._curve.secret.encode("ascii")
+    @property
+    def key(self) -> str:
+        """Public key: who this process is for its peers."""
+        return self._keys.public
 
-    def start(self, attempt: int, addresses: Mapping[int, str], keys: Mapping[int, str] | None = None) -> None:
-        """As Transport.start; `keys` are the peers' public CURVE keys by slot. Raises InvalidConfigError on an address beyond
-        loopback without keys."""
+    @property
+    def refused_count(self) -> int:
+        return self._admission.refused_count
+
+    def _bind_socket(self, path: str) -> zmq.Socket[bytes]:
+        pull = self._pull()
+        pull.plain_server = True
+        pull.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+        pull.bind(f"ipc://{path}")
+        return pull
+
+    def _pull(self) -> zmq.Socket[bytes]:
+        pull = self._context.socket(zmq.PULL)
+        _configure(pull)
+        pull.maxmsgsize = PART_BYTES_MAX + PART_SLACK_BYTES
+        pull.backlog = BACKLOG_MAX
+        return pull
+
+    def _curve(self, socket: zmq.Socket[bytes]) -> None:
+        socket.curve_publickey = self._keys.public.encode("ascii")
+        socket.curve_secretkey = self._keys.secret.encode("ascii")
+
+    def start(self, peers: AttemptPeers) -> None:
+        """As Transport.start. Raises InvalidConfigError where the key of a peer is missing: it could not be told from others."""
+        others = {slot: peer for slot, peer in peers.peers.items() if slot != self._slot}
+        for slot, peer in others.items():
+            if not peer.key:
+                raise InvalidConfigError(f"the CURVE key of slot {slot} is unknown", slot=slot)
         self._disconnect()
-        early = self._fence.start(attempt)
-        self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
+        early = self._admission.start(peers)
+        self._encoder = FrameEncoder()
         self._own.clear()
         self._own.extend(early)
         self._lost.clear()
-        self._peer_keys.allowed = frozenset((keys or {}).values())
-        for slot, address in sorted(addresses.items()):
-            if slot != self._slot:
-                self._connect(slot, address, (keys or {}).get(slot))
+        self._authenticator.allow(frozenset(peer.key for peer in others.values()), peers.secret)
+        for slot, peer in sorted(others.items()):
+            self._connect(slot, peer, peers.secret)
 
-    def _connect(self, slot: int, address: str, key: str | None) -> None:
-        if self._curve is not None and key is None:
-            raise InvalidConfigError(f"the CURVE key of slot {slot} is unknown", slot=slot)
-        if self._curve is None and not is_loopback(_host(address)):
-            raise InvalidConfigError(f"{address} of slot {slot} is beyond loopback and needs CURVE keys", slot=slot)
+    def _connect(self, slot: int, peer: Peer, secret: str) -> None:
         push = self._context.socket(zmq.PUSH)
-        self._configure(push)
+        _configure(push)
         push.setsockopt(zmq.RECONNECT_IVL, -1)
-        if key is not None:
-            push.curve_serverkey = key.encode("ascii")
+        over_socket = bool(self._socket_path and peer.socket and secret) and is_reachable(peer.socket)
+        if over_socket:
+            push.plain_username = self._keys.public.encode("ascii")
+            push.plain_password = secret.encode()
+        else:
+            self._curve(push)
+            push.curve_serverkey = peer.key.encode("ascii")
         monitor = push.get_monitor_socket(LOST_EVENTS)
         self._pushes[slot] = push
         self._monitors[monitor] = slot
         self._poller.register(monitor, zmq.POLLIN)
-        push.connect(address)
+        push.connect(f"ipc://{peer.socket}" if over_socket else peer.address)
 
     def send(self, frame: Frame) -> None:
         slot = frame.target_slot
@@ -182,25 +192,22 @@ class ZmqTransport:
                 os.read(self._wake_read, 4096)
         # Own frames first, then the network's, then losses: what a peer sent before it died is taken before its loss is told.
         own, self._own = self._own, deque()
-        received += (item for item in own if isinstance(item, PeerLost) or self._fence.admits(item))
-        if self._pull in events:
-            self._receive(received)
+        received += (item for item in own if isinstance(item, PeerLost) or self._admission.is_current(item))
+        for pull in self._pulls:
+            if pull in events:
+                self._receive(pull, received)
         for monitor in [socket for socket in events if socket in self._monitors]:
             self._look(monitor, received)
         return received
 
-    def _receive(self, received: list[Received]) -> None:
+    def _receive(self, pull: zmq.Socket[bytes], received: list[Received]) -> None:
         for _ in range(MESSAGES_PER_POLL_MAX):
             try:
-                parts = self._pull.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+                parts = pull.recv_multipart(flags=zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            attempt = decode_header(parts).attempt
-            if attempt < self._fence.attempt:
-                continue
-            # Only credit can come early, and credit needs no memory of the channel.
-            frame = (self._decoder if attempt == self._fence.attempt else FrameDecoder()).decode(parts)
-            if self._fence.admits(frame):
+            frame = self._admission.read(_sender(parts[0]), parts)
+            if frame is not None:
                 received.append(frame)
 
     def _look(self, monitor: zmq.Socket[bytes], received: list[Received]) -> None:
@@ -234,7 +241,7 @@ class ZmqTransport:
             os.write(self._wake_write, b"\0")
 
     def stop(self) -> None:
-        self._fence.stop()
+        self._admission.stop()
         self._own.clear()
         self._disconnect()
 
@@ -247,25 +254,28 @@ class ZmqTransport:
             return
         self._closed = True
         self.stop()
-        self._peer_keys.closed = True
-        self._pull.close(linger=0)
-        if self._authenticator is not None:
-            self._authenticator.stop()
+        for pull in self._pulls:
+            pull.close(linger=0)
+        self._authenticator.close()
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
 
-def is_loopback(host: str) -> bool:
-    """True for an address that only this machine can reach. A name is not looked up: it counts only if it is `localhost`."""
+def _configure(socket: zmq.Socket[bytes]) -> None:
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+
+
+def _sender(part: zmq.Frame) -> str:
+    """The key that the sender's connection proved; empty if there is none, which no socket here lets through."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _host(address: str) -> str:
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        return str(part.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 def _bracketed(host: str) -> str:

@@ -97,7 +97,15 @@ class CoordinatorHost:
         rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
         config = ServiceConfig(storage.root, url=self.url)
-        self.host = JobHost(config, storage.root, rng=rng, clock=self.clock, runner=self, owner=lambda: SimOwner(self))
+        self.host = JobHost(
+            config,
+            storage.root,
+            rng=rng,
+            clock=self.clock,
+            runner=self,
+            owner=lambda: SimOwner(self),
+            draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
+        )
         host = self.host
         self._models = ReadModels(host.registry, storage.root, CALL_TIMEOUT_MS, host.recovery, look_for=host.look_for)
         self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}

@@ -130,6 +130,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("forged_ack", "acknowledgements of a worker name what no task can have stored", _WORKER, lasts=True),
         FaultKind("break_stream", "a worker's command stream breaks; the coordinator notices late", _WORKER, "ms until it does"),
         FaultKind("cut_link", "a data connection between two workers breaks, and can be made anew", "<slot>-<slot>"),
+        FaultKind("forged_frames", "frames that nobody of its attempt sent come to a worker's data port", _WORKER),
         FaultKind("slow_link", "a data connection is slow", "<slot>-<slot>, or all", "ms", lasts=True),
         FaultKind("store_fails", "calls of the store fail without effect", _STORE, lasts=True),
         FaultKind("store_slow", "calls of the store are slow", _STORE, "ms", lasts=True),
@@ -163,7 +164,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "zombies": ("pause_worker", "hang_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
     "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream", "forged_ack"),
-    "data": ("cut_link", "slow_link"),
+    "data": ("cut_link", "slow_link", "forged_frames"),
     "storage": (
         "store_fails",
         "store_slow",

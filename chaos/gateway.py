@@ -56,6 +56,7 @@ class SimGateway:
         *,
         deliver: Callable[[WorkerCommand], None],
         metrics: Callable[[int], tuple[SubtaskMetrics, ...]],
+        frames_refused: Callable[[], int] = lambda: 0,
         seed: int,
     ) -> None:
         self._kernel = kernel
@@ -64,6 +65,7 @@ class SimGateway:
         self._identity = identity
         self._deliver = deliver
         self._metrics = metrics
+        self._frames_refused = frames_refused
         self._clock = ProcessClock(kernel, process)
         self.session = Session(identity, random.Random(seed))
         self._target = Target(network.address)
@@ -147,7 +149,7 @@ class SimGateway:
             case on.PostStates(body=states):
                 self._ask("states", states, None, lambda _: on.StatesAnswered())
             case on.PostHeartbeat(session=session, attempt=attempt):
-                beat = Heartbeat(self._identity.slot, session, attempt, self._metrics(attempt))
+                beat = Heartbeat(self._identity.slot, session, attempt, self._metrics(attempt), self._frames_refused())
                 self._ask("heartbeat", beat, Epoch, lambda answer: on.HeartbeatAnswered(answer.epoch or self.session.epoch))
 
     # -------------------------------------------------------------------------------------------------------- requests

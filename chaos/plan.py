@@ -144,7 +144,7 @@ def _points(kind: str) -> tuple[str, ...]:
     match kind:
         case "kill_coordinator" | "pause_coordinator" | "second_coordinator" | "old_leader_wakes":
             return COORDINATOR_POINTS
-        case "kill_worker" | "pause_worker" | "hang_worker" | "damage_copies" | "local_disk_full":
+        case "kill_worker" | "pause_worker" | "hang_worker" | "damage_copies" | "local_disk_full" | "forged_frames":
             return WORKER_POINTS
         case "kill_driver" | "kill_all" | "power_loss":
             return (*COORDINATOR_POINTS, *WORKER_POINTS)
@@ -161,6 +161,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "hang_worker": lambda: _worker(rng, slots),
         "damage_copies": lambda: _worker(rng, slots),
         "local_disk_full": lambda: _worker(rng, slots),
+        "forged_frames": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
         "forged_ack": lambda: _worker(rng, slots),
         "break_stream": lambda: _worker(rng, slots),

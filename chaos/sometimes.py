@@ -69,6 +69,7 @@ SOMETIMES: dict[str, str] = {
     "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",
     "worker_reconnects": "a worker registers again without having died",
+    "frame_refused": "a data port drops frames that nobody of its job had a reason to send",
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
     "savepoint_overtaken": "a checkpoint completes while an older savepoint is undecided",
@@ -169,6 +170,8 @@ class Sometimes:
                 self._asked_ms[observation.actor] = observation.at_ms
                 if observation.request == "register" and observation.body.attempt > 0:
                     self._visit("worker_reconnects")
+                if observation.request == "heartbeat" and observation.body.frames_refused > 0:
+                    self._visit("frame_refused")
             case _:
                 pass
 

@@ -162,6 +162,10 @@ class Strikes:
     def _strike_cut_link(self, fault: Fault, process: Process | None) -> bool:
         return self._cluster.around.data.cut(*slot_of(fault.target))
 
+    def _strike_forged_frames(self, fault: Fault, process: Process | None) -> bool:
+        victim = self._worker_of(fault, process)
+        return victim is not None and self._cluster.around.data.forge(victim, self._cluster.streams.of(f"forged/{fault.label}"))
+
     def _strike_clock_jump(self, fault: Fault, process: Process | None) -> bool:
         hosts: list[Process] = [host.process for host in self._cluster.coordinators()] if fault.target == "coordinator" else []
         if fault.target == "driver":

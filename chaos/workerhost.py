@@ -150,6 +150,7 @@ class WorkerHost:
             self._identity(storage, nonce),
             deliver=self._deliver,
             metrics=self.worker.metrics_of,
+            frames_refused=lambda: self.worker.frames_refused,
             seed=self._random.getrandbits(32),
         )
         self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
@@ -167,7 +168,8 @@ class WorkerHost:
         seen = _directory_nonce(storage)
         address = self.transport.address
         numbers = (spec.job_id, spec.slot, spec.submission, spec.task_attempt)
-        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, spawn=spec.spawn, launch_token=spec.launch_token)
+        key, token = self.transport.key, spec.launch_token
+        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, key, spawn=spec.spawn, launch_token=token)
 
     def _nonce(self, prefix: str) -> str:
         self._nonces += 1

@@ -8,7 +8,7 @@ from barriers.jobgraph import JobGraph
 from barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from coordinator import jobevents as job
 from coordinator.records import RestorePoint
-from coordinator.workforce import JobTurn
+from coordinator.workforce import DataPorts, JobTurn
 from statebackends.errors import InvariantError
 from statebackends.handles import OperatorSubtaskState
 
@@ -70,8 +70,8 @@ class NextAttempt:
         self._retry_ms = self._turn.now_ms + PREPARE_RETRY_MS
         return self._tries < PREPARE_TRIES_MAX
 
-    def deploy(self, addresses: Mapping[int, str], data_keys: Mapping[int, str]) -> Mapping[int, Deployment]:
-        """One deployment per slot, with the addresses and public keys of the processes that hold the slots now."""
+    def deploy(self, ports: DataPorts, secret: str) -> Mapping[int, Deployment]:
+        """One deployment per slot, with the data ports of the processes that hold the slots now, and what lets only them in."""
         if self._states is None:
             raise InvariantError(f"attempt {self.number} is deployed before it is prepared")
         states, nothing = self._states, dict[str, OperatorSubtaskState]()
@@ -84,12 +84,14 @@ class NextAttempt:
                     for vertex in self._graph.vertices
                     if slot < vertex.parallelism
                 ),
-                addresses=dict(addresses),
-                data_keys=dict(data_keys),
+                addresses=dict(ports.addresses),
+                data_keys=dict(ports.keys),
+                data_sockets=dict(ports.sockets),
+                data_secret=secret,
                 restored_checkpoint_id=self.restore.checkpoint_id if self.restore is not None else 0,
                 restored_folder=self.restore.folder if self.restore is not None else "",
                 restored_from=self.restore.timestamp_ms if self.restore is not None else 0,
             )
-            for slot in sorted(addresses)
+            for slot in sorted(ports.addresses)
         }
         return self.deployments

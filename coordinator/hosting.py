@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -75,6 +76,11 @@ class RecoveryBackoff:
         return due
 
 
+def _draw_secret() -> str:
+    """256 bits from the operating system, hex."""
+    return secrets.token_hex(32)
+
+
 class JobHost:
     """Run `open`, listen, then `recover`; flows of different jobs may interleave, those of one job must not.
 
@@ -90,8 +96,10 @@ class JobHost:
         clock: Clock,
         runner: FlowRunner,
         owner: Callable[[], Owner],
+        draw_secret: Callable[[], str] = _draw_secret,
     ) -> None:
-        """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led."""
+        """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led;
+        `draw_secret` what the workers of one attempt show each other: unguessable, unlike what `rng` gives."""
         self.registry = JobRegistry(config.jobs_max)
         self.root = root
         self.directory_nonce = ""
@@ -108,6 +116,7 @@ class JobHost:
         self._clock = clock
         self._runner = runner
         self._owner = owner
+        self._draw_secret = draw_secret
 
     def open(self) -> HostFlow[None]:
         """See which jobs there are. Raises StorageUnavailableError when the state directory can't be written."""
@@ -303,7 +312,7 @@ class JobHost:
         """Start the turns of a job that this process leads."""
         identity = Identity(setup.job_id, setup.epoch, self._nonce(), setup.submission, setup.graph, setup.started_ms)
         service = JobService(
-            JobMaster(setup, rng=random.Random(self._rng.getrandbits(64))),
+            JobMaster(setup, rng=random.Random(self._rng.getrandbits(64)), draw_secret=self._draw_secret),
             StorageEffects(identity, self._clock.wall_ms),
             clock=self._clock,
             runner=self._runner,

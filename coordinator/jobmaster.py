@@ -6,7 +6,7 @@ job does. It performs nothing: storage, streams and time are the shell's (`jobse
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from barriers.messages import (
@@ -43,7 +43,8 @@ from statebackends.storage import is_absolute_folder
 class JobMaster:
     """`now_ms` is monotonic, `wall_ms` is what users are shown; both only ever come in with an event."""
 
-    def __init__(self, setup: JobSetup, *, rng: random.Random) -> None:
+    def __init__(self, setup: JobSetup, *, rng: random.Random, draw_secret: Callable[[], str] | None = None) -> None:
+        """`draw_secret`: what the workers of one attempt show each other, unguessable; None: from `rng`."""
         self.setup = setup
         self._rng = rng
         self._turn = JobTurn()
@@ -59,7 +60,8 @@ class JobMaster:
             first_checkpoint_id=setup.first_checkpoint_id,
         )
         self.workforce = Workforce(setup, rng, self._turn)
-        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn)
+        draw = draw_secret or (lambda: f"{rng.getrandbits(256):064x}")
+        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn, draw)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
@@ -255,6 +257,7 @@ class JobMaster:
     def _heartbeat(self, event: job.HeartbeatReceived) -> int:
         slot = self.workforce.current(event.message.slot, event.message.session)
         _check_own(slot.index, event.message.metrics)
+        slot.count_refused(event.message.frames_refused)
         execution = self.lifecycle.execution
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)

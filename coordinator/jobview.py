@@ -45,6 +45,7 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
         source_records=lifecycle.execution.source_records if lifecycle.execution is not None else 0,
         counts=stats.counts,
         latest_completed=stats.latest_completed,
+        frames_refused=sum(slot.frames_refused for slot in master.workforce.slots),
     )
 
 
@@ -62,6 +63,7 @@ def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
         source_records=sum(metrics.records_out for metrics in result.metrics if metrics.vertex in sources),
         counts=stats.counts,
         latest_completed=stats.latest_completed,
+        frames_refused=0,
     )
 
 

@@ -5,7 +5,7 @@ and is deployed when every slot is held by a live process and every checkpoint o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from barriers.messages import (
     CancelTasks,
@@ -48,12 +48,20 @@ NOT_BACK = "did not come back to the new coordinator"
 class Lifecycle:
     """Owned by JobMaster, which turns the checkpoint coordinator's actions into commands and calls."""
 
-    def __init__(self, setup: JobSetup, coordinator: CheckpointCoordinator, workforce: Workforce, turn: JobTurn) -> None:
+    def __init__(
+        self,
+        setup: JobSetup,
+        coordinator: CheckpointCoordinator,
+        workforce: Workforce,
+        turn: JobTurn,
+        draw_secret: Callable[[], str],
+    ) -> None:
         self._setup = setup
         self._config = setup.graph.config
         self._coordinator = coordinator
         self._workforce = workforce
         self._turn = turn
+        self._draw_secret = draw_secret
         self._inbox: list[on.Event] = []
         self.incidents = Incidents(self._config.restart, setup.restarts)
         self.state = JobState.CREATED
@@ -246,7 +254,7 @@ class Lifecycle:
             self._coordinator.stats.restored(view)
         point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0,)
         self._turn.notes.append(AttemptDeployed(self.attempt, *point))
-        deployments = self.next.deploy(self._workforce.addresses(), self._workforce.data_keys())
+        deployments = self.next.deploy(self._workforce.data_ports(), self._draw_secret())
         for slot in self._workforce.slots:
             self._workforce.send(slot, Deploy(deployments[slot.index]))
         self._enter(JobState.RUNNING)

@@ -65,6 +65,9 @@ class Slot:
     timed_out: bool = False
     """Its last holder was given up because nothing was heard from it, although its connection was never closed: it hangs, or its
     host does. A process that dies, or is told to go, closes it."""
+    frames_refused: int = 0
+    """Frames that the data ports of all processes of this slot have dropped as nobody's of this job."""
+    _refused_by_holder: int = 0
 
     @property
     def session(self) -> str:
@@ -82,7 +85,7 @@ class Slot:
     def take(self, message: RegisterWorker, session: str, epoch: int) -> None:
         """A process holds the slot from now on, in a new session."""
         if self.holder is None or self.holder.nonce != message.nonce:
-            self.reported_attempt = 0
+            self.reported_attempt = self._refused_by_holder = 0
         # What it reports besides was taken already, and may hold megabytes.
         self.holder = self.last_holder = msgspec.structs.replace(message, subtasks=(), unanswered=())
         self.outbox = Outbox(epoch, session)
@@ -94,6 +97,12 @@ class Slot:
     def touch(self, now_ms: int, wall_ms: int) -> None:
         """A message of the current session came."""
         self.last_seen_ms, self.last_seen_wall_ms, self.heard = now_ms, wall_ms, True
+
+    def count_refused(self, frames: int) -> None:
+        """What the holder has dropped since its process began; a count that falls is an older message."""
+        if frames > self._refused_by_holder:
+            self.frames_refused += frames - self._refused_by_holder
+            self._refused_by_holder = frames
 
     def release(self) -> None:
         """The lease ran out: the slot is free for whoever registers."""

@@ -85,6 +85,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     does."""
     fingerprint: str = ""
     """Which process `pid` is, to a launcher on the same host."""
+    frames_refused: int = 0
+    """Frames that the slot's data ports dropped, which nobody of the job had a reason to send."""
 
 
 class ExceptionView(msgspec.Struct, frozen=True):
@@ -268,6 +270,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """Read by the sources since the attempt began, as of the last heartbeats."""
     counts: CheckpointCounts
     latest_completed: CheckpointView | None
+    frames_refused: int
+    """By the data ports of all of its workers, since this coordinator leads it."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):

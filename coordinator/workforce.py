@@ -5,7 +5,7 @@ It says which processes may serve, which are gone, and numbers what is sent to t
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -40,6 +40,16 @@ class JobTurn:
     out: list[Action] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     """What happened, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPorts:
+    """Slot -> how the process that holds it is reached by its peers, and known to them."""
+
+    addresses: Mapping[int, str]
+    keys: Mapping[int, str]
+    sockets: Mapping[int, str]
+    """Of those that have one."""
 
 
 class Workforce:
@@ -211,14 +221,13 @@ class Workforce:
     def registered(self) -> int:
         return sum(slot.holder is not None for slot in self.slots)
 
-    def addresses(self) -> dict[int, str]:
-        """Slot -> data address of the process that holds it."""
-        return {slot.index: slot.holder.data_address for slot in self.slots if slot.holder is not None}
-
-    def data_keys(self) -> dict[int, str]:
-        """Slot -> public key of its data plane, of those that have one: workers beyond loopback."""
-        held = {slot.index: slot.holder.data_key for slot in self.slots if slot.holder is not None}
-        return {index: key for index, key in held.items() if key}
+    def data_ports(self) -> DataPorts:
+        holders = {slot.index: slot.holder for slot in self.slots if slot.holder is not None}
+        return DataPorts(
+            {index: holder.data_address for index, holder in holders.items()},
+            {index: holder.data_key for index, holder in holders.items() if holder.data_key},
+            {index: holder.data_socket for index, holder in holders.items() if holder.data_socket},
+        )
 
     def hosts(self) -> dict[int, str]:
         return {slot.index: slot.last_holder.host for slot in self.slots if slot.last_holder is not None}
@@ -243,4 +252,5 @@ def _view(slot: Slot) -> WorkerView:
         timed_out=slot.timed_out,
         fingerprint=known.fingerprint if known is not None else "",
         last_seen_ms=slot.last_seen_wall_ms if known is not None else -1,
+        frames_refused=slot.frames_refused,
     )

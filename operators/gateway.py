@@ -89,12 +89,14 @@ class Gateway:
         *,
         deliver: Callable[[WorkerCommand], None],
         metrics: Callable[[int], tuple[SubtaskMetrics, ...]],
+        frames_refused: Callable[[], int] = lambda: 0,
         random_source: random.Random | None = None,
     ) -> None:
         self._identity = identity
         self._clock = clock
         self._deliver = deliver
         self._metrics = metrics
+        self._frames_refused = frames_refused
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
         self._session = Session(identity, random_source or random.Random())
         self._inbox: queue.SimpleQueue[Event | _FromStream | None] = queue.SimpleQueue()
@@ -181,7 +183,7 @@ class Gateway:
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
             case PostHeartbeat(session=session, attempt=attempt):
-                beat = Heartbeat(slot, session, attempt, self._metrics(attempt))
+                beat = Heartbeat(slot, session, attempt, self._metrics(attempt), self._frames_refused())
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
 
     def _post(self, path: str, message: Any, kind: type[T]) -> T:

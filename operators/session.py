@@ -209,6 +209,7 @@ class Session:
             spawn=identity.spawn,
             launch_token=identity.launch_token,
             fingerprint=identity.fingerprint,
+            data_socket=identity.data_socket,
         )
         self.state = SessionState.REGISTERING
         self._registering = body
@@ -384,9 +385,7 @@ class Session:
             for subtask in deployment.subtasks
         }
 
-    def _follow(
-        self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
-    ) -> None:
+    def _follow(self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks) -> None:
         """Which triggers are still undecided, as far as this worker was told."""
         if isinstance(command, TriggerCheckpoint):
             self._open_triggers.add(command.checkpoint_id)

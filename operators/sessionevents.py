@@ -42,6 +42,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     data_address: str
     directory_nonce: str
     data_key: str = ""
+    data_socket: str = ""
     spawn: int = 0
     launch_token: str = ""
     fingerprint: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from barriers.admission import AttemptPeers, Peer
 from barriers.frames import Frame
 from barriers.messages import (
     CancelTasks,
@@ -25,7 +26,7 @@ from barriers.messages import (
     clip,
 )
 from barriers.transport import PeerLost, Received, Transport
-from barriers.wiring import derive_peers
+from barriers.wiring import derive_channels, derive_peers
 from operators.context import Clock
 from operators.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from operators.mailbox import CancelSubtask, FailSubtask
@@ -93,6 +94,11 @@ class Worker:
         """Counters of an attempt; none while another one's are all there is, since the next begins at 0."""
         measured, metrics = self._metrics
         return metrics if measured == attempt else ()
+
+    @property
+    def frames_refused(self) -> int:
+        """Frames that the data port dropped since nobody of this job had a reason to send them."""
+        return self._transport.refused_count
 
     # ------------------------------------------------------------------------------------------------------------ loop
 
@@ -242,10 +248,13 @@ class Worker:
     def _begin(self, deployment: Deployment) -> None:
         order = {vertex.vertex_id: index for index, vertex in enumerate(deployment.graph.vertices)}
         wanted = sorted(deployment.subtasks, key=lambda each: (-order[each.vertex], each.subtask))
-        deployed = tuple(self._builder.build(deployment, each) for each in wanted)
-        peers = derive_peers(deployment.graph, self._slot) | {self._slot}
-        addresses = {slot: address for slot, address in deployment.addresses.items() if slot in peers}
-        self._transport.start(deployment.attempt, addresses, deployment.data_keys)
+        # Before user code is loaded, which may take long: peers that are deployed already wait to be let in.
+        self._transport.start(_peers_of(deployment, self._slot))
+        try:
+            deployed = tuple(self._builder.build(deployment, each) for each in wanted)
+        except BaseException:
+            self._transport.stop()
+            raise
         self._attempt = _Attempt(deployment, deployed, Wiring(deployed))
         for each in deployed:
             each.subtask.start()
@@ -275,6 +284,8 @@ class Worker:
             message = f"the worker in slot {item.slot} is gone: {item.reason}"
             self._lose_attempt(PeerLostError(message, slot=item.slot, reason=item.reason))
             return
+        if item.attempt != attempt.deployment.attempt:
+            return  # of one that could not be built
         if item.to_producer:
             output = attempt.wiring.outputs.get((item.channel.edge, item.channel.producer))
             if output is not None:
@@ -337,6 +348,15 @@ class Worker:
     def _send_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
             self._transport.send(frame)
+
+
+def _peers_of(deployment: Deployment, slot: int) -> AttemptPeers:
+    peers = {
+        peer: Peer(deployment.addresses[peer], deployment.data_keys.get(peer, ""), deployment.data_sockets.get(peer, ""))
+        for peer in sorted(derive_peers(deployment.graph, slot))
+        if peer in deployment.addresses
+    }
+    return AttemptPeers(deployment.attempt, peers, derive_channels(deployment.graph, slot), deployment.data_secret)
 
 
 def _is_drained(each: DeployedSubtask) -> bool:

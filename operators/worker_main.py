@@ -21,8 +21,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from barriers.messages import ShutdownWorker
+from barriers.socketfolder import make_socket_folder
 from barriers.transport import Transport
-from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
+from barriers.zmq_transport import CurveKeys, ZmqTransport
 from operators.base import JobPlan
 from operators.context import Pool
 from operators.control_client import CoordinatorAddress
@@ -107,8 +108,9 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)
-    curve = None if is_loopback(host) else CurveKeys.generate()
-    transport = ZmqTransport(spec.slot, bind=host, curve=curve)
+    socket_folder = make_socket_folder(folder.path)
+    socket_path = socket_folder.socket if socket_folder is not None else ""
+    transport = ZmqTransport(spec.slot, CurveKeys.generate(), bind=host, socket_path=socket_path)
     pool = ThreadPool()
     pool.run(warm_imports, lambda result, error: None)
     sweep_behind(pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
@@ -133,14 +135,17 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         host,
         transport.address,
         directory_nonce,
-        curve.public if curve else "",
-        spec.spawn,
-        spec.launch_token,
+        transport.key,
+        transport.socket_path,
+        spawn=spec.spawn,
+        launch_token=spec.launch_token,
         fingerprint=fingerprint_of(os.getpid()),
     )
     is_shared = spec.directory_nonce in ("", directory_nonce)
     address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
-    gateway = Gateway(identity, address, clock, deliver=worker.post, metrics=worker.metrics_of)
+    gateway = Gateway(
+        identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
+    )
     watch = Watch(spec, parent, worker, gateway, clock)
     watch.start()
     gateway.start()
@@ -156,6 +161,8 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         watch.stop()
         gateway.close()
         transport.close()
+        if socket_folder is not None:
+            socket_folder.delete()
         pool.close(1.0)
         folder.delete()
 

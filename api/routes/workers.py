@@ -44,6 +44,8 @@ class Worker(schemas.Record):
     replaces it."""
     fingerprint: str
     """Which process `pid` is, to a launcher on the same host; empty: not known."""
+    frames_refused: int
+    """Frames that the slot's data port dropped: from strangers, unreadable, or for channels that are not their sender's."""
 
 
 class Workers(schemas.Record):
@@ -84,6 +86,7 @@ def _worker(view: WorkerView) -> Worker:
         spawn=view.spawn,
         timed_out=view.timed_out,
         fingerprint=view.fingerprint,
+        frames_refused=view.frames_refused,
     )
 
 

@@ -69,7 +69,7 @@ INVARIANTS: dict[str, str] = {
     "I12": "ids rise over restarts and leaders, and are never used again",
     "I13": "an id is decided once, for good; what was given up, or is older than what is complete, is not taken up again",
     "I14": "a notice follows the durable record of what it says",
-    "I15": "a stale leader, attempt or process can't complete, abort, commit or delete",
+    "I15": "a stale leader, attempt or process can't complete, abort, commit or delete, nor fail an attempt; nor can a stranger",
     "I16": "retention, pauses, tolerated failures and waits are as configured, and the newest checkpoint can be restored",
     "I17": "what is held in memory is bounded",
     "I18": "output is visible only once a checkpoint that covers it is complete",

@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 from barriers.messages import (
+    Answerable,
     Deploy,
     Deployment,
     FinishTasks,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
+    SubtaskStatus,
+    TaskState,
     TriggerCheckpoint,
 )
 from chaos.checkers.base import Checker
@@ -22,6 +25,12 @@ from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observ
 from chaos.scenario import Scenario
 from coordinator.records import METADATA, AttemptRecord
 from statebackends.storage import is_absolute_folder
+
+
+def _is_broken(item: SubtaskStatus | Answerable) -> bool:
+    if not isinstance(item, SubtaskStatus) or item.state is not TaskState.FAILED:
+        return False
+    return item.error.startswith(("ProtocolError", "InvariantError"))
 
 
 class AttemptsChecker(Checker):
@@ -40,6 +49,9 @@ class AttemptsChecker(Checker):
     def observe(self, observation: Observation) -> None:
         match observation:
             case Reported(actor=actor, item=item):
+                if _is_broken(item):
+                    # Links lose and repeat nothing without telling, so that only a frame of somebody else can do this.
+                    self.report("I15", f"{actor} fails by what came to its data port")
                 if item.attempt not in self._given.get(actor, ()):
                     self.report("I15", f"{actor} reports {type(item).__name__} of attempt {item.attempt}, which it was not given")
             case Stored(added=()):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from barriers.admission import Admission
 from barriers.aligner import Aligner
 from barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
 from barriers.channels import OutputChannel
 from barriers.credits import ReceiverCredit, SenderCredit
 from barriers.elements import CheckpointBarrier
+from barriers.frames import EncodedFrame
 from barriers.gate import InputGate
 from barriers.valve import StatusWatermarkValve
+from chaos.faults import Fault
 from chaos.sabotage.base import Mutant, Sabotage, throughout
 
 
@@ -82,6 +85,16 @@ def _forgets(original: Any) -> Any:
     return take
 
 
+def _asks_nobody(original: Any) -> Any:
+    """The attempt in the header is all that counts, and who can't write one fails the attempt."""
+
+    def read(self: Admission, identity: str, parts: Any) -> EncodedFrame | None:
+        frame = EncodedFrame.of(parts)
+        return frame if self.is_current(frame) else None
+
+    return read
+
+
 SABOTAGES = (
     Sabotage(
         "unblocked_channel",
@@ -123,6 +136,13 @@ SABOTAGES = (
         ("I7", "I10", "I1", "I2"),
         (Mutant(StatusWatermarkValve, "_advance_to_minimum", _advances_to_maximum),),
         workloads=("windows", "timers"),
+    ),
+    Sabotage(
+        "open_data_port",
+        "a data port takes frames of the running attempt whoever sends them",
+        ("I15",),
+        (Mutant(Admission, "read", _asks_nobody),),
+        plan=(Fault("forged_frames", "workers", at_ms=400),),
     ),
     Sabotage(
         "unlimited_credit",

@@ -316,7 +316,7 @@ class FakeCoordinator:
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
         stats = make_stats()
-        return tuple(JobNumbersView(job, 2, 1, 7, stats.counts, stats.latest_completed) for job in self.jobs())
+        return tuple(JobNumbersView(job, 2, 1, 7, stats.counts, stats.latest_completed, 0) for job in self.jobs())
 
     def job(self, job_id: str) -> JobView:
         self._called("job", job_id)

@@ -164,6 +164,7 @@ def test_workers_are_listed(served: Served) -> None:
             "spawn": 0,
             "timed_out": False,
             "fingerprint": "",
+            "frames_refused": 0,
         }
     ]
 

@@ -16,7 +16,7 @@ from barriers.alignment import TriggerSnapshot
 from barriers.channels import InputChannel, OutputGate, OutputSettings
 from barriers.credits import ReceiverCredit
 from barriers.elements import Batch, CheckpointBarrier, EndOfPartition
-from barriers.frames import ChannelId, Frame, FrameDecoder, FrameEncoder
+from barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder
 from barriers.gate import Delivered, InputGate
 from barriers.partition import HashPartitioner
 from statebackends.errors import ProtocolError
@@ -54,8 +54,8 @@ class Exchange:
     def __init__(self, rng: random.Random, producers: int, consumers: int, checkpoints: int) -> None:
         self.rng = rng
         self.checkpoints = checkpoints
-        self.encoder, self.decoder = FrameEncoder(), FrameDecoder()
-        self.lines: dict[tuple[int, int, bool], deque[Frame]] = {}
+        self.encoder = FrameEncoder()
+        self.lines: dict[tuple[int, int, bool], deque[EncodedFrame]] = {}
         self.producers = [Producer(self._output(index, consumers), index) for index in range(producers)]
         self.consumers = [self._consumer(index, producers) for index in range(consumers)]
 
@@ -114,7 +114,7 @@ class Exchange:
     def send(self, frame: Frame) -> None:
         parts = [bytes(memoryview(part)) for part in self.encoder.encode(frame)]
         key = (frame.channel.producer, frame.channel.consumer, frame.to_producer)
-        self.lines.setdefault(key, deque()).append(self.decoder.decode(parts))
+        self.lines.setdefault(key, deque()).append(EncodedFrame.of(parts))
 
     def deliver(self, line: tuple[int, int, bool]) -> None:
         if not self.lines[line]:

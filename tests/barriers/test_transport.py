@@ -2,61 +2,90 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
-from barriers import zmq_transport
+from barriers import zmq_authenticator
+from barriers.admission import AttemptPeers, Peer
+from barriers.authentication import PeerAuthentication
 from barriers.credits import CreditAnnouncement
 from barriers.elements import Batch, EndOfData, Watermark
-from barriers.frames import ChannelId, Frame
-from barriers.transport import AttemptFence, LocalNetwork, LocalTransport, PeerLost, Received, Transport
-from barriers.zmq_transport import CurveKeys, ZmqTransport, is_loopback
-from statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
+from barriers.frames import ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder
+from barriers.socketfolder import make_socket_folder
+from barriers.transport import LocalNetwork, LocalTransport, PeerLost, Received, Transport
+from barriers.zmq_transport import CurveKeys, ZmqTransport
+from statebackends.errors import InvalidConfigError, InvariantError
 
 Maker = Callable[[int], Any]
 
 
-@pytest.fixture(params=["local", "zmq", "curve"])
+@pytest.fixture(params=["local", "curve", "socket"])
 def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Makes the transport of a slot; all are closed at the end."""
     network = LocalNetwork()
     with ExitStack() as stack:
 
         def make_one(slot: int) -> Any:
-            transport: Any
             if request.param == "local":
-                transport = LocalTransport(network, slot)
-            else:
-                transport = ZmqTransport(slot, curve=CurveKeys.generate() if request.param == "curve" else None)
-            stack.callback(transport.close)
-            return transport
+                transport: Any = LocalTransport(network, slot)
+                stack.callback(transport.close)
+                return transport
+            return zmq_transport(stack, slot, socket=request.param == "socket")
 
         yield make_one
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def zmq_transport(stack: ExitStack, slot: int, *, socket: bool = False) -> ZmqTransport:
+    """Open until the stack ends."""
+    path = ""
+    if socket:
+        folder = make_socket_folder("/nowhere")
+        assert folder
+        stack.callback(folder.delete)
+        path = folder.socket
+    transport = ZmqTransport(slot, CurveKeys.generate(), socket_path=path)
+    stack.callback(transport.close)
+    return transport
+
+
+SECRET = "the workers of attempt {}"
+CHANNELS = frozenset(ChannelId(0, producer, consumer) for producer in range(4) for consumer in range(4))
+
+
+def peers_of(attempt: int, transports: Sequence[Any], *, secret: str = "") -> AttemptPeers:
+    """Any of the transports may be of another kind than the rest."""
+    peers = {
+        getattr(each, "_slot", 0): Peer(each.address, getattr(each, "key", ""), getattr(each, "socket_path", ""))
+        for each in transports
+    }
+    return AttemptPeers(attempt, peers, CHANNELS, secret or SECRET.format(attempt))
+
+
 def begin(attempt: int, *transports: Any) -> None:
-    addresses = {slot: transport.address for slot, transport in enumerate(transports)}
     for transport in transports:
-        start(transport, attempt, addresses, transports)
-
-
-def start(transport: Any, attempt: int, addresses: dict[int, str], transports: tuple[Any, ...]) -> None:
-    curve = getattr(transport, "_curve", None)
-    if curve is None:
-        transport.start(attempt, addresses)
-    else:
-        transport.start(attempt, addresses, {slot: peer._curve.public for slot, peer in enumerate(transports)})
+        transport.start(peers_of(attempt, transports))
 
 
 CHANNEL = ChannelId(0, 0, 1)
@@ -66,97 +95,207 @@ def frame(sequence: int, payload: Any = None, *, attempt: int = 1, channel: Chan
     return Frame(attempt, channel, sequence, EndOfData() if payload is None else payload)
 
 
-def collect(transport: Transport, count: int, deadline_s: float = 10) -> list[Received]:
-    received: list[Received] = []
+def collect(transport: Transport, count: int, deadline_s: float = 10) -> list[Any]:
+    """What came, decoded."""
+    decoder = FrameDecoder()
+    received: list[Any] = []
     deadline = time.monotonic() + deadline_s
     while len(received) < count and time.monotonic() < deadline:
-        received += transport.poll(50)
+        for item in transport.poll(50):
+            received.append(decoder.decode(item) if isinstance(item, EncodedFrame) else item)
     return received
 
 
 # -------------------------------------------------------------------------------------------------- what goes wrong
 
 
-@pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.1", "::", "example.org"])
-def test_an_open_port_needs_keys(bind: str) -> None:
-    with pytest.raises(InvalidConfigError, match="CURVE"):
-        ZmqTransport(0, bind=bind)
+def test_the_key_of_every_peer_is_needed(stack: ExitStack) -> None:
+    transport = zmq_transport(stack, 0)
+    peers = AttemptPeers(1, {0: Peer(transport.address), 1: Peer("tcp://127.0.0.1:5000")}, CHANNELS)
+    with pytest.raises(InvalidConfigError, match="key of slot 1"):
+        transport.start(peers)
 
 
-def test_loopback() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
-    assert [is_loopback(host) for host in ("10.0.0.1", "::", "0.0.0.0", "localhost.evil.org", "")] == [False] * 5
+def spoil_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not known is turned away soon."""
+    monkeypatch.setattr(zmq_authenticator, "PeerAuthentication", lambda: PeerAuthentication(held_timeout_ms=100))
 
 
-def test_a_peer_beyond_loopback_needs_keys() -> None:
-    transport = ZmqTransport(0)
-    try:
-        with pytest.raises(InvalidConfigError, match="slot 1"):
-            transport.start(1, {0: transport.address, 1: "tcp://10.0.0.1:5000"})
-    finally:
-        transport.close()
+@pytest.mark.parametrize("over_socket", [False, True])
+def test_a_stranger_gets_nothing_through(stack: ExitStack, monkeypatch: pytest.MonkeyPatch, over_socket: bool) -> None:
+    """It knows all that a peer knows but a key of this attempt (or, at the socket, the attempt's secret)."""
+    spoil_held(monkeypatch)
+    server, stranger, friend = (zmq_transport(stack, slot, socket=over_socket) for slot in (1, 0, 2))
+    server.start(peers_of(1, [server, friend]))
+    stranger.start(peers_of(1, [server, stranger], secret="guessed"))
+    friend.start(peers_of(1, [server, friend]))
+    stranger.send(frame(1))
+    friend.send(frame(1, channel=ChannelId(0, 2, 1)))
+    assert collect(server, 1) == [frame(1, channel=ChannelId(0, 2, 1))]
+    assert server.poll(200) == []
+    assert [lost.slot for lost in collect(stranger, 1) if isinstance(lost, PeerLost)] == [1]
+    assert server.poll(0) == []
 
 
-def test_curve_needs_the_key_of_every_peer() -> None:
-    transport = ZmqTransport(0, curve=CurveKeys.generate())
-    try:
-        with pytest.raises(InvalidConfigError, match="key of slot 1"):
-            transport.start(1, {0: transport.address, 1: "tcp://127.0.0.1:5000"}, {})
-    finally:
-        transport.close()
+def test_a_known_key_does_not_open_the_socket_without_the_secret(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_held(monkeypatch)
+    server, peer = zmq_transport(stack, 1, socket=True), zmq_transport(stack, 0, socket=True)
+    server.start(peers_of(1, [server, peer]))
+    peer.start(peers_of(1, [server, peer], secret="of another attempt"))
+    peer.send(frame(1))
+    assert [lost.slot for lost in collect(peer, 1) if isinstance(lost, PeerLost)] == [1]
+    assert not [item for item in server.poll(50) if not isinstance(item, PeerLost)]
 
 
-def test_a_stranger_gets_nothing_through_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zmq_transport, "UNKNOWN_KEY_WAIT_MS", 100)
-    server, stranger, friend = (ZmqTransport(slot, curve=CurveKeys.generate()) for slot in (1, 0, 2))
-    assert server._curve
-    assert friend._curve
-    try:
-        keys = {1: server._curve.public, 2: friend._curve.public}
-        server.start(1, {1: server.address}, {2: friend._curve.public})
-        stranger.start(1, {1: server.address}, keys)
-        friend.start(1, {1: server.address}, keys)
-        stranger.send(frame(1))
-        friend.send(frame(1, channel=ChannelId(0, 2, 1)))
-        assert collect(server, 1) == [frame(1, channel=ChannelId(0, 2, 1))]
-        assert server.poll(200) == []
-        assert [lost.slot for lost in collect(stranger, 1) if isinstance(lost, PeerLost)] == [1]
-    finally:
-        for transport in (server, stranger, friend):
-            transport.close()
+@dataclass
+class Bomb:
+    """Writes a file where it is unpickled."""
+
+    path: str
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (self.path,))
 
 
-def test_rubbish_on_the_port_fails_the_attempt() -> None:
-    transport = ZmqTransport(0)
+def bomb(path: Path, *, attempt: int = 1, channel: ChannelId = CHANNEL) -> Frame:
+    return frame(1, Batch(rows=[Bomb(str(path))]), attempt=attempt, channel=channel)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "parts"),
+    [
+        ("none", [b"hello", b"world"]),
+        ("none", FrameEncoder().encode(frame(1))),
+        ("curve", [b"hello", b"world"]),
+        ("plain", [b"hello", b"world"]),
+        ("wrong server key", [b"hello", b"world"]),
+    ],
+)
+def test_strangers_on_the_port_neither_come_in_nor_fail_anything(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, mechanism: str, parts: list[bytes]
+) -> None:
+    spoil_held(monkeypatch)
+    transport, peer = zmq_transport(stack, 1), zmq_transport(stack, 0)
+    begin(1, transport, peer)
     context = zmq.Context()
+    stack.callback(context.term)
     push = context.socket(zmq.PUSH)
-    try:
-        transport.start(1, {0: transport.address})
-        push.connect(transport.address)
-        push.send_multipart([b"hello", b"world"])
-        with pytest.raises(ProtocolError, match="header"):
-            collect(transport, 1)
-    finally:
-        push.close(linger=0)
-        context.term()
-        transport.close()
+    stack.callback(push.close, 0)
+    if mechanism in ("curve", "wrong server key"):
+        server = CurveKeys.generate().public if mechanism != "curve" else transport.key
+        mine = CurveKeys.generate()
+        push.curve_serverkey = server.encode()
+        push.curve_publickey, push.curve_secretkey = mine.public.encode(), mine.secret.encode()
+    elif mechanism == "plain":
+        push.plain_username, push.plain_password = peer.key.encode(), SECRET.format(1).encode()
+    monitor = push.get_monitor_socket()
+    push.connect(transport.address)
+    push.send_multipart(parts)
+    failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    failed |= zmq.EVENT_DISCONNECTED
+    deadline = time.monotonic() + 10
+    while not (monitor.poll(100) and parse_monitor_message(monitor.recv_multipart())["event"] & failed):
+        assert time.monotonic() < deadline, "it was let in"
+        assert transport.poll(0) == []
+    push.disable_monitor()
+    monitor.close(linger=0)
+    peer.send(frame(1))
+    assert collect(transport, 1) == [frame(1)]
 
 
-def test_a_frame_for_a_slot_that_is_no_peer_is_a_bug() -> None:
-    transport = ZmqTransport(0)
-    try:
-        transport.start(1, {0: transport.address})
-        with pytest.raises(InvariantError, match="slot 1"):
-            transport.send(frame(1))
-    finally:
-        transport.close()
+@pytest.mark.parametrize("over_socket", [False, True])
+def test_a_zombie_that_is_still_connected_is_dropped_counted_and_logged_once(
+    stack: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture, over_socket: bool
+) -> None:
+    """Its connection was let in for an older attempt; its bytes are not decoded, whatever attempt they name."""
+    server, zombie, peer = (zmq_transport(stack, slot, socket=over_socket) for slot in (1, 0, 0))
+    begin(1, server, zombie)
+    zombie.send(frame(1))
+    assert collect(server, 1) == [frame(1)]
+    for attempt in (2, 3):
+        server.start(peers_of(attempt, [server, peer]))
+    peer.start(peers_of(3, [server, peer]))
+    for attempt in (1, 2, 3, 4, 10**6):
+        zombie.send(bomb(tmp_path / "unpickled", attempt=attempt))
+    peer.send(frame(1, attempt=3))
+    deadline = time.monotonic() + 10
+    received: list[Received] = []
+    while server.refused_count < 5 or not [each for each in received if not isinstance(each, PeerLost)]:
+        assert time.monotonic() < deadline, (server.refused_count, received)
+        received += server.poll(20)
+    assert [each.attempt for each in received if not isinstance(each, PeerLost)] == [3]
+    assert server.refused_count == 5
+    assert not (tmp_path / "unpickled").exists()
+    assert len([record for record in caplog.records if "dropped" in record.getMessage()]) == 1
+
+
+def test_a_peer_sends_only_on_its_own_channels(make: Maker, tmp_path: Path) -> None:
+    server, peer, other = make(1), make(0), make(2)
+    if isinstance(server, LocalTransport):
+        pytest.skip("within a process nothing is encoded")
+    begin(1, server, peer, other)
+    other.send(bomb(tmp_path / "unpickled"))
+    other.send(frame(0, CreditAnnouncement(1, 1, 0, 0), channel=ChannelId(0, 1, 0)))
+    other.send(frame(1, channel=ChannelId(9, 2, 1)))
+    peer.send(frame(1))
+    deadline = time.monotonic() + 10
+    received: list[Received] = []
+    while (server.refused_count < 3 or not received) and time.monotonic() < deadline:
+        received += server.poll(20)
+    assert [each.channel for each in received] == [CHANNEL]
+    assert server.refused_count == 3
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_half_handshakes_keep_nobody_out(stack: ExitStack) -> None:
+    """Connections that say nothing, or half a greeting, beside a peer that comes later."""
+    server, peer = zmq_transport(stack, 1), zmq_transport(stack, 0)
+    port = int(server.address.rpartition(":")[2])
+    for number in range(200):
+        silent = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        if number % 2:
+            silent.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE")
+    begin(1, server, peer)
+    peer.send(frame(1))
+    assert collect(server, 1) == [frame(1)]
+
+
+def test_a_stranger_is_not_given_memory(stack: ExitStack) -> None:
+    """A handshake that says to be 1 TiB long ends the connection."""
+    server = zmq_transport(stack, 1)
+    stranger = stack.enter_context(socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))))
+    stranger.settimeout(10)
+    stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE".ljust(64, b"\0") + b"\6" + (1 << 40).to_bytes(8, "big"))
+    with contextlib.suppress(ConnectionResetError):
+        while stranger.recv(4096):
+            pass
+
+
+def test_a_large_batch_travels_in_parts(make: Maker) -> None:
+    left, right = make(0), make(1)
+    begin(1, left, right)
+    table = pa.record_batch({"n": np.arange(2_000_000, dtype=np.int64)})
+    rows = [{"x": "y" * 9_000_000}]
+    left.send(frame(1, Batch(columns=table, timestamps=np.arange(2_000_000, dtype=np.int64))))
+    left.send(frame(2, Batch(rows=rows)))
+    columns, objects = collect(right, 2)
+    assert columns.payload.columns().equals(table)
+    assert columns.payload.timestamps.tolist()[-1] == 1_999_999
+    assert objects.payload.rows() == rows
+
+
+def test_a_frame_for_a_slot_that_is_no_peer_is_a_bug(stack: ExitStack) -> None:
+    transport = zmq_transport(stack, 0)
+    begin(1, transport)
+    with pytest.raises(InvariantError, match="slot 1"):
+        transport.send(frame(1))
 
 
 def test_a_peer_that_does_not_exist_is_lost(make: Maker) -> None:
     transport, peer = make(0), make(1)
-    addresses = {0: transport.address, 1: peer.address}
+    peers = peers_of(1, [transport, peer])
     peer.close()
-    start(transport, 1, addresses, (transport, peer))
+    transport.start(peers)
     assert [(lost.slot, type(lost)) for lost in collect(transport, 1)] == [(1, PeerLost)]
     transport.send(frame(1))
     assert transport.poll(50) == []
@@ -175,23 +314,27 @@ def test_a_peer_that_leaves_is_lost_once_and_after_what_it_sent(make: Maker) -> 
     assert transport.poll(50) == []
 
 
-def serve(address: str, pipe: Any) -> None:
-    transport = ZmqTransport(1)
-    pipe.send(transport.address)
-    transport.start(1, {0: address, 1: transport.address})
-    while True:
-        transport.poll(1000)
+def serve(peers: AttemptPeers, pipe: Any) -> None:
+    with ExitStack() as stack:
+        transport = zmq_transport(stack, 1, socket=bool(peers.peers[0].socket))
+        me = Peer(transport.address, transport.key, transport.socket_path)
+        pipe.send(me)
+        transport.start(replace(peers, peers={**peers.peers, 1: me}))
+        while True:
+            transport.poll(1000)
 
 
-def test_a_killed_process_is_lost_at_once() -> None:
-    transport = ZmqTransport(0)
+@pytest.mark.parametrize("over_socket", [False, True])
+def test_a_killed_process_is_lost_at_once(stack: ExitStack, over_socket: bool) -> None:
+    transport = zmq_transport(stack, 0, socket=over_socket)
+    peers = peers_of(1, [transport])
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(transport.address, theirs), daemon=True)
+    process = context.Process(target=serve, args=(peers, theirs), daemon=True)
     process.start()
     try:
         assert ours.poll(20)
-        transport.start(1, {0: transport.address, 1: ours.recv()})
+        transport.start(replace(peers, peers={**peers.peers, 1: ours.recv()}))
         transport.send(frame(1))
         assert transport.poll(100) == []
         assert process.pid
@@ -200,7 +343,6 @@ def test_a_killed_process_is_lost_at_once() -> None:
         assert [type(lost) for lost in collect(transport, 1)] == [PeerLost]
         assert time.monotonic() - began < 2
     finally:
-        transport.close()
         process.kill()
         process.join()
         process.close()
@@ -293,31 +435,37 @@ def test_frames_of_a_lower_attempt_are_dropped(make: Maker) -> None:
 def test_credit_of_an_attempt_that_has_not_begun_here_waits_for_it(make: Maker) -> None:
     left, right = make(0), make(1)
     begin(1, left, right)
-    addresses = {0: left.address, 1: right.address}
-    start(right, 2, addresses, (left, right))
+    right.start(peers_of(2, [left, right]))
     credit = frame(0, CreditAnnouncement(1, 1, 0, 0), attempt=2)
     right.send(credit)
     left.send(frame(1))
     # Whatever comes to `left` now belongs to attempt 2; that `right` left attempt 1 it may learn as a lost peer.
-    deadline = time.monotonic() + 10
-    while not left._fence._early and time.monotonic() < deadline:
-        assert not any(isinstance(item, Frame) for item in left.poll(20))
-    start(left, 2, addresses, (left, right))
+    assert not any(isinstance(item, Frame) for item in collect(left, 2, deadline_s=0.2))
+    left.start(peers_of(2, [left, right]))
     assert [item for item in collect(left, 1) if isinstance(item, Frame)] == [credit]
 
 
-def test_curve_lets_a_peer_in_that_was_deployed_first() -> None:
-    early, late = (ZmqTransport(slot, curve=CurveKeys.generate()) for slot in (0, 1))
-    try:
-        addresses = {0: early.address, 1: late.address}
-        start(early, 1, addresses, (early, late))
-        early.send(frame(1))
-        assert early.poll(100) == late.poll(100) == []
-        start(late, 1, addresses, (early, late))
-        assert collect(late, 1) == [frame(1)]
-    finally:
-        early.close()
-        late.close()
+@pytest.mark.parametrize("over_socket", [False, True])
+def test_a_peer_that_was_deployed_first_waits_at_the_door(stack: ExitStack, over_socket: bool) -> None:
+    early, late, third = (zmq_transport(stack, slot, socket=over_socket) for slot in (0, 1, 2))
+    begin(1, early, third)
+    early.start(peers_of(2, [early, late]))
+    early.send(frame(1, attempt=2))
+    assert early.poll(100) == late.poll(100) == []
+    late.start(peers_of(2, [early, late]))
+    assert collect(late, 1) == [frame(1, attempt=2)]
+
+
+def test_a_peer_of_another_host_is_reached_over_its_port(stack: ExitStack) -> None:
+    """Its socket's path means nothing here, or somebody else's socket."""
+    left, right = zmq_transport(stack, 0, socket=True), zmq_transport(stack, 1)
+    peers = peers_of(1, [left, right])
+    left.start(replace(peers, peers={**peers.peers, 1: replace(peers.peers[1], socket="/nowhere/d")}))
+    right.start(peers)
+    left.send(frame(1))
+    right.send(frame(0, CreditAnnouncement(1, 1, 0, 0)))
+    assert collect(right, 1) == [frame(1)]
+    assert collect(left, 1) == [frame(0, CreditAnnouncement(1, 1, 0, 0))]
 
 
 def test_stopped_means_silent_until_the_next_attempt(make: Maker) -> None:
@@ -337,17 +485,6 @@ def test_attempts_only_rise(make: Maker) -> None:
     begin(2, transport)
     with pytest.raises(InvalidConfigError):
         begin(2, transport)
-
-
-def test_early_frames_are_bounded() -> None:
-    fence = AttemptFence(early_frames_max=2)
-    fence.start(1)
-    for number in range(2):
-        assert not fence.admits(frame(number, attempt=3))
-    with pytest.raises(ProtocolError, match="before attempt 3"):
-        fence.admits(frame(2, attempt=3))
-    assert len(fence.start(2)) == 0
-    assert len(fence.start(3)) == 2
 
 
 def test_close_twice(make: Maker) -> None:

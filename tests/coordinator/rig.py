@@ -133,9 +133,7 @@ class Rig:
         return registered
 
     def open_stream(self, slot: int, after: int = 0) -> tuple[NumberedCommand, ...]:
-        commands: tuple[NumberedCommand, ...] = self.call(
-            lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after)
-        )
+        commands: tuple[NumberedCommand, ...] = self.call(lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after))
         self.streams[slot] = self.tickets
         return commands
 
@@ -156,8 +154,9 @@ class Rig:
         batch = StatusBatch(self.setup.epoch, slot, self.sessions[slot], statuses)
         self.call(lambda ticket: job.StatesReceived(ticket, batch))
 
-    def heartbeat(self, slot: int, attempt: int = 1) -> int:
-        epoch: int = self.call(lambda ticket: job.HeartbeatReceived(ticket, Heartbeat(slot, self.sessions[slot], attempt)))
+    def heartbeat(self, slot: int, attempt: int = 1, **fields: Any) -> int:
+        message = Heartbeat(slot, self.sessions[slot], attempt, **fields)
+        epoch: int = self.call(lambda ticket: job.HeartbeatReceived(ticket, message))
         return epoch
 
     def acks(self, slot: int, attempt: int, number: int) -> tuple[Answerable, ...]:

@@ -54,6 +54,33 @@ def test_job_is_deployed_when_the_last_slot_registers() -> None:
     assert f"{JOB}/attempts/1.json" in rig.storage.files
 
 
+def test_workers_are_told_how_to_reach_and_to_know_each_other_and_a_secret_of_the_attempt() -> None:
+    rig = Rig()
+    rig.register(0, data_key="key of 0", data_socket="/run/0")
+    rig.register(1, data_key="key of 1")
+    first, other = rig.deployment(0), rig.deployment(1)
+    assert (first.data_keys, first.data_sockets) == ({0: "key of 0", 1: "key of 1"}, {0: "/run/0"})
+    assert first.data_secret == other.data_secret
+    assert len(first.data_secret) == 64
+    rig.register(1, task_attempt=1, data_key="key of its successor", data_socket="/run/1")
+    rig.pass_time(5_000)
+    second = rig.deployment(0)
+    assert second.attempt == 2
+    assert (second.data_keys[1], second.data_sockets) == ("key of its successor", {0: "/run/0", 1: "/run/1"})
+    assert second.data_secret != first.data_secret
+
+
+def test_frames_that_data_ports_refused_are_counted_over_the_processes_of_a_slot() -> None:
+    rig = Rig()
+    rig.register(0)
+    rig.register(1)
+    for count in (3, 5, 4):  # the last one is an older message
+        rig.heartbeat(1, frames_refused=count)
+    rig.register(1, task_attempt=1)
+    rig.heartbeat(1, frames_refused=2)
+    assert [view.frames_refused for view in rig.master.workforce.views()] == [0, 7]
+
+
 def test_attempt_is_on_record_before_anything_is_deployed() -> None:
     rig = Rig()
     rig.held = {job.PrepareAttempt}

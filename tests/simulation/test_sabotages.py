@@ -60,6 +60,7 @@ SCENES = {
     "believed_silence": Scene("counter", (throughout("store_fails", "PutIfAbsent", probability=0.3),), 11),
     "claimed_name": Scene("counter", (Fault("second_coordinator", on="coordinator.send.trigger", nth=3, duration_ms=800),), 11),
     "unlimited_credit": Scene("windows", (throughout("slow_link", "all", amount=60),), 1),
+    "open_data_port": Scene("counter", (at(400, "forged_frames", "workers"),)),
     "revived_window": Scene("late"),
     "forgotten_watermark": Scene("late", (at(900, "user_error", "window"),)),
     "hasty_lateness": Scene("late"),

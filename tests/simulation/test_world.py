@@ -36,6 +36,7 @@ MOMENTS: dict[str, Fault] = {
     "forged_ack": Fault("forged_ack", "workers", at_ms=100, duration_ms=600, probability=0.3),
     "break_stream": Fault("break_stream", "workers", at_ms=400, amount=100),
     "cut_link": Fault("cut_link", "0-1", at_ms=400),
+    "forged_frames": Fault("forged_frames", "workers", at_ms=400),
     "slow_link": Fault("slow_link", "all", at_ms=100, duration_ms=600, amount=5),
     "store_fails": Fault("store_fails", "PutIfAbsent", at_ms=300, duration_ms=300, probability=0.5),
     "store_slow": Fault("store_slow", "all", at_ms=300, duration_ms=300, amount=20),
