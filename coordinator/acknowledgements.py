@@ -88,7 +88,7 @@ class _Operator:
     """Other operators' uids as in names, where they begin as this one's files do: `a-1` for the operator `a`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Writer:
     """One subtask of an operator that writes for one checkpoint in one attempt."""
 

@@ -7,6 +7,7 @@ only path that leads out of a snapshot's folder. Pure; who refers to which file 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 SHARED_FOLDER = "shared"
 TASK_OWNED_FOLDER = "taskowned"
@@ -20,6 +21,7 @@ UID_CHARS_MAX = 80
 """Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
 
 
+@lru_cache(4_096)
 def uid_in_names(uid: str) -> str:
     """An operator's uid as it stands in the names of its files."""
     return _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
