@@ -47,6 +47,7 @@ def test_environment_is_read_and_flags_go_first(tmp_path: Path) -> None:
         ({"HOLDFAST_PORT": "many"}, "HOLDFAST_PORT"),
         ({"HOLDFAST_PORT": "70000"}, "port"),
         ({"HOLDFAST_BODY_BYTES_MAX": "0"}, "body_bytes_max"),
+        ({"HOLDFAST_CONNECTIONS_MAX": "15"}, "connections_max"),
         ({"HOLDFAST_KEEP_ALIVE_INTERVAL_MS": "-1"}, "keep_alive_interval_ms"),
     ],
 )
