@@ -6,7 +6,8 @@ carrier's delay record. Meanwhile this program kills a worker, kills and restart
 savepoint, restores it at parallelism 3 and kills another worker; `--seed` says when. In the end both outputs are
 compared, row for row, with plain Spark SQL over the same file.
 
-    make demo                      # or: python examples/flights.py --seed 7
+    make demo                          # or: python examples/flights.py --seed 7
+    make demo ARGS=--each-worker       # kills, and stops for good, each worker in turn
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ import holdfast as hf
 
 ROWS = 336_776
 RUN_SECONDS = 30
+EACH_WORKER_SECONDS = 80
+HUNG_AFTER_MS = 4_000
+"""After so long without a sign of life a worker counts as hung, when each is stopped; 50 s unless a job says otherwise."""
 DAY_MS = 86_400_000
 
 
@@ -87,8 +91,10 @@ class DelayRecords(hf.ProcessFunction):
                 out(flight)
 
 
-def build(flights: Any, folder: Path, url: str, parallelism: int) -> hf.Environment:
+def build(flights: Any, folder: Path, url: str, parallelism: int, *, each_worker: bool = False) -> hf.Environment:
     """The whole job: one DataFrame in, two exactly-once Parquet sinks out."""
+    patience = {"heartbeat_interval_ms": 500, "heartbeat_timeout_ms": HUNG_AFTER_MS} if each_worker else {}
+    seconds = EACH_WORKER_SECONDS if each_worker else RUN_SECONDS
     env = hf.Environment(
         "flights",
         parallelism=parallelism,
@@ -98,9 +104,10 @@ def build(flights: Any, folder: Path, url: str, parallelism: int) -> hf.Environm
         checkpoint_interval_ms=1_000,
         retained_checkpoints=2,
         savepoint_directory=str(folder / "savepoints"),
+        **patience,
     )
     departed = (
-        env.from_dataframe(flights, rows_per_second=ROWS / RUN_SECONDS).uid("flights")
+        env.from_dataframe(flights, rows_per_second=ROWS / seconds).uid("flights")
         .filter(has_departed).uid("departed")
         .map(to_flight, returns=Flight).uid("parse")
         .assign_timestamps("scheduled", max_out_of_orderness_ms=DAY_MS).uid("event-time")
@@ -121,7 +128,7 @@ def build(flights: Any, folder: Path, url: str, parallelism: int) -> hf.Environm
 # ---------------------------------------------------------------------------------------------------------- the drill
 
 
-def run(seed: int, folder: Path) -> str:
+def run(seed: int, folder: Path, *, each_worker: bool = False) -> str:
     """The whole demo below `folder`; the final line. Raises DemoError when anything is not as promised."""
     moments = random.Random(seed)
     spark = make_session(folder)
@@ -131,6 +138,9 @@ def run(seed: int, folder: Path) -> str:
         coordinator.start()
         flights = check.register(spark, check.csv_path(folder))
         say(f"coordinator at {coordinator.url} (REST; OpenAPI at /docs)")
+        if each_worker:
+            drill, outputs = one_by_one(flights, folder, coordinator)
+            return verdict(spark, outputs, [drill])
         first, savepoint = first_half(moments, flights, folder, coordinator)
         second, outputs = second_half(moments, flights, folder, coordinator, savepoint)
         return verdict(spark, outputs, [first, second])
@@ -178,6 +188,24 @@ def second_half(
     return drill, {sink.sink_id: sink for sink in env.sinks}
 
 
+def one_by_one(flights: Any, folder: Path, coordinator: chaos.Coordinator) -> tuple[chaos.Drill, dict[str, Any]]:
+    """Parallelism 3: kill each worker, then stop each for good, and run to the end of the data."""
+    env = build(flights, folder, coordinator.url, parallelism=3, each_worker=True)
+    with env.execute() as handle:
+        drill = chaos.Drill(handle, folder / "trace", say)
+        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, 120)
+        say("the job runs at parallelism 3")
+        for slot in range(3):
+            drill.kill_worker(slot, checkpoint_pending=True)
+        for slot in range(3):
+            drill.stop_worker(slot)
+        state = handle.wait(timeout_s=400)
+        if state != "FINISHED":
+            raise chaos.DemoError(f"the job ended {state}")
+        drill.check_nothing_late()
+    return drill, {sink.sink_id: sink for sink in env.sinks}
+
+
 def verdict(spark: Any, sinks: dict[str, Any], drills: list[chaos.Drill]) -> str:
     """Compare both outputs with plain Spark SQL and check that the demo tested something."""
     say("comparing with plain Spark SQL ...")
@@ -194,9 +222,11 @@ def verdict(spark: Any, sinks: dict[str, Any], drills: list[chaos.Drill]) -> str
         raise chaos.DemoError(f"the file has {rows} flights, not {ROWS}")
     kills = sum(drill.kills for drill in drills)
     worst = max(second for drill in drills for second in drill.recoveries)
+    replaced = [second for drill in drills for second in drill.replacements]
+    hung = f"replaced_s={max(replaced):.2f} " if replaced else ""
     return (
         f"DEMO OK rows={rows} windows={days.count()} records={records.count()} kills={kills} "
-        f"recovery_s={worst:.2f} exact=true"
+        f"recovery_s={worst:.2f} {hung}exact=true"
     )
 
 
@@ -232,6 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, help="when things break; drawn, and printed, when not given")
     parser.add_argument("--keep", metavar="FOLDER", help="keep state, output and logs here")
+    parser.add_argument("--each-worker", action="store_true", help="kill, and stop for good, each worker in turn instead")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
     folder = Path(args.keep or tempfile.mkdtemp(prefix="holdfast-demo-")).resolve()
@@ -240,7 +271,7 @@ def main() -> int:
     if args.keep:
         say(f"state, output and logs stay in {folder}")
     try:
-        print(run(seed, folder), flush=True)
+        print(run(seed, folder, each_worker=args.each_worker), flush=True)
         return 0
     except (chaos.DemoError, hf.HoldfastError) as error:
         print(f"DEMO FAILED seed={seed}: {error}", flush=True)

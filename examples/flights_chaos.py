@@ -109,6 +109,14 @@ def clock() -> str:
     return time.strftime("%H:%M:%S")
 
 
+def is_alive(pid: int) -> bool:
+    """A process of that id runs, or stands still."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 class Coordinator:
     """A real `holdfast serve` process on a state directory; the same URL and token after a restart."""
 
@@ -164,6 +172,8 @@ class Drill:
     say: Callable[[str], None]
     kills: int = 0
     recoveries: list[float] = field(default_factory=list)
+    replacements: list[float] = field(default_factory=list)
+    """Seconds from the loss of a worker that stood still to its successor's first record."""
     kills_with_checkpoint_pending: int = 0
     restored_ids: list[int] = field(default_factory=list)
 
@@ -203,6 +213,28 @@ class Drill:
         self.say(f"    first record again after {first.time - at:.2f} s, from checkpoint {self.restored_ids[-1]}")
         if pending:
             self._note_pending(pending[0])
+
+    def stop_worker(self, slot: int) -> None:
+        """SIGSTOP one worker, which nobody wakes: measure from when the coordinator gives it up to its successor's first record."""
+        pid = self.pids()[slot]
+        wait_for("records before the stop", lambda: self.flowing([pid], time.time() - 1), 20)
+        os.kill(pid, signal.SIGSTOP)
+        at = time.time()
+        self.kills += 1
+        self.say(f"SIGSTOP worker in slot {slot} (pid {pid})")
+        successor = wait_for("a successor", lambda: (new := self.pids().get(slot)) != pid and new, 120)
+        first = wait_for("a record after the stop", lambda: beats(self.trace, successor), 60)[0]
+        lost = wait_for("the loss on record", lambda: self.lost_at() > at and self.lost_at(), 10)
+        self.replacements.append(first.time - lost)
+        self.note_restore()
+        given_up, again = f"given up after {lost - at:.1f} s", f"first record again {first.time - lost:.2f} s later"
+        self.say(f"    {given_up}, {again}, from checkpoint {self.restored_ids[-1]}")
+        wait_for("the end of who stood still", lambda: not is_alive(pid), 20)
+
+    def lost_at(self) -> float:
+        """When the coordinator gave a worker up the last time, wall clock in seconds; 0 for never."""
+        entries = self.handle.client.exceptions(self.handle.job_id)["exceptionHistory"]["entries"]
+        return next((entry["timestamp"] / 1000 for entry in entries if "WorkerLost" in entry["stacktrace"]), 0.0)
 
     def note_restore(self) -> None:
         """Remember which checkpoint the job restored; it must be one."""
