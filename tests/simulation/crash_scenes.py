@@ -86,6 +86,8 @@ class Scene:
 
     disk: SimDisk
     now_ms: int = 1_000_000
+    backwards: bool = False
+    """Of files that may go in any order the last one goes first."""
     _frozen: bytes = b""
 
     def copy(self) -> Scene:
@@ -104,7 +106,7 @@ class Scene:
         return RoutedStorage(self.disk.storage(STATE))
 
     def run(self, flow: Flow[Any]) -> Any:
-        return run_flow(one_by_one(flow), self.storage)
+        return run_flow(one_by_one(flow, lambda count: count - 1 if self.backwards else 0), self.storage)
 
     def files(self, folder: str) -> dict[str, bytes]:
         view = self.disk.view(folder)

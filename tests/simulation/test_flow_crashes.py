@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
+from chaos.sabotage import find_sabotage
 from coordinator import events as on
 from coordinator import jobevents as job
 from coordinator.claiming import dispose_snapshot
@@ -43,6 +44,7 @@ from statebackends.snapshots.verifying import verify_files
 from statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import MAX_PARALLELISM
 from tests.simulation import crash_scenes as scenes
+from tests.simulation import outside
 from tests.simulation.crash_scenes import (
     ENTRIES,
     HISTORY,
@@ -68,6 +70,8 @@ SAVEPOINT = on.CheckpointRequest(CheckpointKind.SAVEPOINT, "t", folder=f"{USERS}
 MADE = f"{USERS}/made"
 """Where tools write."""
 THIRD = "ef" * 16
+POWER_LOSSES = 3
+"""Times that the power is lost behind one scene: a name that is not durable is lost every other time."""
 
 
 @dataclass(frozen=True)
@@ -433,6 +437,9 @@ def is_whole(scene: Scene) -> None:
     """Whatever stands as completed has all its files, before anybody tidies up (I11, I23), and what was completed is not aborted
     (I13): only the second id is ever undecided."""
     recorded = scene.recorded()
+    view = scene.disk.view(STATE)
+    assert outside.missing(view, JOB) == [], "as seen from outside"
+    assert scene.completed() == outside.completed(view, JOB), "as seen from outside"
     for number in scene.completed():
         assert problems_of(scene, JobPaths(JOB).checkpoint(number)) == []
     undecided = recorded.with_fact(CheckpointFact.UNDECIDED) + recorded.with_fact(CheckpointFact.ABORTED)
@@ -451,18 +458,50 @@ def rests(scene: Scene) -> None:
             assert first.checkpoint_id in kept, "I16: the newest one is kept"
             assert problems_of(scene, first.folder) == [], "I11, I23"
             deals_out(scene, first.folder)
+    view = scene.disk.view(STATE)
+    assert outside.missing(view, JOB) == [], "I11, as seen from outside"
+    assert outside.unowned(view, JOB) == [], "I24, as seen from outside"
     report: FsckReport = scene.run(check_directory(FsckRequest(safety_age_ms=0, checksums=True), STATE, scene.now_ms))
     assert (report.problems, report.damaged_jobs) == ((), {}), "I11"
     assert report.orphans == (), "I24"
 
 
+def stays(scene: Scene) -> None:
+    """A leader goes on from what it finds, and then the power goes: what it has found, and told others of, is there ever after."""
+    if not scene.recorded().is_live:
+        return
+    scene.lead()
+    found, view = scene.recovery_point(), scene.disk.view(STATE)
+    if found is None or not found.folder.startswith(f"{JOB}/"):
+        return
+    newest = max(outside.completed(view, JOB))
+    assert found.checkpoint_id == newest, "as seen from outside"
+    for seed in range(POWER_LOSSES):
+        again = scene.copy()
+        again.disk.power_loss(random.Random(seed))
+        view = again.disk.view(STATE)
+        assert newest in outside.completed(view, JOB), f"I14: checkpoint {newest} was found, and a power loss took it away"
+        assert outside.missing(view, JOB) == [], "I11, behind a power loss"
+
+
 def outcomes(case: Case) -> Iterator[tuple[Scene, bool, str]]:
-    """The scenes that deaths leave, each once: whether the flow had ended, and where it died."""
+    """The scenes that deaths leave, each once: whether the flow had ended, and where it died.
+
+    Of files that are deleted in any order the first goes first, then the last."""
+    seen: set[tuple[bool, frozenset[tuple[str, bytes]]]] = set()
+    for backwards in (False, True):
+        yield from _outcomes(case, backwards, seen)
+    assert len(seen) > 4, "a flow that changes so little would not be tested"
+
+
+def _outcomes(
+    case: Case, backwards: bool, seen: set[tuple[bool, frozenset[tuple[str, bytes]]]]
+) -> Iterator[tuple[Scene, bool, str]]:
     point, finished = 0, False
-    seen = set()
     while not finished:
         for power in (False, True):
             scene = at(case.stage).copy()
+            scene.backwards = backwards
             scene.disk.before_call = killer = Killer(point)
             try:
                 case.run(scene, scene)
@@ -477,13 +516,34 @@ def outcomes(case: Case) -> Iterator[tuple[Scene, bool, str]]:
             found = (finished, scene.state())
             if found not in seen:
                 seen.add(found)
-                yield scene, finished, f"killed before change {point}{', power lost' if power else ''}"
+                where = f"killed before change {point}{', backwards' if backwards else ''}{', power lost' if power else ''}"
+                yield scene, finished, where
         point += 1
-    assert len(seen) > 4, "a flow that changes so little would not be tested"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_flow_killed_anywhere_leaves_what_must_hold(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "name"),
+    [
+        ("unsynced_found", "publish"),
+        ("half_deleted_left", "subsume"),
+        ("shared_deleted_first", "subsume"),
+        ("claim_deleted_last", "subsume"),
+        ("overwriting_put", "recover"),
+    ],
+)
+def test_a_mistake_is_found_where_a_flow_is_killed(sabotage: str, name: str) -> None:
+    check(name)
+    with find_sabotage(sabotage).apply(), pytest.raises(AssertionError, match=f"^{name}, killed before change"):
+        check(name)
+
+
+def check(name: str) -> None:
+    """Raise AssertionError that says where the flow of a row died, and what does not hold then."""
     case = CASES[name]
     before = {folder: at(case.stage).files(folder) for folder in (STATE, *case.users)}
     assert all(before.values())
@@ -491,6 +551,7 @@ def test_a_flow_killed_anywhere_leaves_what_must_hold(name: str) -> None:
         try:
             if not case.outside:
                 is_whole(scene)
+                stays(scene.copy())
                 case.holds(scene, finished)
                 rests(scene)
             else:
