@@ -15,6 +15,7 @@ import shutil
 import socket
 import stat
 import struct
+import sys
 import tempfile
 import uuid
 
@@ -54,6 +55,8 @@ class SocketFolder:
 def make_socket_folder(working_directory: str) -> SocketFolder | None:
     """A folder for the socket: in the worker's own working folder, or, where that path is too long or open to others, below
     the system's one for temporary files, whose dead ones are swept first. None: this host has no such place."""
+    if not sys.platform.startswith("linux"):
+        return None  # elsewhere the kernel does not say whose a connection is
     shared = list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))
     for parent in shared:
         sweep_socket_folders(parent)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +17,7 @@ from barriers.channels import InputChannel, OutputChannel, OutputGate, OutputSet
 from barriers.coalesce import Coalescer
 from barriers.credits import CreditAnnouncement
 from barriers.elements import Batch, CheckpointBarrier, EndOfData, Watermark
-from barriers.frames import ChannelId, Frame, LastSequence
+from barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder, LastSequence
 from barriers.jobgraph import JobConfig
 from barriers.partition import BroadcastPartitioner, ForwardPartitioner, RebalancePartitioner
 from statebackends.errors import InvariantError, ProtocolError
@@ -268,3 +273,32 @@ def test_broadcast_shares_the_batch() -> None:
 def test_settings_of_a_job() -> None:
     config = JobConfig(batch_rows_max=7, buffer_timeout_ms=3, channel_credit_bytes=99)
     assert OutputSettings.of(config) == OutputSettings(7, 3, 99)
+
+
+@dataclass
+class Bomb:
+    """Makes a folder where it is unpickled."""
+
+    path: str
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("sequence", [0, 2, 10**6, -1])
+def test_what_is_not_due_is_refused_unread(tmp_path: Path, sequence: int) -> None:
+    frame = Frame(1, ChannelId(0, 0, 0), sequence, Batch(rows=[Bomb(str(tmp_path / "unpickled"))]))
+    with pytest.raises(ProtocolError, match="frame"):
+        InputChannel(ChannelId(0, 0, 0), attempt=1).accept(EncodedFrame.of(FrameEncoder().encode(frame)))
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_what_is_due_is_decoded_and_what_cannot_be_fails_the_attempt() -> None:
+    channel = InputChannel(ChannelId(0, 0, 0), attempt=1)
+    parts = FrameEncoder().encode(Frame(1, ChannelId(0, 0, 0), 1, Batch(rows=["a"])))
+    element = channel.accept(EncodedFrame.of(parts))
+    assert isinstance(element, Batch)
+    assert element.rows() == ["a"]
+    parts = FrameEncoder().encode(Frame(1, ChannelId(0, 0, 0), 2, Batch(rows=["a"])))
+    with pytest.raises(ProtocolError, match="can't be decoded"):
+        channel.accept(EncodedFrame.of([parts[0], b"no pickle"]))

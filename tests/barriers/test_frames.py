@@ -24,7 +24,7 @@ from barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from barriers.frames import ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder, Header, LastSequence
+from barriers.frames import PART_BYTES_MAX, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder, Header, LastSequence
 from statebackends.errors import ProtocolError
 from tests.examples import examples
 
@@ -52,6 +52,7 @@ def travelled(payload: Any, shift: int = 0) -> Frame:
     return decode(wire(FrameEncoder().encode(frame(payload)), shift))
 
 
+NUMBERS = pa.record_batch({"n": np.arange(100, dtype=np.int64), "s": [str(number) for number in range(100)]})
 TABLE = pa.record_batch(
     {
         "n": pa.array([1, None, 3], pa.int64()),
@@ -107,6 +108,55 @@ def test_columns_before_their_schema_are_refused() -> None:
 def test_rows_that_cannot_be_pickled_are_refused() -> None:
     with pytest.raises(ProtocolError, match="can't be pickled"):
         FrameEncoder().encode(frame(Batch(rows=[lambda: 1])))
+
+
+def large_rows() -> list[Any]:
+    """Header and two parts."""
+    return wire(FrameEncoder().encode(frame(Batch(rows=["x" * (PART_BYTES_MAX + 1)]))))
+
+
+@pytest.mark.parametrize("change", ["one is missing", "one too many", "more than came", "none", "negative"])
+def test_parts_that_do_not_add_up_are_refused(change: str) -> None:
+    import msgspec
+
+    parts = large_rows()
+    assert len(parts) == 3
+    fields = msgspec.msgpack.decode(parts[0])
+    match change:
+        case "one is missing":
+            parts = parts[:-1]
+        case "one too many":
+            parts.append(parts[-1])
+        case _:
+            fields[-1] = {"more than came": [2**62], "none": [0], "negative": [-1, 3]}[change]
+            parts[0] = memoryview(msgspec.msgpack.encode(fields))
+    with pytest.raises(ProtocolError, match="ROWS frame has"):
+        decode(parts)
+
+
+def test_a_large_event_is_neither_sent_nor_read() -> None:
+    barrier = CheckpointBarrier(1, 1, folder="x" * 100_000)
+    with pytest.raises(ProtocolError, match="bytes"):
+        FrameEncoder().encode(frame(barrier))
+    header, _ = FrameEncoder().encode(frame(Watermark(1)))
+    with pytest.raises(ProtocolError, match="bytes"):
+        decode([header, bytes(100_000)])
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(0, 2_000), st.binary(min_size=1, max_size=8), st.integers(0, 2))
+def test_a_damaged_message_is_a_protocol_error_or_another_batch(at: int, patch: bytes, part: int) -> None:
+    """Whatever an admitted peer sends: an error of ours, never an exception of Arrow's, nor a crash."""
+    parts = [bytearray(memoryview(each)) for each in FrameEncoder().encode(frame(Batch(columns=NUMBERS)))]
+    target = parts[1 + part % (len(parts) - 1)]
+    at %= len(target)
+    target[at : at + len(patch)] = patch
+    try:
+        received = decode([memoryview(each) for each in parts])
+    except ProtocolError:
+        return
+    assert isinstance(received.payload, Batch)
+    assert received.payload.columns().nbytes >= 0
 
 
 # -------------------------------------------------------------------------------------------------- there and back
