@@ -87,6 +87,8 @@ class WorkerSpec:
     """1, 2, 3 ... per slot: which worker there its launcher started it as."""
     launch_token: str = ""
     """Proof of that for the coordinator: see barriers/launches.py."""
+    unix_sockets: bool = True
+    """False: also peers of the same host use the port, and cipher."""
 
 
 def pickle_plan(plan: JobPlan) -> bytes:
@@ -108,7 +110,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)
-    socket_folder = make_socket_folder(folder.path)
+    socket_folder = make_socket_folder(folder.path) if spec.unix_sockets else None
     socket_path = socket_folder.socket if socket_folder is not None else ""
     transport = ZmqTransport(spec.slot, CurveKeys.generate(), bind=host, socket_path=socket_path)
     pool = ThreadPool()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,7 @@ class PaddedCountPerKey(CountPerKey):
         super().process_element(value, ctx, out)
 
 
-def counting_plan(
-    rows: int, seconds: float, output: Path | str, backend: str, count: type[CountPerKey] = CountPerKey
-) -> JobPlan:
+def counting_plan(rows: int, seconds: float, output: Path | str, backend: str, count: type[CountPerKey] = CountPerKey) -> JobPlan:
     env = Environment(
         "count",
         parallelism=2,
@@ -119,14 +118,14 @@ class Cluster:
         self.client = RestClient(self.coordinator.url, TOKEN)
         self.slots: LocalProcessSlots | None = None
 
-    def submit(self, plan: JobPlan, host: str | None = None, **options: Any) -> SubmissionAccepted:
+    def submit(self, plan: JobPlan, host: str | None = None, *, unix_sockets: bool = True, **options: Any) -> SubmissionAccepted:
         accepted = self.client.submit(self.submission(plan, **options))
         environment = {
             "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
         }
         self.slots = LocalProcessSlots(
-            self.spec(accepted, plan, host),
+            replace(self.spec(accepted, plan, host), unix_sockets=unix_sockets),
             accepted.slots,
             environment=environment,
             log_directory=str(self.logs),
@@ -283,7 +282,7 @@ def own_address() -> str:
 @pytest.mark.slow
 def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path) -> None:
     rows, host = 3_000, own_address()
-    job = cluster.submit(counting_plan(rows, 2.0, tmp_path / "out", "memory"), host=host).job_id
+    job = cluster.submit(counting_plan(rows, 2.0, tmp_path / "out", "memory"), host=host, unix_sockets=False).job_id
     eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
     assert {worker["host"] for worker in cluster.client.workers(job)["workers"]} == {host}
     victim = cluster.kill_worker(0)
