@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -51,6 +52,7 @@ PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 WATCH_INTERVAL_S = 0.5
+OPEN_FILES_WANTED = 65_536
 FLUSH_TIMEOUT_S = 5.0
 """Seconds that a worker that leaves waits for its last states to be sent."""
 
@@ -105,6 +107,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         guard()
     parent = _tie_to_parent(spec)
     keep_freed_memory()
+    raise_file_limit()
     nonce = uuid.uuid4().hex[:16]
     folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
     clock = SystemClock()
@@ -217,6 +220,15 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def raise_file_limit() -> None:
+    """Allow OPEN_FILES_WANTED open files, or as many as may be: a database needs many, and connections of strangers to the data
+    port, each of which ends within a minute, must not take those that checkpoints need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def warm_imports() -> None:
