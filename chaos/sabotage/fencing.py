@@ -61,11 +61,11 @@ def _decides_nothing(original: Any) -> Any:
 
 
 def _takes_any_decline(original: Any) -> Any:
-    def decline(self: Decisions, decline: DeclineCheckpoint, next_id: int) -> AckStatus:
+    def decline(self: Decisions, decline: DeclineCheckpoint, slot: int, next_id: int) -> AckStatus:
         for pending in self.sorted_pending():
             if pending.status is PendingStatus.AWAITING_ACKS:
                 decline = msgspec.structs.replace(decline, checkpoint_id=pending.checkpoint_id, attempt=pending.attempt)
-        status: AckStatus = original(self, decline, next_id)
+        status: AckStatus = original(self, decline, slot, next_id)
         return status
 
     return decline

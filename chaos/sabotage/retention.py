@@ -51,8 +51,8 @@ def _drops_the_newest(original: Any) -> Any:
 def _discards_repeated(original: Any) -> Any:
     """Whatever is not counted is late, and what is late is deleted."""
 
-    def acknowledge(self: Decisions, ack: AcknowledgeCheckpoint, next_id: int) -> AckStatus:
-        status: AckStatus = original(self, ack, next_id)
+    def acknowledge(self: Decisions, ack: AcknowledgeCheckpoint, slot: int, next_id: int) -> AckStatus:
+        status: AckStatus = original(self, ack, slot, next_id)
         if status is AckStatus.DUPLICATE:
             self._discard_late(ack, f"{self._job_id}/chk-{ack.checkpoint_id}")
         return status

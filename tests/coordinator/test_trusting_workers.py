@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import random
+
 import msgspec
 import pytest
 
@@ -26,6 +29,11 @@ from barriers.messages import (
 )
 from coordinator import jobevents as job
 from coordinator.submitting import Starter, identify_job, resume_submission, start_submission
+from operators.environment import Environment
+from operators.session import Session
+from operators.sessionevents import DeadlineReached, SendRegister, WorkerIdentity
+from operators.spark_slots import RddBackend
+from operators.spark_task import WorkerTemplate
 from statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
 from statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import submission, word_count
@@ -230,3 +238,23 @@ def test_other_names_are_taken() -> None:
 def test_a_launch_key_has_a_limit() -> None:
     with pytest.raises(ProtocolError):
         codec.decode(codec.encode(Submission(word_count(), launch_key="k" * 300)), Submission)
+
+
+def test_the_key_never_leaves_the_driver() -> None:
+    template = WorkerTemplate(JOB, 1, "http://x", None, "/s", b"", 1_000)
+    started = RddBackend(None, template, "words", launch_key=KEY)._launched(1, 3)  # type: ignore[arg-type]
+    assert is_launched(KEY, started.launch_token, job_id=JOB, submission=1, slot=1, spawn=3)
+    assert (started.spawn, KEY.encode() in pickle.dumps(started)) == (3, False)
+
+
+def test_a_session_shows_its_proof() -> None:
+    identity = WorkerIdentity(JOB, 1, 1, 9, "n", 1, "h", "tcp://h:1", "d", spawn=3, launch_token="t")
+    (send,) = Session(identity, random.Random(1)).handle(DeadlineReached(), now_ms=0)
+    assert isinstance(send, SendRegister)
+    assert (send.body.spawn, send.body.launch_token) == (3, "t")
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "a\nb", " "])
+def test_python_refuses_a_name_before_anything_starts(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match="name"):
+        Environment(name)

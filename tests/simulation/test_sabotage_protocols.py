@@ -19,7 +19,7 @@ from coordinator.sharedfiles import SharedFiles
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.handles import FileHandle, OperatorSubtaskState
 from statebackends.storage.operations import DeleteFile, Flow, run_flow
-from tests.coordinator.bench import JOB, A, B, Bench, of, state
+from tests.coordinator.bench import JOB, A, B, Bench, of, path, state
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.stepping import Process
 from tests.coordinator.world import DictStorage as StepStorage
@@ -208,7 +208,7 @@ def test_repeated_ack_discarded() -> None:
         bench.ack(A, 1, "a")
         return [*of(bench.ack(A, 1, "a"), on.DiscardState), *of(bench.ack(B, 1, "b") + bench.ack(B, 1, "b"), on.DiscardState)]
 
-    wrong = [on.DiscardState(1, f"{JOB}/chk-1", (name,)) for name in ("a", "b")]
+    wrong = [on.DiscardState(1, f"{JOB}/chk-1", (path(*each),)) for each in (("a", A), ("b", B))]
     assert_changes("repeated_ack_discarded", discarded, [], wrong)
 
 
