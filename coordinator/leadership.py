@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.publication import RecordedJob
 from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
 from coordinator.store import put_once
 from statebackends.errors import FencedError
@@ -61,6 +62,14 @@ def check_leadership(paths: JobPaths, epoch: int) -> Flow[None]:
     if size is not None:
         message = f"epoch {epoch + 1} leads job {paths.job_id}, not {epoch}"
         raise FencedError(message, job=paths.job_id, epoch=epoch, newer=epoch + 1)
+
+
+def check_newest(job: RecordedJob, epoch: int) -> None:
+    """Raise FencedError if a job that was read just now has a higher epoch: who slept since it took its own neither takes ids from
+    the leader that lives, nor is taken for it by workers that wait."""
+    newest = max(job.epochs, default=0)
+    if newest > epoch:
+        raise FencedError(f"epoch {newest} leads job {job.job_id}, not {epoch}", job=job.job_id, epoch=epoch, newer=newest)
 
 
 def find_leader(paths: JobPaths, *, newer_than: int = 0) -> Flow[LeaderRecord | None]:

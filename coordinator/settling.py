@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from barriers.messages import CheckpointKind, FailureReason
+from coordinator.leadership import check_newest
 from coordinator.publication import CheckpointFact, RecordedJob, derive_garbage, derive_shared_garbage
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths
 from coordinator.store import (
@@ -50,6 +51,7 @@ def settle_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None = 
 def _settle(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> Flow[RecordedJob]:
     """Reads the job again only where it has changed it: a first submission's directory is read once."""
     job = yield from read_job(paths, known)
+    check_newest(job, takeover.epoch)
     undecided = job.with_fact(CheckpointFact.UNDECIDED)
     for checkpoint in undecided:
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)

@@ -9,7 +9,7 @@ import msgspec
 from barriers.jobgraph import ClaimMode, Submission
 from coordinator.claiming import claim_snapshot, holds_claim, release_snapshot
 from coordinator.jobevents import JobSetup
-from coordinator.leadership import become_leader, check_leadership
+from coordinator.leadership import become_leader, check_leadership, check_newest
 from coordinator.ownership import derive_releases, find_leftovers
 from coordinator.planning import check_graph, derive_setup, examine_submission, plan_submission
 from coordinator.preflight import PreflightReport, Refusal
@@ -176,6 +176,7 @@ def _fence_submissions(paths: JobPaths, takeover: Takeover, job: RecordedJob | N
     would be the newest, and the job that goes on here would seem to be an older one. `job`: as `known` of `read_job`."""
     while True:
         job = yield from read_job(paths, job)
+        check_newest(job, takeover.epoch)
         record = VoidRecord(job.last_submission + 1, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms)
         if (yield from void_submission(paths, record)):
             return job

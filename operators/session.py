@@ -281,7 +281,7 @@ class Session:
         """Make the worker what the coordinator says it should be; each step is a command that may have come before."""
         actions: list[Action] = []
         if 0 < self.attempt < registered.attempt:
-            actions += self._deliver(CancelTasks(registered.attempt - 1))
+            actions += self._deliver(CancelTasks(self.attempt))  # not what it may yet be given: a stale leader names any number
         if registered.deployment is not None:
             actions += self._deliver(Deploy(registered.deployment))
         if registered.attempt != self.attempt or self.attempt == 0:

@@ -606,3 +606,23 @@ def test_leader_that_only_waits_notices_that_another_one_leads() -> None:
     perform(older, older.host.check_leaderships(), storage)
     older.settle()
     assert older.service(JOB).ended.is_set()
+
+
+def test_who_slept_since_it_took_its_epoch_takes_no_id_from_the_leader_that_lives() -> None:
+    storage = DictStorage()
+    first = Process(storage).begin()
+    first.submit(submitted())
+    first.service(JOB).close("it stops")
+    asleep = Process(storage, seed=1)
+    asleep.drive(asleep.host.open())
+    steps = Steps(asleep.host.recover(), asleep)
+    while JobPaths(JOB).leader(2) not in storage.files:
+        steps.step()
+    newer = Process(storage, seed=2).begin()
+    claimed = sorted(path for path in storage.files if path.endswith("/_claim"))
+    while not steps.done:
+        steps.step()
+    assert (newer.service(JOB).epoch, asleep.host.registry.find(JOB)) == (3, None)
+    assert sorted(path for path in storage.files if path.endswith("/_claim")) == claimed
+    with pytest.raises(StorageUnavailableError, match="epoch 3"):
+        asleep.service(JOB)

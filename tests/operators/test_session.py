@@ -289,6 +289,13 @@ def test_newer_attempt_cancels_the_old_one_first(running: Driver) -> None:
     assert running.command(trigger(9, attempt=1), number=1, epoch=2, session="s2") == [], "a command of a dead attempt"
 
 
+def test_a_leader_far_ahead_cancels_only_what_runs(running: Driver) -> None:
+    """It may be a stale one: the number that it names may be the next leader's, and an attempt that was cancelled never runs."""
+    running.handle(RequestRefused("stream"))
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 7)))
+    assert actions == [Deliver(CancelTasks(1)), OpenStream(2, "s2", 0)]
+
+
 def test_newest_status_wins_while_a_post_is_under_way(running: Driver) -> None:
     first, second = (SubtaskStatus(1, "v", 1, state) for state in (TaskState.INITIALIZING, TaskState.RUNNING))
     assert running.handle(StatusChanged(first)) == [PostStates(StatusBatch(1, 1, "s1", (first,)))]
