@@ -214,6 +214,8 @@ class SparkJobHandle:
             self._newer = number
             self._end("SUSPENDED")
             return
+        assert self._runner is not None
+        self._runner.post(WorkersSeen(seen_workers(workers)))  # first of all: somebody may have to be replaced
         look = Look(time.monotonic_ns() // 1_000_000, self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
@@ -226,8 +228,6 @@ class SparkJobHandle:
             self._registered = registered
             self._progress = progress
             self._changed.notify_all()
-        assert self._runner is not None
-        self._runner.post(WorkersSeen(seen_workers(workers)))
         name = str(look.job.get("name", self.job_id))
         restart = describe_restart(name, look, before)
         if restart is not None:
