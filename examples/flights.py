@@ -31,7 +31,7 @@ import holdfast as hf
 
 ROWS = 336_776
 RUN_SECONDS = 30
-EACH_WORKER_SECONDS = 80
+EACH_WORKER_SECONDS = 60
 HUNG_AFTER_MS = 4_000
 """After so long without a sign of life a worker counts as hung, when each is stopped; 50 s unless a job says otherwise."""
 DAY_MS = 86_400_000
