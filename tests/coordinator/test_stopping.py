@@ -54,19 +54,34 @@ def stops_sent(rig: Rig) -> list[TriggerCheckpoint]:
 
 
 def test_a_stop_that_a_failover_cuts_off_is_tried_again_with_a_new_id_and_ends_the_job() -> None:
-    rig = stopping(drain=True, native=True)
+    rig = stopping(drain=True)
     fail(rig, 1)
     assert seen(rig).in_progress
     run_again(rig, 2)
     first, second = stops_sent(rig)
     assert (first.checkpoint_id, second.checkpoint_id, second.attempt) == (2, 3, 2)
-    assert (second.drain, second.native) == (True, True)
+    assert second.drain
     assert first.folder != second.folder, "what the first one left behind is nobody's"
     for slot in (0, 1):
         rig.acknowledge(slot, 2, 3)
     view = seen(rig)
     assert (view.in_progress, view.checkpoint_id, view.location, view.failure) == (False, 3, second.folder, None)
     assert rig.commands(0, FinishTasks)[0].checkpoint_id == 3
+
+
+@pytest.mark.parametrize("leader", ["the same", "another"])
+def test_the_next_try_is_of_the_same_kind(leader: str) -> None:
+    rig = stopping(drain=True, native=True)
+    rig.report(0, 1, TaskState.FAILED, "OSError: x")
+    if leader == "another":
+        restarted(rig)
+        for slot in (0, 1):
+            rig.register(slot, attempt=1)
+    rig.pass_time(2_000)
+    run_again(rig, rig.master.lifecycle.attempt)
+    again = stops_sent(rig)[-1]
+    assert again.attempt == rig.master.lifecycle.attempt
+    assert (again.drain, again.native) == (True, True)
 
 
 def test_nothing_is_asked_for_until_every_task_runs() -> None:
