@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from barriers.jobgraph import JobConfig
 from chaos.faults import Fault
 
-SHARE = 0.15
+SHARE = 0.3
 """Of the runs that a combination fits, those that get one beside their other faults."""
 LASTS_MS = 5_000
 """Longer than a short job takes."""
@@ -29,6 +29,8 @@ class Combination:
     fits: Callable[[JobConfig], bool] = lambda config: True
     operators: frozenset[str] = frozenset()
     """Uids of which the job has one; empty: any."""
+    weight: int = 1
+    """Of a drawing: more for what few jobs fit, or what seldom comes to pass."""
 
 
 def draw_combination(
@@ -42,7 +44,7 @@ def draw_combination(
     ]
     if not fitting or rng.random() >= SHARE:
         return ()
-    return rng.choice(fitting).draw(rng, horizon_ms)
+    return rng.choices(fitting, [each.weight for each in fitting])[0].draw(rng, horizon_ms)
 
 
 def _lasting(kind: str, target: str, *, amount: int = 0, probability: float = 1.0) -> Fault:
@@ -91,6 +93,7 @@ COMBINATIONS: tuple[Combination, ...] = (
         ("savepoint", "store_slow"),
         _overtaken,
         lambda config: config.max_concurrent_checkpoints > 1,
+        weight=2,
     ),
     Combination(
         "half_deleted",
@@ -98,6 +101,7 @@ COMBINATIONS: tuple[Combination, ...] = (
         ("kill_coordinator",),
         _half_deleted,
         lambda config: config.is_incremental,
+        weight=10,
     ),
     Combination(
         "unsynced_name",
@@ -111,6 +115,7 @@ COMBINATIONS: tuple[Combination, ...] = (
         ("slow_operator",),
         _slow_firing,
         operators=frozenset({"window"}),
+        weight=2,
     ),
     Combination(
         "restarts_over_leaders",
@@ -123,5 +128,6 @@ COMBINATIONS: tuple[Combination, ...] = (
         "a savepoint joins the checkpoint that ends the job, and a channel ends while its reader waits for barriers",
         ("savepoint", "drop", "store_fails"),
         _ended,
+        weight=3,
     ),
 )
