@@ -226,6 +226,8 @@ class StoreClient:
     def _on_wire(self, wire: SimS3, actor: str, operation: Operation, decision: StoreDecision) -> Any:
         """The requests of the operation go astray; what comes of it is up to the shell that sends them."""
         sent = _as_sent(operation) if decision.outcome == "late" else operation
+        if decision.outcome == "unsynced":  # an object is durable with its name
+            decision = msgspec.structs.replace(decision, outcome="lie")
 
         def later(act: Callable[[], Any]) -> None:
             self._around.kernel.after(decision.delay_ms * 1000, lambda: self._arrive(actor, sent, act))
