@@ -106,7 +106,7 @@ class Workforce:
             raise AuthenticationError(
                 f"slot {slot}: the process is not the worker {spawn} that the launcher of job {job_id} started there", slot=slot
             )
-        for name in ("nonce", "data_address", "data_key"):
+        for name in ("nonce", "data_address", "data_key", "data_socket", "fingerprint"):
             text: str = getattr(message, name)
             if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
                 raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)
