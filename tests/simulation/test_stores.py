@@ -275,7 +275,8 @@ def test_a_full_store_takes_no_bytes_and_gives_back_those_it_has(bench: Bench) -
     bench.told(ops.PutIfAbsent(PATH, DATA))
     for operation in CHANGES[:3]:
         error = bench.told(operation, full)
-        assert type(error) is StorageUnavailableError
+        assert isinstance(error, StorageUnavailableError)
+        assert not isinstance(error, AmbiguousWriteError), "nothing happened"
         assert "No space left on device" in str(error)
     assert bench.view.paths() == [PATH]
     assert bench.told(ops.ReadFile(PATH), full) == DATA
@@ -295,13 +296,13 @@ def test_a_write_that_stops_on_its_way_leaves_its_name_whole_or_free() -> None:
             told.add(type(answer).__name__)
             assert bench.view.peek("job/new") in (None, DATA)
             assert bench.last.added == (("job/new",) if bench.view.peek("job/new") else ())
-            if type(answer) is StorageUnavailableError:
+            if isinstance(answer, StorageUnavailableError) and not isinstance(answer, AmbiguousWriteError):
                 assert bench.last.added == ()
             left = bench.stores.view(f"{ROOT}/.tmp")
             torn += any(0 < (left.size(path) or 0) < len(DATA) for path in left.paths())
             assert bench.told(ops.PutIfAbsent("job/new", DATA)) in (True, False)
             assert bench.view.peek("job/new") == DATA
-    assert told >= {"AmbiguousWriteError", "StorageUnavailableError"}
+    assert told >= {"AmbiguousWriteError", "InputOutputError"}
     assert torn
 
 
