@@ -33,7 +33,7 @@ import urllib3
 
 from api.client import RestClient
 from barriers import codec
-from barriers.jobgraph import JobConfig, Submission
+from barriers.jobgraph import Submission
 from barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
@@ -106,14 +106,15 @@ class SpeakingWorker:
                 self.gateway.report(SubtaskStatus(command.deployment.attempt, f"{number:032x}", self._slot, TaskState.RUNNING))
         elif isinstance(command, TriggerCheckpoint):
             for number in range(self._vertices):
-                self.gateway.report(make_ack(command, number, self._slot))
+                self.gateway.report(make_ack(command, number, self._slot, WORKERS))
 
 
 @contextmanager
 def checkpointing(sidecar: Sidecar) -> Iterator[tuple[RestClient, str, list[SpeakingWorker]]]:
     """A job that runs and checkpoints every second."""
     graph = make_graph(WORKERS, VERTICES)
-    config = JobConfig(checkpoint_interval_ms=1_000, heartbeat_interval_ms=HEARTBEAT_MS, heartbeat_timeout_ms=LEASE_MS)
+    pace = {"checkpoint_interval_ms": 1_000, "heartbeat_interval_ms": HEARTBEAT_MS, "heartbeat_timeout_ms": LEASE_MS}
+    config = msgspec.structs.replace(graph.config, **pace)
     client = RestClient(sidecar.url, sidecar.token, reconnect_timeout_s=0)
     accepted = client.submit(Submission(msgspec.structs.replace(graph, config=config), fresh=True))
     facts = (accepted.submission, accepted.directory_nonce, len(graph.vertices))

@@ -232,7 +232,8 @@ class Worker:
                 self._report(on.StatusChanged(SubtaskStatus(attempt, subtask.vertex, subtask.subtask, TaskState.RUNNING)))
         elif isinstance(command, TriggerCheckpoint):
             metrics = CheckpointMetrics(0.1, 0.1, 0.1, 0.1, 0, 0, 0)
-            ack = AcknowledgeCheckpoint(command.attempt, command.checkpoint_id, VERTEX, self._identity.slot, {}, metrics)
+            states = {"source": OperatorSubtaskState()}
+            ack = AcknowledgeCheckpoint(command.attempt, command.checkpoint_id, VERTEX, self._identity.slot, states, metrics)
             self._report(on.AnswerReady(ack))
 
     def _report(self, event: on.Event) -> None:
