@@ -48,6 +48,7 @@ from barriers.messages import (
 )
 from operators import sessionevents as on
 from operators.session import Session, SessionState
+from statebackends.handles import OperatorSubtaskState
 
 T = TypeVar("T")
 Row = dict[str, Any]
