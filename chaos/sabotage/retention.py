@@ -178,7 +178,7 @@ SABOTAGES = (
     Sabotage(
         "unheld_base",
         "retention drops the checkpoint that an increment under way builds on, so that it can't complete",
-        ("I30",),
+        ("I15", "I30"),
         (Mutant(RetainedCheckpoints, "hold", constant(None)),),
         workloads=("timers", "counter", "windows", "aggregate"),
         plan=(throughout("store_slow", "worker:", amount=60, probability=0.2),),

@@ -49,7 +49,7 @@ def call(*arguments: str, code: int) -> str:
 def test_a_campaign_over_all_workloads_holds() -> None:
     found = json.loads(call("sim", "--seeds", "16", "--jobs", "2", "--no-coverage", "--json", code=0))
     summary = found["summary"]
-    assert (summary["seeds"], summary["violations"], len(summary["workloads"])) == (16, 0, 11)
+    assert (summary["seeds"], summary["violations"], len(summary["workloads"])) == (16, 0, 12)
     assert summary["crashes"] > 0
     assert summary["checkpoints"] > 50
 
