@@ -16,7 +16,7 @@ from chaos.faults import KINDS, Fault
 from chaos.forgeries import forge
 from chaos.observations import FaultBegan, Observation
 from chaos.processes import Kernel, Process, ProcessClock
-from chaos.stores import OK, Outcome, StoreDecision
+from chaos.stores import LATE_MS, OK, Outcome, StoreDecision
 from statebackends.storage.operations import Operation, path_of
 
 
@@ -204,7 +204,7 @@ class Injector:
             for window in self._open(kind):
                 if _is_call(window.fault.target, role, operation) and self._hits(window):
                     fraction = window.random.random()
-                    return StoreDecision(outcome, fraction=fraction, delay_ms=window.fault.amount or 50)
+                    return StoreDecision(outcome, fraction=fraction, delay_ms=window.fault.amount or LATE_MS)
         return OK
 
     def is_local_disk_full(self) -> bool:

@@ -18,7 +18,8 @@ from statebackends.storage.operations import Operation
 class Stored(msgspec.Struct, frozen=True):
     """An operation took effect on a store (or was found to have none): seen at the store, not at its caller.
 
-    What only reads, and could, is not told: it is a third of all operations, and news to nobody. Lists of a folder are."""
+    What only reads, and could, and whose caller heard so, is not told: a third of all operations, and news to nobody. Lists of a
+    folder are."""
 
     at_ms: int
     actor: str

@@ -28,6 +28,9 @@ from statebackends.storage.operations import Operation, Storage
 EPOCH_MS = 1_700_000_000_000
 """Wall clock of the stores when a run begins."""
 
+LATE_MS = 50
+"""After how long a request arrives that its sender has given up, unless its fault says."""
+
 Outcome: TypeAlias = Literal["ok", "fail", "partial", "lie", "late", "full", "unsynced"]
 
 
@@ -275,7 +278,7 @@ class StoreClient:
         added = tuple(path for path in after if path not in before) if after else after
         said = f"{self._described(operation)} {_short(operation, result)}{'' if around.kernel.opaque else _content(operation)}"
         around.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
-        if isinstance(operation, _PLAIN_READS) and not isinstance(result, Exception):
+        if isinstance(operation, _PLAIN_READS) and not note and not isinstance(result, Exception):
             return  # no news, and a third of all operations
         on_wire = around.wire is not None
         around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note, on_wire))

@@ -107,7 +107,7 @@ class Trouble:
             self._struck = True
             if self._outcome == "late":
                 return Fate.LATE
-            return self._random.choice((Fate.UNANSWERED, Fate.TOLD_WRONGLY, Fate.REPEATED))
+            return self._random.choice((Fate.UNANSWERED, Fate.TOLD_WRONGLY, Fate.REPEATED, Fate.LATE))
         if self._hiccups >= HICCUPS_MAX or self._random.random() >= 0.3:
             return Fate.FINE
         self._hiccups += 1

@@ -32,7 +32,19 @@ from barriers.messages import (
 from chaos.checkers.base import Checker
 from chaos.checkers.descent import Descent
 from chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
-from chaos.observations import Answered, Delivered, Led, Lifecycle, Observation, Report, Requested, Stored, StoreView, WorldView
+from chaos.observations import (
+    Answered,
+    Delivered,
+    Forged,
+    Led,
+    Lifecycle,
+    Observation,
+    Report,
+    Requested,
+    Stored,
+    StoreView,
+    WorldView,
+)
 from chaos.scenario import Scenario, SinkExpectation
 from coordinator.records import CLAIM, METADATA
 from statebackends.errors import StorageUnavailableError
@@ -73,7 +85,7 @@ class RetentionChecker(Checker):
     """Notes failures while the job runs, and looks around at the end."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I16", "I19", "I23", "I24")
-    hears: ClassVar[tuple[type, ...]] = (Stored, Requested, Answered, Delivered, Led, Lifecycle)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Requested, Answered, Delivered, Forged, Led, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -92,6 +104,8 @@ class RetentionChecker(Checker):
         self._asked: dict[str, AckBatch | None] = {}
         """Worker -> acknowledgements that wait for their answers; None: it can't be told which are answered next."""
         self._discarded: list[_Discarded] = []
+        self._forged: list[AcknowledgeCheckpoint] = []
+        """They name files of others, which must stay."""
         self._deployed_ms: dict[int, int] = {}
         """Attempt -> when the first worker was given it."""
         self._late: set[str] = set()
@@ -109,6 +123,8 @@ class RetentionChecker(Checker):
                 self._answered(observation)
             case Delivered(command=Deploy(deployment=deployment)):
                 self._deployed_ms.setdefault(deployment.attempt, observation.at_ms)
+            case Forged(item=item):
+                self._forged.append(item)
             case Led():
                 self._leaders[observation.actor] = observation.epoch
             case Lifecycle():
@@ -163,7 +179,7 @@ class RetentionChecker(Checker):
         if batch is None or not isinstance(fact.answer, AckAnswers) or len(batch.items) != len(fact.answer.answers):
             return
         for item, answer in zip(batch.items, fact.answer.answers, strict=True):
-            if answer is AckStatus.DISCARDED and isinstance(item, AcknowledgeCheckpoint):
+            if answer is AckStatus.DISCARDED and isinstance(item, AcknowledgeCheckpoint) and item not in self._forged:
                 self._discard(fact, item)
 
     def _discard(self, fact: Answered, ack: AcknowledgeCheckpoint) -> None:
