@@ -66,6 +66,11 @@ class CheckpointCoordinator:
         return self._triggering.next_id
 
     @property
+    def attempt(self) -> int | None:
+        """Whose tasks take part; None while there is no attempt, or it is fenced."""
+        return self._board.attempt
+
+    @property
     def pending(self) -> tuple[PendingCheckpoint, ...]:
         """Claimed and undecided, by id."""
         return self._decisions.sorted_pending()

@@ -81,6 +81,8 @@ class NoticesChecker(Checker):
         """The leader knows that the abort is stored, and somebody's command stream is open: else a notice waits."""
         hosts = [host for host in self.world.coordinators() if host.process.name == leader]
         masters = [service._master for host in hosts for service in host.services]
+        if all(master.coordinator.attempt is None for master in masters):
+            return False  # it has given up the attempt, and the next one is not on record yet: its tasks are all cancelled
         if any(each.checkpoint_id == number for master in masters for each in master.coordinator.pending):
             return False  # storage did not say clearly whether it is stored
         return any(slot.connected for master in masters for slot in master.workforce.slots)

@@ -17,7 +17,7 @@ def story() -> Story:
     """Checkpoint 2 was triggered and is aborted. No other checker looks at this coordinator, of which only the slots are there."""
     story = Story()
     story.checkers = [each for each in story.checkers if isinstance(each, NoticesChecker)]
-    slots, coordinator = [SimpleNamespace(connected=True)], SimpleNamespace(pending=[])
+    slots, coordinator = [SimpleNamespace(connected=True)], SimpleNamespace(pending=[], attempt=1)
     service = SimpleNamespace(_master=SimpleNamespace(workforce=SimpleNamespace(slots=slots), coordinator=coordinator))
     story.live_coordinators = [process("coordinator-1", services=[service])]
     story.begin()
@@ -84,4 +84,9 @@ def test_tasks_that_were_never_asked_need_not_be_told() -> None:
     story.begin()
     story.claim(1)
     story.abort(1)
+    assert broken_later(story) == []
+
+
+def test_a_leader_that_has_given_up_the_attempt_tells_its_tasks_nothing_more(story: Story) -> None:
+    story.live_coordinators[0].services[0]._master.coordinator.attempt = None
     assert broken_later(story) == []
