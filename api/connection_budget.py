@@ -5,7 +5,8 @@ what a request is about: who a caller is, is told as a `Standing`.
 
 A flood from the address of the workers can't be told from workers by its address (a local Spark, a proxy), and refusing newcomers
 would lock out those that belong here. So a newcomer is always taken, and what has shown nothing yet makes room for it: the oldest
-connection that waits for bytes of a caller who never proved who it is."""
+connection that waits for a caller who never proved who it is: for bytes, or to read an answer, which is only ever that of a path
+open to all."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ class ConnectionLimits:
     """Each so many bytes extend the time by a second: what moves may be large."""
     drain_timeout_ms: int = 5_000
     send_timeout_ms: int = 30_000
-    """That a caller may leave a full socket unread."""
+    """That a caller may leave a full socket unread; one that reads some has it anew."""
+    answer_timeout_ms: int = 60_000
+    """From the end of a request to where its answer is read, for a caller that has proved nothing: reading slowly buys no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class CloseConnection:
 
 
 class _Connection:
-    __slots__ = ("address", "blocked_ms", "deadline_ms", "phase", "received", "standing")
+    __slots__ = ("address", "answer_ms", "blocked_ms", "deadline_ms", "phase", "received", "standing", "was_blocked")
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -143,7 +146,22 @@ class _Connection:
         self.standing = Standing.UNKNOWN
         self.deadline_ms: int | None = None
         self.blocked_ms: int | None = None
+        """When a full socket has been left unread for too long."""
+        self.answer_ms: int | None = None
+        """When a caller that has proved nothing must have read its answer."""
+        self.was_blocked = False
+        """The answer of this phase did not fit into the socket. Reading a little of it wins no place back."""
         self.received = 0
+
+    @property
+    def makes_room(self) -> bool:
+        """Closing it breaks nothing that was taken from a caller who belongs here."""
+        return self.phase in _WAITING or (self.standing is Standing.UNKNOWN and self.was_blocked)
+
+    @property
+    def first_deadline_ms(self) -> int | None:
+        """Of those for sending."""
+        return min((each for each in (self.blocked_ms, self.answer_ms) if each is not None), default=None)
 
 
 _WAITING = frozenset({Phase.HEAD, Phase.DRAINING, Phase.IDLE})
@@ -184,9 +202,9 @@ class ConnectionBudget:
             case Proved():
                 self._prove(event)
             case SendingStopped():
-                self._block(event.connection, now_ms + self._limits.send_timeout_ms)
+                self._block(event.connection, now_ms)
             case SendingResumed():
-                self._block(event.connection, None)
+                self._unblock(event.connection)
             case Closed():
                 self._forget(event.connection)
             case DeadlineReached():
@@ -247,6 +265,11 @@ class ConnectionBudget:
         }
         timeout_ms = timeouts.get(phase)
         connection.deadline_ms = None if timeout_ms is None else now_ms + timeout_ms
+        connection.was_blocked = connection.blocked_ms is not None
+        if phase is Phase.ANSWERING and connection.standing is Standing.UNKNOWN:
+            connection.answer_ms = now_ms + self._limits.answer_timeout_ms
+        elif not connection.was_blocked:
+            connection.answer_ms = None
         self._list(number, connection)
 
     def _receive(self, event: BodyReceived, now_ms: int) -> None:
@@ -267,14 +290,32 @@ class ConnectionBudget:
             self._no_longer_unknown(connection)
         self._standings[connection.standing] -= 1
         connection.standing = event.standing
+        connection.answer_ms = None
         self._standings[connection.standing] += 1
         self._list(event.connection, connection)
 
-    def _block(self, number: int, until_ms: int | None) -> None:
+    def _block(self, number: int, now_ms: int) -> None:
         connection = self._connections.get(number)
-        if connection is not None:
-            connection.blocked_ms = until_ms
-            self._time(number, connection)
+        if connection is None:
+            return
+        connection.blocked_ms = now_ms + self._limits.send_timeout_ms
+        if connection.standing is Standing.UNKNOWN and connection.answer_ms is None:
+            connection.answer_ms = now_ms + self._limits.answer_timeout_ms
+        if connection.was_blocked:
+            self._time(number, connection)  # its place among those that make room stays: reading a little makes none younger
+            return
+        self._unlist(number, connection)
+        connection.was_blocked = True
+        self._list(number, connection)
+
+    def _unblock(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        connection.blocked_ms = None
+        if connection.phase not in (Phase.ANSWERING, Phase.BODY):
+            connection.answer_ms = None
+        self._time(number, connection)
 
     def _expire(self, now_ms: int) -> list[CloseConnection]:
         closing = []
@@ -282,7 +323,7 @@ class ConnectionBudget:
             connection = self._connections[number]
             if connection.deadline_ms is not None and now_ms >= connection.deadline_ms:
                 closing.append(self._close(number, _DEADLINES[connection.phase]))
-            elif connection.blocked_ms is not None and now_ms >= connection.blocked_ms:
+            elif (sending_ms := connection.first_deadline_ms) is not None and now_ms >= sending_ms:
                 closing.append(self._close(number, CloseReason.SEND_DEADLINE))
         return closing
 
@@ -310,7 +351,7 @@ class ConnectionBudget:
 
     def _list(self, number: int, connection: _Connection) -> None:
         self._time(number, connection)
-        if connection.phase in _WAITING:
+        if connection.makes_room:
             self._waiting[connection.standing][number] = None
             if connection.standing is Standing.UNKNOWN:
                 self._waiting_at.setdefault(connection.address, OrderedDict())[number] = None
@@ -324,7 +365,7 @@ class ConnectionBudget:
                 del self._waiting_at[connection.address]
 
     def _time(self, number: int, connection: _Connection) -> None:
-        if connection.deadline_ms is None and connection.blocked_ms is None:
+        if connection.deadline_ms is None and connection.first_deadline_ms is None:
             self._timed.discard(number)
         else:
             self._timed.add(number)

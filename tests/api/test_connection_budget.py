@@ -69,7 +69,7 @@ def test_a_silent_connection_is_closed_after_the_time_for_a_head(bench: Bench) -
 
 def test_bytes_of_a_head_buy_no_time_but_its_end_does(bench: Bench) -> None:
     bench.accept(1, 2)
-    bench.at(4_000, BodyReceived(1, 10_000_000), PhaseEntered(2, Phase.ANSWERING))
+    bench.at(4_000, BodyReceived(1, 10_000_000), PhaseEntered(2, Phase.ANSWERING), Proved(2, Standing.CLIENT))
     assert bench.at(5_000, DeadlineReached()) == [(1, CloseReason.HEAD_DEADLINE)]
     assert bench.at(10**9, DeadlineReached()) == []
 
@@ -131,6 +131,51 @@ def test_one_that_is_being_answered_makes_no_room(bench: Bench) -> None:
     bench.at(0, PhaseEntered(1, Phase.ANSWERING))
     bench.accept(4)
     assert bench.closed == [(2, CloseReason.ADDRESS_CAP)]
+
+
+@pytest.mark.parametrize("phase", [Phase.ANSWERING, Phase.BODY])
+def test_a_stranger_that_leaves_its_answer_unread_makes_room(bench: Bench, phase: Phase) -> None:
+    bench.accept(1, 2, 3)
+    bench.at(0, *(PhaseEntered(number, phase) for number in (1, 2, 3)))
+    bench.at(0, *(SendingStopped(number) for number in (1, 2, 3)))
+    bench.accept(4, 5)
+    assert bench.closed == [(1, CloseReason.ADDRESS_CAP), (2, CloseReason.ADDRESS_CAP)]
+
+
+def test_reading_a_little_makes_no_stranger_younger(bench: Bench) -> None:
+    bench.accept(1, 2)
+    bench.at(0, PhaseEntered(1, Phase.ANSWERING), SendingStopped(1))
+    bench.accept(3)
+    bench.at(1_000, SendingResumed(1), SendingStopped(1))
+    bench.at(2_000, SendingResumed(1))
+    bench.accept(4, 5, now_ms=2_000)
+    assert bench.closed == [(2, CloseReason.ADDRESS_CAP), (1, CloseReason.ADDRESS_CAP)]
+
+
+def test_a_known_caller_that_reads_slowly_makes_no_room(bench: Bench) -> None:
+    bench.known(1, phase=Phase.ANSWERING)
+    bench.accept(2)
+    bench.at(0, PhaseEntered(2, Phase.ANSWERING), SendingStopped(1), SendingStopped(2), Proved(2, Standing.WORKER))
+    bench.accept(*range(10, 100))
+    assert {1, 2} <= {number for number in range(10) if number in bench.budget}
+
+
+def test_a_stranger_has_one_time_for_its_answer_and_a_client_reads_as_slowly_as_it_must(bench: Bench) -> None:
+    bench.accept(1, 2, 3)
+    bench.at(0, *(PhaseEntered(number, Phase.ANSWERING) for number in (1, 2, 3)), Proved(2, Standing.CLIENT))
+    for second in range(0, 60, 10):
+        assert bench.at(second * 1_000, SendingStopped(1), SendingStopped(2), DeadlineReached()) == []
+    bench.at(59_000, PhaseEntered(1, Phase.IDLE))  # all of it is handed to the socket, and not read
+    assert bench.at(59_999, DeadlineReached()) == []
+    expected = [(1, CloseReason.SEND_DEADLINE), (3, CloseReason.SEND_DEADLINE)]
+    assert bench.at(60_000, SendingStopped(2), DeadlineReached()) == expected
+
+
+def test_an_answer_that_was_read_has_no_deadline(bench: Bench) -> None:
+    bench.accept(1, 2)
+    bench.at(0, PhaseEntered(1, Phase.ANSWERING), PhaseEntered(2, Phase.ANSWERING), SendingStopped(2))
+    bench.at(0, PhaseEntered(1, Phase.IDLE), PhaseEntered(2, Phase.IDLE), SendingResumed(2))
+    assert bench.at(10**9, DeadlineReached()) == []
 
 
 def test_all_addresses_together_are_bounded(bench: Bench) -> None:
@@ -251,6 +296,7 @@ class AnyTraffic(RuleBasedStateMachine):
         self.now_ms += 10**9
         self.tell(DeadlineReached())
         assert {phase for _, phase in self.open.values()} <= {Phase.ANSWERING, Phase.IDLE}
+        assert (Standing.UNKNOWN, Phase.ANSWERING) not in self.open.values()
 
     @invariant()
     def bounds_hold(self) -> None:

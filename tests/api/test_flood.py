@@ -17,9 +17,11 @@ from api import server
 from api.connection_budget import BodyBudget, ConnectionLimits, Standing
 from api.errors import BodyTooLargeError, BusyError
 from api.http_protocol import ConnectionGuard
+from api.settings import ServerSettings
 from barriers import codec
 from barriers.messages import AckBatch, AcknowledgeCheckpoint, Heartbeat
 from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from tests.api import fakes
 from tests.api.fakes import JOB, SOURCE, TOKEN, FakeCoordinator, Served, serving
 
 DEADLINE_S = 10.0
@@ -207,6 +209,38 @@ def test_a_flood_of_silent_connections_keeps_nobody_out(served: Served, fake: Fa
     fake.subscriptions[0].end()
     assert stream.read() == b""
     worker.clear()
+
+
+@pytest.mark.parametrize("more", ["X: y", "Content-Length: 9"], ids=["asked", "and its body is held back"])
+def test_strangers_that_read_a_little_now_and_then_keep_nobody_out(
+    fake: FakeCoordinator, guard: ConnectionGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    def bind(settings: ServerSettings) -> socket.socket:
+        """As over a network: over loopback the system would take the whole file at once."""
+        listener = server.bind(settings)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        return listener
+
+    monkeypatch.setattr(fakes, "bind", bind)
+    with serving(fake, tmp_path, guard=guard) as served, contextlib.ExitStack() as flood:
+        readers = [flood.enter_context(slow_reader(served, more)) for _ in range(8)]
+        eventually("each has begun to read", lambda: all(len(reader.recv(1_024)) > 0 for reader in readers))
+        eventually("and left the rest", lambda: len(guard._unsent) == 8)
+        for _ in range(16):
+            newcomer = flood.enter_context(connect(served))
+            newcomer.sendall(head("/v1/jobs", "X: y", method="GET"))
+            assert status(newcomer) == 200
+
+
+def slow_reader(served: Served, more: str) -> socket.socket:
+    """Without a token; of a file that every stranger may have."""
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    opened.settimeout(DEADLINE_S)
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    opened.connect((host, int(port)))
+    opened.sendall(head("/docs/swagger-ui-bundle.js", more, method="GET", token=None))
+    return opened
 
 
 # -------------------------------------------------------------------------------------------------------------- bodies
