@@ -64,8 +64,8 @@ class ConnectionLimits:
     unknown_max: int = 2_048
     """Of callers that have proved nothing: the rest of `connections_max` is kept for those that have."""
     unknown_per_address_max: int = 1_024
-    """Of those, from one address. More than a server accepts before it reads what the accepted ones sent, or a caller with a
-    token would be closed unread."""
+    """Of those, from one address. A server accepts far fewer before it reads what the accepted ones sent, or a caller with a token
+    would be closed unread."""
     head_timeout_ms: int = 5_000
     """From the accept, or from the first byte of a later request, to the end of its head."""
     body_timeout_ms: int = 30_000

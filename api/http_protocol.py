@@ -54,6 +54,7 @@ class ConnectionGuard:
     """The budgets of one server, and its open connections."""
 
     def __init__(self, limits: ConnectionLimits, bodies: BodyBudget) -> None:
+        self.limits = limits
         self.budget = ConnectionBudget(limits)
         self.bodies = bodies
         self.malformed = 0

@@ -37,7 +37,10 @@ _BACKLOG = 2_048
 """Connections that the system keeps until they are accepted."""
 
 _ACCEPTED_AT_ONCE = 64
-"""Connections accepted before those that are open get their turn; of a whole backlog at once, a fifth of a second's work."""
+"""Connections accepted before those that are open get their turn: a whole backlog at once is a fifth of a second's work."""
+
+_UNKNOWN_MIN = 8
+"""The smallest cap of connections that have proved nothing: below it not even one could be accepted at a time."""
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -97,16 +100,25 @@ def outward_address() -> str:
 
 
 def connection_guard(settings: ServerSettings) -> ConnectionGuard:
-    """Budgets of one server: of connections a quarter, an eighth of it for one address, may belong to callers that proved nothing,
-    and of the bytes of bodies half is for workers alone."""
+    """Budgets of one server: of connections a quarter, of one address an eighth, and never less than 8, may belong to callers that
+    proved nothing, and of the bytes of bodies half is for workers alone."""
     connections_max = sockets_allowed(settings.connections_max)
     limits = ConnectionLimits(
         connections_max=connections_max,
-        unknown_max=max(1, connections_max // 4),
-        unknown_per_address_max=max(1, connections_max // 8),
+        unknown_max=max(_UNKNOWN_MIN, connections_max // 4),
+        unknown_per_address_max=max(_UNKNOWN_MIN, connections_max // 8),
     )
     held_max = BODIES_HELD * settings.body_bytes_max
     return ConnectionGuard(limits, BodyBudget(held_max, kept_for_workers=held_max // 2))
+
+
+def accepted_at_once(limits: ConnectionLimits) -> int:
+    """So few that a caller with a token is heard before newcomers displace it, at least 1.
+
+    Three batches count as unknown at one time: while the bytes of one are read the next is open already, and the one before is
+    about to be judged. asyncio may take one more than it is told."""
+    smallest_cap = min(limits.unknown_max, limits.unknown_per_address_max)
+    return max(1, min(_ACCEPTED_AT_ONCE, smallest_cap // 3 - 1))
 
 
 class RestServer(uvicorn.Server):
@@ -131,7 +143,7 @@ class RestServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                backlog=_ACCEPTED_AT_ONCE,
+                backlog=accepted_at_once(guard.limits),
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, settings.stop_timeout_ms // 1000),
             )

@@ -243,6 +243,27 @@ def slow_reader(served: Served, more: str) -> socket.socket:
     return opened
 
 
+@pytest.mark.parametrize(("connections_max", "callers"), [(500, 300), (100, 80), (16, 8)])
+def test_a_burst_of_callers_with_the_token_is_heard(
+    fake: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections_max: int, callers: int
+) -> None:
+    """All of them have connected and asked before the first is accepted."""
+    with contextlib.ExitStack() as burst:
+        opened: list[socket.socket] = []
+
+        def bind(settings: ServerSettings) -> socket.socket:
+            listener = server.bind(settings)
+            listener.listen(callers)
+            for _ in range(callers):
+                opened.append(burst.enter_context(socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)))
+                opened[-1].sendall(head("/v1/jobs", "X: y", method="GET"))
+            return listener
+
+        monkeypatch.setattr(fakes, "bind", bind)
+        with serving(fake, tmp_path, connections_max=connections_max):
+            assert [status(each) for each in opened] == [200] * callers
+
+
 # -------------------------------------------------------------------------------------------------------------- bodies
 
 
