@@ -18,8 +18,10 @@ TEXT_BYTES_MAX = 1024
 TRACEBACK_BYTES_MAX = 8 * 1024
 """Of the end of a traceback, for the job's exceptions."""
 
-_Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+INT_MAX = 2**63 - 1
+_Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=INT_MAX)]
 """What a record of ours, and every reader of it, can hold."""
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
@@ -223,7 +225,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     session: str
     attempt: _Int
     metrics: tuple[SubtaskMetrics, ...] = ()
-    frames_refused: int = 0
+    frames_refused: _Count = 0
     """Frames that the data port dropped since the process began, which nobody of the job had a reason to send."""
 
 

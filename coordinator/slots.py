@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from barriers.messages import NumberedCommand, RegisterWorker, WorkerCommand
+from barriers.messages import INT_MAX, NumberedCommand, RegisterWorker, WorkerCommand
 from coordinator.outbox import Outbox
 
 
@@ -66,7 +66,7 @@ class Slot:
     """Its last holder was given up because nothing was heard from it, although its connection was never closed: it hangs, or its
     host does. A process that dies, or is told to go, closes it."""
     frames_refused: int = 0
-    """Frames that the data ports of all processes of this slot have dropped as nobody's of this job."""
+    """Frames that the data ports of all processes of this slot have dropped as nobody's of this job; at most INT_MAX."""
     _refused_by_holder: int = 0
 
     @property
@@ -101,7 +101,7 @@ class Slot:
     def count_refused(self, frames: int) -> None:
         """What the holder has dropped since its process began; a count that falls is an older message."""
         if frames > self._refused_by_holder:
-            self.frames_refused += frames - self._refused_by_holder
+            self.frames_refused = min(INT_MAX, self.frames_refused + frames - self._refused_by_holder)
             self._refused_by_holder = frames
 
     def release(self) -> None:

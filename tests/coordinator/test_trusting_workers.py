@@ -12,6 +12,7 @@ from barriers import codec
 from barriers.jobgraph import JOB_NAME_CHARS_MAX, Submission, check_job_name
 from barriers.launches import draw_launch_key, is_launched, launch_token
 from barriers.messages import (
+    INT_MAX,
     TEXT_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
     AckBatch,
@@ -28,6 +29,7 @@ from barriers.messages import (
     clip_front,
 )
 from coordinator import jobevents as job
+from coordinator.slots import Slot
 from coordinator.submitting import Starter, identify_job, resume_submission, start_submission
 from operators.environment import Environment
 from operators.session import Session
@@ -131,10 +133,23 @@ def test_names_of_a_process_are_names(name: str, text: str) -> None:
         rig.register(0, **{name: text})
 
 
-def test_a_number_that_no_reader_holds_is_refused() -> None:
-    body = codec.encode(Heartbeat(0, "s", 1)).replace(b'"attempt":1', b'"attempt":1' + b"0" * 30)
-    with pytest.raises(ProtocolError, match="attempt"):
+@pytest.mark.parametrize(
+    ("name", "number"), [("attempt", b"1" + b"0" * 30), ("frames_refused", b"1" + b"0" * 400), ("frames_refused", b"-1")]
+)
+def test_a_number_that_no_reader_holds_is_refused(name: str, number: bytes) -> None:
+    written = codec.encode(Heartbeat(0, "s", 1, frames_refused=1))
+    body = written.replace(f'"{name}":1'.encode(), f'"{name}":'.encode() + number)
+    assert body != written
+    with pytest.raises(ProtocolError, match=name):
         codec.decode(body, Heartbeat)
+
+
+def test_a_sum_of_what_workers_count_has_an_end() -> None:
+    slot = Slot(0)
+    for nonce in ("a", "b"):
+        slot.take(RegisterWorker(JOB, 0, 1, 1, nonce, 1, "host", "", ""), "session", 1)
+        slot.count_refused(INT_MAX)
+    assert slot.frames_refused == INT_MAX
 
 
 # -------------------------------------------------------------------------------------------------------------- launcher
