@@ -21,6 +21,7 @@ from barriers.messages import (
     Registered,
     RegisterWorker,
     StatusBatch,
+    clip,
 )
 from coordinator import jobevents as job
 from coordinator.claiming import check_target
@@ -95,10 +96,17 @@ class CoordinatorService(ReadModels):
                 with self._registry.lock_of(job_id):
                     if not self._closed:
                         run_host_flow(self._host.lead_on(job_id), self._recovery_storage, self._wait_for)
-            except Exception:  # the other jobs are still to be led on, and this one again
-                logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=True)
-                self._host.unsettled.add(job_id)
+            except Exception as error:  # the other jobs are still to be led on, and this one again
+                self._choke_on(job_id, error)
             self._recovery.done(job_id)
+
+    def _choke_on(self, job_id: str, error: Exception) -> None:
+        """A job whose recovery failed as nobody foresaw is tried again; until then nobody is told that there is none."""
+        logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=error)
+        if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
+            text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
+            self._registry.put_broken(job_id, StorageUnavailableError(text))
+        self._host.unsettled.add(job_id)
 
     def _recover_unsettled(self) -> None:
         """Storage that failed while a job was recovered may work again: its workers are waiting."""
@@ -117,9 +125,8 @@ class CoordinatorService(ReadModels):
                     with self._registry.lock_of(job_id):
                         if not self._closed:
                             self._perform(self._host.recover_unsettled_job(job_id))
-                except Exception:  # the other jobs are still to be recovered, and this one again
-                    logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=True)
-                    self._host.unsettled.add(job_id)
+                except Exception as error:  # the other jobs are still to be recovered, and this one again
+                    self._choke_on(job_id, error)
 
     @property
     def ready(self) -> bool:

@@ -606,6 +606,25 @@ def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: 
     newer.close()
 
 
+def test_a_job_that_recovery_chokes_on_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was neither waiting nor known any more, and a 404 sends its workers home."""
+    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    older = leading(ServiceConfig(str(tmp_path / "state"), seed=2))
+    job_id = older.submit(submission(word_count())).job_id
+    older.close()
+    storage = _Moody(LocalStorage(tmp_path / "state"))
+    storage.bugs = 10**9
+    newer = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
+    for tries in (1, 3):
+        wait_until(lambda tries=tries: storage.bugs <= 10**9 - tries, lambda: None, what="another try")  # type: ignore[misc]
+        with pytest.raises(StorageUnavailableError, match="a bug"):
+            newer.job(job_id)
+    storage.bugs = 0
+    wait_until(lambda: newer._registry.find(job_id) is not None, lambda: None, what="the job being led")
+    assert newer.job(job_id).overview.job_id == job_id
+    newer.close()
+
+
 def test_jobs_that_were_settled_otherwise_are_not_looked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They filled the list of those that may be looked for, and a job that was really unknown was not looked for any more."""
     monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
