@@ -25,19 +25,20 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
-    """A text of somebody else's, cut to so many bytes of UTF-8 with `...` at its end."""
-    if len(text) * 4 <= bytes_max:
-        return text
+    """A text of somebody else's, cut to so many bytes of UTF-8 with `...` at its end. Always one that can be encoded: what names
+    an undecodable file holds lone surrogates, and a message with one of them could never be sent."""
     encoded = text.encode("utf-8", "replace")
-    return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode("utf-8", "ignore") + "..."
+    if len(encoded) <= bytes_max:
+        return encoded.decode()
+    return encoded[: bytes_max - 3].decode("utf-8", "ignore") + "..."
 
 
 def clip_front(text: str, bytes_max: int = TRACEBACK_BYTES_MAX) -> str:
     """As `clip`, but the end stays: of a traceback the last lines tell most."""
-    if len(text) * 4 <= bytes_max:
-        return text
     encoded = text.encode("utf-8", "replace")
-    return text if len(encoded) <= bytes_max else "..." + encoded[3 - bytes_max :].decode("utf-8", "ignore")
+    if len(encoded) <= bytes_max:
+        return encoded.decode()
+    return "..." + encoded[3 - bytes_max :].decode("utf-8", "ignore")
 
 
 class CheckpointKind(StrEnum):

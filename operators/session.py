@@ -30,6 +30,7 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
     WorkerCommand,
+    clip,
 )
 from operators.sessionevents import (
     AckKey,
@@ -55,6 +56,8 @@ from operators.sessionevents import (
     ack_key,
     command_key,
     first_batch,
+    sendable_item,
+    sendable_status,
 )
 
 BACKOFF_MIN_MS = 50
@@ -199,7 +202,7 @@ class Session:
             task_attempt=identity.task_attempt,
             nonce=identity.nonce,
             pid=identity.pid,
-            host=identity.host,
+            host=clip(identity.host),
             data_address=identity.data_address,
             directory_nonce=identity.directory_nonce,
             attempt=self.attempt,
@@ -395,13 +398,14 @@ class Session:
     # ------------------------------------------------------------------------------------------------ from the worker
 
     def _answer_ready(self, item: Answerable) -> None:
-        self._unanswered[ack_key(item)] = item
+        self._unanswered[ack_key(item)] = sendable_item(item)
         while len(self._unanswered) > UNANSWERED_MAX:
             self._unanswered.popitem(last=False)
 
     def _status_changed(self, status: SubtaskStatus) -> None:
         if status.attempt != self.attempt:
             return
+        status = sendable_status(status)
         key = SubtaskKey(status.vertex, status.subtask)
         if self._statuses.get(key) != status:
             self._statuses[key] = status

@@ -13,6 +13,7 @@ from barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
     CancelTasks,
+    DeclineCheckpoint,
     Deploy,
     FinishTasks,
     NotifyCheckpointAborted,
@@ -25,6 +26,8 @@ from barriers.messages import (
     SubtaskStatus,
     TriggerCheckpoint,
     WorkerCommand,
+    clip,
+    clip_front,
 )
 from statebackends.handles import InlineHandle
 
@@ -154,6 +157,16 @@ AckKey: TypeAlias = tuple[int, int, str, int]
 
 def ack_key(item: Answerable) -> AckKey:
     return (item.attempt, item.checkpoint_id, item.vertex, item.subtask)
+
+
+def sendable_item(item: Answerable) -> Answerable:
+    """An answer whose text the coordinator takes, whatever it says."""
+    return msgspec.structs.replace(item, message=clip(item.message)) if isinstance(item, DeclineCheckpoint) else item
+
+
+def sendable_status(status: SubtaskStatus) -> SubtaskStatus:
+    """A state whose texts the coordinator takes, whatever they say."""
+    return msgspec.structs.replace(status, error=clip(status.error), traceback=clip_front(status.traceback))
 
 
 def inline_bytes(item: Answerable) -> int:

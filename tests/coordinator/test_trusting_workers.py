@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -114,6 +115,13 @@ def test_a_clipped_text_has_whole_characters_and_a_sign_that_it_goes_on() -> Non
     assert len(clip("\U0001f600" * 600).encode()) <= TEXT_BYTES_MAX
     assert clip_front("a" * 9_000 + "ä") == "..." + "a" * (TRACEBACK_BYTES_MAX - 5) + "ä"
     assert clip("\ud800" * 2_000).startswith("???")
+
+
+@pytest.mark.parametrize("clipped", [clip, clip_front])
+def test_a_text_that_names_an_undecodable_file_can_be_sent(clipped: Callable[[str], str]) -> None:
+    """Python keeps such a byte as a lone surrogate, which is in no UTF-8: however short the text, it is replaced."""
+    assert clipped("ValueError: bad record caf\udce9") == "ValueError: bad record caf?"
+    assert clipped("käse") == "käse"
 
 
 def test_what_a_registration_reports_is_not_kept() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
+from barriers import codec
 from barriers.jobgraph import JobConfig, JobGraph
 from barriers.messages import (
     AckAnswers,
@@ -14,8 +16,10 @@ from barriers.messages import (
     AckStatus,
     CancelTasks,
     CheckpointKind,
+    DeclineCheckpoint,
     Deploy,
     Deployment,
+    FailureReason,
     FinishTasks,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
@@ -332,3 +336,21 @@ def test_the_time_of_a_retry_that_succeeded_wakes_nobody(running: Driver) -> Non
     running.handle(AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,))))
     later = running.session.next_deadline_ms()
     assert later is None or later > running.now
+
+
+def test_texts_that_are_in_no_utf_8_are_sent_all_the_same() -> None:
+    """One of them silenced a worker for good: no message with it could be encoded, and all were tried again for ever."""
+    name = "caf\udce9"
+    driver = Driver()
+    driver.session = Session(msgspec.structs.replace(IDENTITY, host=name), random.Random(1))
+    driver.register(registered(attempt=1, deployment=deployment()))
+    failed = SubtaskStatus(1, "v", 1, TaskState.FAILED, error=f"ValueError: {name}", traceback=f"... {name}")
+    decline = DeclineCheckpoint(1, 1, "v", 1, FailureReason.ASYNC_EXCEPTION, name)
+    (states,) = driver.handle(StatusChanged(failed))
+    assert isinstance(states, PostStates)
+    assert states.body.subtasks == (SubtaskStatus(1, "v", 1, TaskState.FAILED, error="ValueError: caf?", traceback="... caf?"),)
+    (acks,) = driver.handle(AnswerReady(decline))
+    (register,) = driver.handle(RequestRefused("acks"))
+    for action in (states, acks, register):
+        assert isinstance(action, PostStates | PostAcks | SendRegister)
+        codec.encode(action.body)
