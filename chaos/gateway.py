@@ -25,7 +25,7 @@ from chaos.commandstream import CommandStream
 from chaos.control import Call, ControlNetwork
 from chaos.processes import Kernel, Process, ProcessClock
 from operators import sessionevents as on
-from operators.control_client import REJECTED_STATUS
+from operators.control_client import CONTENT_STATUS, REJECTED_STATUS
 from operators.leader_retrieval import Target
 from operators.session import Session, SessionState
 from statebackends.errors import HoldfastError
@@ -174,6 +174,8 @@ class SimGateway:
             return on.RequestRefused(request, error.message, superseded=request == "register")
         if status in REJECTED_STATUS and request == "register":
             self.rejection = error
+            return on.RequestRefused(request, error.message, rejected=True)
+        if status in CONTENT_STATUS and request in ("acks", "states"):
             return on.RequestRefused(request, error.message, rejected=True)
         self._target = self._network.next_target(self._target, error)
         if status == 404:

@@ -18,7 +18,14 @@ from barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER, de
 from operators.leader_retrieval import Target, is_safe_step, next_target
 from operators.sessionevents import OpenStream
 from statebackends import errors
-from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, NotLeaderError, StorageUnavailableError
+from statebackends.errors import (
+    AuthenticationError,
+    HoldfastError,
+    InvalidConfigError,
+    NotLeaderError,
+    ProtocolError,
+    StorageUnavailableError,
+)
 
 T = TypeVar("T")
 
@@ -36,6 +43,8 @@ link never arrived."""
 
 REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
 """Answers that the same request will get again."""
+CONTENT_STATUS = frozenset({400, 413, 422})
+"""Those of them that are for what the request says, not for who sends it."""
 LINE_BYTES_MAX = 256 * 1024 * 1024
 """A deployment with inline state can be large; a line beyond this is not from a coordinator."""
 
@@ -45,7 +54,7 @@ class RefusedError(HoldfastError):
 
 
 class RejectedError(HoldfastError):
-    """Asking again won't help. Fields: error, what a worker is to leave with."""
+    """Asking again won't help. Fields: error, what a worker is to leave with; content: it is for what the request says."""
 
 
 class UnreachableError(HoldfastError):
@@ -96,7 +105,10 @@ class CoordinatorHttp:
         target, headers = self._target, self._headers
         if target.unreachable_epoch:
             headers = {**headers, UNREACHABLE_HEADER: str(target.unreachable_epoch)}
-        body = codec.encode(message)
+        try:
+            body = codec.encode(message)
+        except ProtocolError as error:
+            raise RejectedError(error.message, error=error, content=True) from error
         if len(body) > PIECE_BYTES:
             headers = {**headers, "Content-Length": str(len(body))}
         sent = _pieces(body) if len(body) > PIECE_BYTES else body
@@ -166,7 +178,7 @@ def _check(status: int, headers: Mapping[str, str], data: bytes) -> None:
     if status in (404, 409):
         raise RefusedError(message, fenced=status == 409)
     if status in REJECTED_STATUS:
-        raise RejectedError(message, error=_typed(kind, status, message))
+        raise RejectedError(message, error=_typed(kind, status, message), content=status in CONTENT_STATUS)
     if kind == NotLeaderError.__name__:
         raise NotLeaderError(message, **decode_fields(headers.get(FIELDS_HEADER)))
     raise StorageUnavailableError(f"{status} {kind or ''}: {message}")

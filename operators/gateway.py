@@ -6,6 +6,7 @@ the loop is. Protocol: `/v1/jobs/{job}/workers`, records of barriers.messages as
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import random
 import threading
@@ -60,6 +61,8 @@ from operators.sessionevents import (
     WorkerIdentity,
 )
 from statebackends.errors import HoldfastError
+
+log = logging.getLogger("holdfast.worker")
 
 T = TypeVar("T")
 
@@ -177,6 +180,7 @@ class Gateway:
                 self._open_stream(action)
                 return None
             case SendRegister(body=body):
+                self.rejection = None
                 return self._ask("register", lambda: RegistrationAnswered(self._post("/register", body, Registered)))
             case PostAcks(body=acks):
                 return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers)))
@@ -208,6 +212,9 @@ class Gateway:
         except HoldfastError as error:
             if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error
+                return RequestRefused(request, error.message, rejected=True)
+            if isinstance(error, RejectedError) and error.content and request in ("acks", "states"):
+                log.warning("the coordinator does not take a message of %s, which is not repeated as it is: %s", request, error)
                 return RequestRefused(request, error.message, rejected=True)
             self._http.failed(error)
             return RequestFailed(request)

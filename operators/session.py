@@ -5,14 +5,17 @@ unanswered acknowledgements and states wait, and the worker keeps processing. It
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import StrEnum
 from typing import assert_never
 
 from barriers.messages import (
     AckAnswers,
     AckBatch,
+    AcknowledgeCheckpoint,
     Answerable,
     CancelTasks,
     Deploy,
@@ -54,8 +57,11 @@ from operators.sessionevents import (
     StatusChanged,
     WorkerIdentity,
     ack_key,
+    bare_status,
     command_key,
+    declined_for,
     first_batch,
+    names_files,
     sendable_item,
     sendable_status,
 )
@@ -96,6 +102,10 @@ class Session:
         self._under_way: set[str] = set()
         self._registering: RegisterWorker | None = None
         self._posted: dict[str, tuple[Answerable, ...] | tuple[SubtaskStatus, ...]] = {}
+        self._alone: dict[str, int] = {}
+        """How many of a kind are posted one by one, since the coordinator does not take them together."""
+        self._register_alone = False
+        """A registration was refused with the unanswered items: they are posted after it."""
         self._unanswered: OrderedDict[AckKey, Answerable] = OrderedDict()
         self._statuses: dict[SubtaskKey, SubtaskStatus] = {}
         self._dirty: dict[SubtaskKey, SubtaskStatus] = {}
@@ -175,12 +185,12 @@ class Session:
             self._under_way.add("stream")
             actions.append(OpenStream(self.epoch, self.session, self._last_number))
         if self._unanswered and self._may_send("acks", now_ms):
-            items = first_batch(self._unanswered.values(), ACK_ITEMS_MAX, ACK_BYTES_MAX)
+            items = first_batch(self._unanswered.values(), 1 if self._alone.get("acks") else ACK_ITEMS_MAX, ACK_BYTES_MAX)
             self._posted["acks"] = items
             self._under_way.add("acks")
             actions.append(PostAcks(AckBatch(self.epoch, self._identity.slot, self.session, items)))
         if self._dirty and self._may_send("states", now_ms):
-            changed = tuple(self._dirty.values())
+            changed = tuple(itertools.islice(self._dirty.values(), 1 if self._alone.get("states") else None))
             self._posted["states"] = changed
             self._under_way.add("states")
             actions.append(PostStates(StatusBatch(self.epoch, self._identity.slot, self.session, changed)))
@@ -207,7 +217,7 @@ class Session:
             directory_nonce=identity.directory_nonce,
             attempt=self.attempt,
             subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
-            unanswered=tuple(self._unanswered.values()),
+            unanswered=() if self._register_alone else first_batch(self._unanswered.values(), UNANSWERED_MAX, ACK_BYTES_MAX),
             data_key=identity.data_key,
             spawn=identity.spawn,
             launch_token=identity.launch_token,
@@ -250,6 +260,8 @@ class Session:
             self._retry_at_ms[request] = now_ms + self._backoff()
 
     def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
+        if event.rejected and self._digest_rejection(event, now_ms):
+            return []
         if event.request == "register" and (event.superseded or event.rejected):
             self.state = SessionState.ENDED
             return [Deliver(ShutdownWorker(reason=f"{'superseded' if event.superseded else 'rejected'}: {event.message}"))]
@@ -260,6 +272,46 @@ class Session:
         self._register_again(now_ms, after_failure=event.request == "register")
         return []
 
+    def _digest_rejection(self, event: RequestRefused, now_ms: int) -> bool:
+        """Answer for what the coordinator will never take, so that it keeps nothing else back; False if that is not the reason."""
+        if event.request == "register":
+            if self._registering is None or not self._registering.unanswered:
+                return False
+            self._register_alone = True
+            self._alone["acks"] = len(self._unanswered)
+            self._register_again(now_ms, after_failure=False)
+            return True
+        if event.request not in self._under_way:
+            return True
+        self._reached()
+        self._under_way.discard(event.request)
+        posted = self._posted.pop(event.request, ())
+        if len(posted) > 1:
+            self._alone[event.request] = len(posted)
+            return True
+        self._count_alone(event.request)
+        for item in posted:
+            self._replace(item, event.message)
+        return True
+
+    def _replace(self, item: Answerable | SubtaskStatus, refusal: str) -> None:
+        """Say in its place what the coordinator can take; what is refused even so is given up, and what was decided meanwhile."""
+        if isinstance(item, SubtaskStatus):
+            key, bare = SubtaskKey(item.vertex, item.subtask), bare_status(item)
+            if self._dirty.get(key) != item:
+                return  # a later state of it is to be sent anyway
+            self._settle(item)
+            if bare != item:
+                self._statuses[key] = self._dirty[key] = bare
+        elif self._unanswered.get(ack_key(item)) is item:
+            if isinstance(item, AcknowledgeCheckpoint):
+                self._unanswered[ack_key(item)] = declined_for(item, refusal)
+            else:
+                del self._unanswered[ack_key(item)]
+
+    def _count_alone(self, request: str) -> None:
+        self._alone[request] = max(0, self._alone.get(request, 0) - 1)
+
     def _registered(self, registered: Registered, now_ms: int) -> list[Action]:
         if self.state is not SessionState.REGISTERING or self._registering is None:
             return []
@@ -268,6 +320,7 @@ class Session:
             self._register_again(now_ms, after_failure=True)
             return []
         self._reached()
+        self._register_alone = False
         self.state = SessionState.REGISTERED
         self.epoch, self.session, self._last_number = registered.epoch, registered.session, 0
         self._under_way.clear()
@@ -303,6 +356,7 @@ class Session:
             return
         self._reached()
         self._under_way.discard("acks")
+        self._count_alone("acks")
         posted = self._posted.pop("acks", ())
         if answers.epoch != self.epoch:
             self._register_again(now_ms, after_failure=answers.epoch < self.epoch)
@@ -316,6 +370,7 @@ class Session:
             return
         self._reached()
         self._under_way.discard("states")
+        self._count_alone("states")
         for status in self._posted.pop("states", ()):
             assert isinstance(status, SubtaskStatus)
             self._settle(status)
@@ -381,6 +436,7 @@ class Session:
         self.attempt = deployment.attempt
         self._open_triggers.clear()
         self._dirty.clear()
+        self._forget_answers(lambda item: item.attempt < deployment.attempt)
         self._statuses = {
             SubtaskKey(subtask.vertex, subtask.subtask): SubtaskStatus(
                 deployment.attempt, subtask.vertex, subtask.subtask, TaskState.DEPLOYING
@@ -394,6 +450,14 @@ class Session:
             self._open_triggers.add(command.checkpoint_id)
         else:
             self._open_triggers.discard(command.checkpoint_id)
+        if isinstance(command, NotifyCheckpointAborted):
+            self._forget_answers(lambda item: item.checkpoint_id == command.checkpoint_id)
+
+    def _forget_answers(self, is_decided: Callable[[Answerable], bool]) -> None:
+        """Answers that change nothing any more. An acknowledgement with files is still sent: from it the leader learns of them."""
+        for key, item in list(self._unanswered.items()):
+            if is_decided(item) and not names_files(item):
+                del self._unanswered[key]
 
     # ------------------------------------------------------------------------------------------------ from the worker
 

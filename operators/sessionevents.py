@@ -15,6 +15,7 @@ from barriers.messages import (
     CancelTasks,
     DeclineCheckpoint,
     Deploy,
+    FailureReason,
     FinishTasks,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
@@ -75,7 +76,8 @@ class RequestRefused(msgspec.Struct, frozen=True):
     message: str = ""
     superseded: bool = False
     rejected: bool = False
-    """A registration that no repetition will make right: a wrong token, or another state directory."""
+    """No repetition will make it right. A registration: a wrong token, or another state directory. Acknowledgements or states: what
+    they say is not taken (400, 413, 422), or can't be encoded at all."""
 
 
 class CommandReceived(msgspec.Struct, frozen=True):
@@ -152,6 +154,9 @@ class Deliver(msgspec.Struct, frozen=True):
 
 Action: TypeAlias = SendRegister | OpenStream | PostAcks | PostStates | PostHeartbeat | Deliver
 
+BARE_ERROR_BYTES_MAX = 256
+"""Of the error of a state that was refused with the whole of it."""
+
 AckKey: TypeAlias = tuple[int, int, str, int]
 
 
@@ -167,6 +172,26 @@ def sendable_item(item: Answerable) -> Answerable:
 def sendable_status(status: SubtaskStatus) -> SubtaskStatus:
     """A state whose texts the coordinator takes, whatever they say."""
     return msgspec.structs.replace(status, error=clip(status.error), traceback=clip_front(status.traceback))
+
+
+def declined_for(ack: AcknowledgeCheckpoint, refusal: str) -> DeclineCheckpoint:
+    """What is said instead of an acknowledgement that the coordinator does not take."""
+    message = clip(f"the coordinator did not take the acknowledgement: {refusal}")
+    return DeclineCheckpoint(ack.attempt, ack.checkpoint_id, ack.vertex, ack.subtask, FailureReason.DECLINED, message)
+
+
+def bare_status(status: SubtaskStatus) -> SubtaskStatus:
+    """What is said instead of a state that the coordinator does not take: the state, and the beginning of its error in ASCII."""
+    error = clip(status.error, BARE_ERROR_BYTES_MAX).encode("ascii", "replace").decode()
+    return msgspec.structs.replace(status, error=error, traceback="", metrics=None)
+
+
+def names_files(item: Answerable) -> bool:
+    """Whether the leader may learn of files from it, which it deletes if nothing will name them."""
+    states = item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ()
+    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
+    parts += [listed.part for state in states for listed in state.operator]
+    return any(not isinstance(part, InlineHandle) for part in parts)
 
 
 def inline_bytes(item: Answerable) -> int:

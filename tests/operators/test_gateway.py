@@ -20,6 +20,8 @@ from barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
     NotifyCheckpointComplete,
     NumberedCommand,
     Registered,
@@ -37,6 +39,7 @@ from operators.pool import SystemClock
 from operators.sessionevents import WorkerIdentity
 from operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
 from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StateDirectoryNotSharedError
+from statebackends.handles import OperatorSubtaskState
 
 IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
 DEADLINE_S = 10.0
@@ -59,6 +62,7 @@ class FakeCoordinator:
         self.tokens: list[str | None] = []
         self.commands: list[WorkerCommand] = []
         self.refuse: dict[str, tuple[int, str]] = {}
+        self.refused: list[str] = []
         self.leader: tuple[str, int] | None = None
         """URL and epoch of who leads the job, if it is not led from here."""
         self.unreachable: list[str | None] = []
@@ -116,6 +120,8 @@ class FakeCoordinator:
                 name = self.path.rpartition("/")[2]
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 status, kind = fake.refuse.get(name, (200, "")) if fake.leader is None else (503, "NotLeaderError")
+                if status != 200:
+                    fake.refused.append(name)
                 data = codec.encode(fake.answer(name, body)) if status == 200 else b'{"errors": ["refused"]}'
                 self.send_response(status)
                 if kind:
@@ -204,6 +210,30 @@ def test_broken_answer_is_retried(fake: FakeCoordinator, client: Client) -> None
     eventually(lambda: fake.refuse.pop("acks", None) is not None, "the fault")
     eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
     assert len(fake.of("register")) == 1, "an answer that may be better later is no reason to register"
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_ack_that_is_never_taken_keeps_no_other_back(fake: FakeCoordinator, client: Client, status: int) -> None:
+    eventually(lambda: fake.of("heartbeat"), "registration")
+    fake.refuse["acks"] = (status, "")
+    client.gateway.report(AcknowledgeCheckpoint(0, 1, "v", 0))
+    eventually(lambda: client.gateway._session.unanswered_count == 1, "the ack")
+    eventually(lambda: fake.refused.count("acks") == 2, "it, and its decline")
+    del fake.refuse["acks"]
+    ack = AcknowledgeCheckpoint(0, 2, "v", 0)
+    client.gateway.report(ack)
+    eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the next ack")
+    assert len(fake.of("register")) == 1
+
+
+def test_an_ack_that_can_not_be_encoded_is_declined(fake: FakeCoordinator, client: Client) -> None:
+    ack = AcknowledgeCheckpoint(0, 1, "v", 0, {"caf\udce9": OperatorSubtaskState()})
+    client.gateway.report(ack)
+    eventually(lambda: fake.of("acks"), "what is said instead")
+    ((decline,),) = (batch.items for batch in fake.of("acks"))
+    assert isinstance(decline, DeclineCheckpoint)
+    assert (decline.checkpoint_id, decline.reason) == (1, FailureReason.DECLINED)
+    assert "can't be encoded" in decline.message
 
 
 def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
     AckStatus,
+    Answerable,
     CancelTasks,
     CheckpointKind,
     DeclineCheckpoint,
@@ -55,7 +56,7 @@ from operators.sessionevents import (
     StatusChanged,
     WorkerIdentity,
 )
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
 
 IDENTITY = WorkerIdentity("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir")
 
@@ -82,6 +83,10 @@ def trigger(checkpoint_id: int, attempt: int = 1) -> TriggerCheckpoint:
 
 def ack(checkpoint_id: int, attempt: int = 1) -> AcknowledgeCheckpoint:
     return AcknowledgeCheckpoint(attempt, checkpoint_id, "v", 1)
+
+
+def posted(*items: Answerable) -> PostAcks:
+    return PostAcks(AckBatch(1, 1, "s1", items))
 
 
 class Driver:
@@ -249,6 +254,81 @@ def test_ack_is_kept_until_answered(running: Driver) -> None:
     assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,)))) == [PostAcks(AckBatch(1, 1, "s1", (ack(2),)))]
     assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.UNKNOWN,)))) == []
     assert running.session.unanswered_count == 0
+
+
+def test_of_acks_that_are_not_taken_together_each_goes_alone_and_one_that_is_never_taken_is_declined(running: Driver) -> None:
+    """One that no repetition makes right kept all others of its worker back, and no checkpoint completed any more."""
+    success = AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,)))
+    running.handle(AnswerReady(ack(1)))
+    for number in (2, 3, 4):
+        assert running.handle(AnswerReady(ack(number))) == []
+    assert running.handle(success) == [posted(ack(2), ack(3), ack(4))]
+    assert running.handle(RequestRefused("acks", "too large", rejected=True)) == [posted(ack(2))]
+    assert running.handle(success) == [posted(ack(3))]
+    message = "the coordinator did not take the acknowledgement: too large"
+    decline = DeclineCheckpoint(1, 3, "v", 1, FailureReason.DECLINED, message)
+    assert running.handle(RequestRefused("acks", "too large", rejected=True)) == [posted(decline)]
+    assert running.handle(RequestRefused("acks", "no", rejected=True)) == [posted(ack(4))], "what is refused even so is given up"
+    running.handle(AnswerReady(ack(5)))
+    running.handle(AnswerReady(ack(6)))
+    assert running.handle(success) == [posted(ack(5), ack(6))], "together again"
+    assert running.session.unreachable_since_ms is None
+
+
+def test_a_registration_that_is_refused_for_what_is_unanswered_is_made_without_it(running: Driver) -> None:
+    running.handle(AnswerReady(ack(1)))
+    running.handle(AnswerReady(ack(2)))
+    running.handle(RequestRefused("acks", "epoch 2 leads"))
+    (sent,) = running.handle(RequestRefused("register", "too large", rejected=True))
+    assert isinstance(sent, SendRegister)
+    assert sent.body.unanswered == ()
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 1)))
+    assert actions == [OpenStream(2, "s2", 0), PostAcks(AckBatch(2, 1, "s2", (ack(1),)))]
+    (again,) = running.handle(RequestRefused("acks", "epoch 3 leads"))
+    assert isinstance(again, SendRegister)
+    assert again.body.unanswered == (ack(1), ack(2))
+
+
+def test_a_registration_that_is_refused_without_anything_unanswered_ends_the_worker(running: Driver) -> None:
+    running.handle(AnswerReady(ack(1)))
+    running.handle(RequestRefused("acks", "epoch 2 leads"))
+    running.handle(RequestRefused("register", "no", rejected=True))
+    assert running.handle(RequestRefused("register", "no", rejected=True)) == [Deliver(ShutdownWorker("rejected: no"))]
+
+
+def test_states_that_are_not_taken_are_told_one_by_one_and_bare(running: Driver) -> None:
+    """A failure that is never told leaves its job hanging, for all that it runs."""
+    first, ok = (SubtaskStatus(1, vertex, 1, TaskState.RUNNING) for vertex in ("v", "w"))
+    failed = SubtaskStatus(1, "v", 1, TaskState.FAILED, error="E: ä" + "x" * 500, traceback="t")
+    bare = SubtaskStatus(1, "v", 1, TaskState.FAILED, error="E: ?" + "x" * 248 + "...")
+    running.handle(StatusChanged(first))
+    running.handle(StatusChanged(ok))
+    running.handle(StatusChanged(failed))
+    (both,) = running.handle(StatesAnswered())
+    assert isinstance(both, PostStates)
+    assert set(both.body.subtasks) == {failed, ok}
+    sent = running.handle(RequestRefused("states", "no", rejected=True))
+    assert sent == [PostStates(StatusBatch(1, 1, "s1", (failed,)))]
+    sent = running.handle(RequestRefused("states", "no", rejected=True))
+    assert sent == [PostStates(StatusBatch(1, 1, "s1", (ok,)))]
+    assert running.handle(StatesAnswered()) == [PostStates(StatusBatch(1, 1, "s1", (bare,)))]
+    assert running.handle(RequestRefused("states", "no", rejected=True)) == []
+    later = running.session.next_deadline_ms()
+    assert later is None or later > running.now, "it is given up"
+
+
+@pytest.mark.parametrize("how", ["aborted", "attempt"])
+def test_answers_that_change_nothing_any_more_are_forgotten_unless_they_name_files(running: Driver, how: str) -> None:
+    """The leader deletes the files of a late acknowledgement: nobody else knows of them."""
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (FileHandle("f", 1, 1),))
+    files = AcknowledgeCheckpoint(1, 1, "w", 1, {"w": OperatorSubtaskState(keyed=(handle,))})
+    decline = DeclineCheckpoint(1, 1, "x", 1, FailureReason.DECLINED)
+    running.handle(AnswerReady(ack(9)))
+    for item in (ack(1), files, decline):
+        running.handle(AnswerReady(item))
+    running.command(NotifyCheckpointAborted(1, 1, 0) if how == "aborted" else Deploy(deployment(2)))
+    assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.UNKNOWN,)))) == [posted(files)]
+    assert running.session.unanswered_count == 1
 
 
 def test_unanswered_acks_travel_with_the_next_registration(running: Driver) -> None:
