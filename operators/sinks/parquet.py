@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -51,6 +52,9 @@ class ParquetSink:
             raise InvalidConfigError(f"file_size_max must be at least 1, got {file_size_max}", setting="file_size_max")
         if not text:
             raise InvalidConfigError("a sink needs a path", setting="path")
+        if any(unicodedata.category(each) == "Cc" for each in text) or ("://" in text and ".." in text.split("/")):
+            # Its staged files would be refused when a checkpoint names them.
+            raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
         self.name = name
         self._settings = SinkSettings(text if "://" in text else os.path.abspath(text), sink_id, file_size_max, open_storage)
         self._schema: pa.Schema | None = None

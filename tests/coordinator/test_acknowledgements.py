@@ -20,12 +20,13 @@ from barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
 from coordinator import events as on
 from coordinator import jobevents as job
-from coordinator.acknowledgements import AcknowledgementJudge
+from coordinator.acknowledgements import AcknowledgementJudge, _check_external, _Refused
 from coordinator.publication import Completed, decode_decision
 from coordinator.restore import assign_state
 from coordinator.sharedfiles import SharedFiles
+from operators.sinks.parquet import ParquetSink
 from statebackends.backend import SnapshotTarget
-from statebackends.errors import FencedError
+from statebackends.errors import FencedError, InvalidConfigError
 from statebackends.factory import create_keyed_backend, create_operator_backend
 from statebackends.handles import (
     FileHandle,
@@ -476,3 +477,32 @@ def test_a_placeholder_is_of_the_operator_and_of_the_named_base() -> None:
     assert judge.problem(ack, pending) is None
     pending.base = None
     assert "which its base None does not have of it" in str(judge.problem(ack, pending))
+
+
+PLACES = ["/data/日本\u3000語", "/data/a\u00a0b", "/data/\u0646\u0645\u06cc\u200d", "/data/soft\u00adhyphen", "s3://bucket/a b"]
+
+
+def external(entry: str) -> str | None:
+    """What the judge says of a staged file."""
+    try:
+        _check_external(entry)
+    except _Refused as refused:
+        return str(refused)
+    return None
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_path_a_sink_takes_an_acknowledgement_may_name(place: str) -> None:
+    root = ParquetSink(place).path
+    assert external(f"{root}/_staged/f|{root}/f") is None
+
+
+@pytest.mark.parametrize("entry", ["", "a|", "../x", "a/../b|c", "a\0", "a\nb", "a\x85b", "x" * 4_097])
+def test_what_is_no_place_is_refused(entry: str) -> None:
+    assert "not the place of a file outside the snapshot" in (external(entry) or "")
+
+
+@pytest.mark.parametrize("path", ["/data/a\nb", "/data/\x85", "s3://bucket/a/../b"])
+def test_a_sink_refuses_a_path_that_no_acknowledgement_may_name(path: str) -> None:
+    with pytest.raises(InvalidConfigError, match="a sink's path"):
+        ParquetSink(path)
