@@ -15,6 +15,8 @@ from statebackends.handles import OperatorSubtaskState
 
 TEXT_BYTES_MAX = 1024
 """Of a text that a worker sends, once it is taken: what is longer is clipped, or refused where it is a name."""
+SOCKET_PATH_BYTES_MAX = 107
+"""Of a unix socket's path, by the kernel (`sun_path` and its end)."""
 TRACEBACK_BYTES_MAX = 8 * 1024
 """Of the end of a traceback, for the job's exceptions."""
 

@@ -19,10 +19,9 @@ import sys
 import tempfile
 import uuid
 
-log = logging.getLogger("holdfast.data")
+from barriers.messages import SOCKET_PATH_BYTES_MAX
 
-PATH_BYTES_MAX = 107
-"""Of a unix socket's path, by the kernel (`sun_path` and its end)."""
+log = logging.getLogger("holdfast.data")
 
 PROBE_TIMEOUT_S = 1.0
 """Reaching a socket takes microseconds; one whose queue is full for so long is left alone."""
@@ -62,7 +61,7 @@ def make_socket_folder(working_directory: str) -> SocketFolder | None:
         sweep_socket_folders(parent)
     for parent in (working_directory, *shared):
         length = len(os.fsencode(os.path.join(parent, f"{_PREFIX}{0:016x}", SOCKET_NAME)))
-        if length > PATH_BYTES_MAX:
+        if length > SOCKET_PATH_BYTES_MAX:
             continue
         with contextlib.suppress(OSError):
             folder = _make(parent)
@@ -127,7 +126,7 @@ def is_private(folder: str) -> bool:
 
 def is_reachable(path: str) -> bool:
     """Whether a process of this user, on this host, listens on a unix socket that no other user could have put there."""
-    if not os.path.isabs(path) or len(os.fsencode(path)) > PATH_BYTES_MAX or not is_private(os.path.dirname(path)):
+    if not os.path.isabs(path) or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or not is_private(os.path.dirname(path)):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_TIMEOUT_S)

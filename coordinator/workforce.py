@@ -5,13 +5,22 @@ It says which processes may serve, which are gone, and numbers what is sent to t
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from barriers.launches import is_launched
-from barriers.messages import TEXT_BYTES_MAX, NumberedCommand, RegisterWorker, ShutdownWorker, WorkerCommand, clip
+from barriers.messages import (
+    SOCKET_PATH_BYTES_MAX,
+    TEXT_BYTES_MAX,
+    NumberedCommand,
+    RegisterWorker,
+    ShutdownWorker,
+    WorkerCommand,
+    clip,
+)
 from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
 from coordinator.notes import Note
 from coordinator.slots import Slot, Verdict, judge_registration
@@ -23,6 +32,9 @@ from statebackends.errors import (
     ProtocolError,
     StateDirectoryNotSharedError,
 )
+
+PID_MAX = 2**31 - 1
+"""What any system calls a process by."""
 
 STREAM_GRACE_MS = 1_000
 """How long a worker whose stream closed may take to come back before it counts as lost."""
@@ -106,7 +118,13 @@ class Workforce:
             raise AuthenticationError(
                 f"slot {slot}: the process is not the worker {spawn} that the launcher of job {job_id} started there", slot=slot
             )
-        for name in ("nonce", "data_address", "data_key", "data_socket", "fingerprint"):
+        if not 0 <= message.pid <= PID_MAX:
+            raise ProtocolError(f"slot {slot}: the pid of a worker is 0..{PID_MAX}", slot=slot)
+        if not _is_socket_path(message.data_socket):
+            raise ProtocolError(
+                f"slot {slot}: the data_socket of a worker is an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes", slot=slot
+            )
+        for name in ("nonce", "data_address", "data_key", "fingerprint"):
             text: str = getattr(message, name)
             if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
                 raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)
@@ -234,6 +252,18 @@ class Workforce:
 
     def views(self) -> tuple[WorkerView, ...]:
         return tuple(_view(slot) for slot in self.slots)
+
+
+def _is_socket_path(text: str) -> bool:
+    """Below a folder that a user named, in whatever script; empty: there is no socket. One that the file system's encoding can't
+    show is none either."""
+    if not text:
+        return True
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return False
+    return text.startswith("/") and size <= SOCKET_PATH_BYTES_MAX and not any(unicodedata.category(each) == "Cc" for each in text)
 
 
 def _view(slot: Slot) -> WorkerView:

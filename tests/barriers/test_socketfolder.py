@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from barriers.socketfolder import PATH_BYTES_MAX, SocketFolder, is_private, is_reachable, make_socket_folder, sweep_socket_folders
+from barriers.messages import SOCKET_PATH_BYTES_MAX
+from barriers.socketfolder import SocketFolder, is_private, is_reachable, make_socket_folder, sweep_socket_folders
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_long_path_moves_it_to_the_temporary_folder(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     folder = made(deep)
-    assert len(os.fsencode(folder.socket)) <= PATH_BYTES_MAX
+    assert len(os.fsencode(folder.socket)) <= SOCKET_PATH_BYTES_MAX
     assert list(deep.iterdir()) == []
     folder.delete()
 
@@ -125,7 +126,7 @@ def test_a_socket_counts_only_if_somebody_of_this_user_listens(short: Path) -> N
 
 
 def test_paths_that_mean_nothing_are_not_reached(short: Path) -> None:
-    for path in ("", "d", "/" + "x" * PATH_BYTES_MAX, "/nowhere/d", str(short), "/\0"):
+    for path in ("", "d", "/" + "x" * SOCKET_PATH_BYTES_MAX, "/nowhere/d", str(short), "/\0"):
         assert not is_reachable(path)
 
 

@@ -114,13 +114,13 @@ class Rig:
     def register(self, slot: int, *, attempt: int = 0, task_attempt: int = 0, nonce: str = "", **fields: Any) -> Registered:
         fields.setdefault("submission", 1)
         fields.setdefault("directory_nonce", "directory")
+        fields.setdefault("pid", 1)
         fields.setdefault("subtasks", self.statuses(slot, attempt, TaskState.RUNNING) if attempt else ())
         message = RegisterWorker(
             job_id=JOB,
             slot=slot,
             task_attempt=task_attempt,
             nonce=nonce or f"{slot}-{task_attempt}",
-            pid=1,
             host="host",
             data_address=f"tcp://{slot}-{task_attempt}",
             attempt=attempt,

@@ -141,6 +141,25 @@ def test_names_of_a_process_are_names(name: str, text: str) -> None:
         rig.register(0, **{name: text})
 
 
+@pytest.mark.parametrize("path", ["", "/data/größe/hf-1/d", "/データ/日本　語/d", "/" + "x" * 106])
+def test_a_data_socket_is_a_path_in_any_script(path: str) -> None:
+    rig = Rig()
+    rig.register(0, data_socket=path)
+    assert rig.master.workforce.data_ports().sockets == ({0: path} if path else {})
+
+
+@pytest.mark.parametrize("path", ["d", "../d", "/a\0b", "/a\nb", "/a\x85b", "/" + "x" * 107, "/" + "ß" * 54, "/\ud800"])
+def test_a_data_socket_that_is_no_path_is_refused(path: str) -> None:
+    with pytest.raises(ProtocolError, match="the data_socket of a worker"):
+        Rig().register(0, data_socket=path)
+
+
+@pytest.mark.parametrize("pid", [-1, 2**31, 2**62])
+def test_a_pid_is_that_of_a_process(pid: int) -> None:
+    with pytest.raises(ProtocolError, match="the pid of a worker"):
+        Rig().register(0, pid=pid)
+
+
 @pytest.mark.parametrize(
     ("name", "number"), [("attempt", b"1" + b"0" * 30), ("frames_refused", b"1" + b"0" * 400), ("frames_refused", b"-1")]
 )
