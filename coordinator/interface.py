@@ -184,7 +184,9 @@ class Coordinator(Protocol):
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
 
     def savepoint_places(self) -> SavepointPlaces:
-        """Of every job that is led from here or on record here; of the newest 1,000 requests of each."""
+        """Of every job that is led from here or on record here; of the newest 1,000 requests of each.
+
+        Raises RecoveringError while any job is still to be led on."""
 
     def cluster(self) -> ClusterView: ...
 

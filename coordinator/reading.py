@@ -115,6 +115,7 @@ class ReadModels:
         return CheckpointConfigView(config, self._storage_root)
 
     def savepoint_places(self) -> SavepointPlaces:
+        self._recovery.check_all()  # whoever finds a place missing takes the savepoints in it for nobody's
         services = self._registry.services()
         futures = [service.query(view_savepoint_places) for service in services]
         known = {service.job_id for service in services}

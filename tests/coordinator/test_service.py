@@ -21,6 +21,7 @@ from statebackends.errors import (
     JobExistsError,
     NotFoundError,
     OutputMayRepeatError,
+    RecoveringError,
     RestoreError,
     SnapshotClaimedError,
     StateDirectoryNotSharedError,
@@ -622,6 +623,20 @@ def test_a_job_that_recovery_chokes_on_is_said_to_be_there(tmp_path: Path, monke
     storage.bugs = 0
     wait_until(lambda: newer._registry.find(job_id) is not None, lambda: None, what="the job being led")
     assert newer.job(job_id).overview.job_id == job_id
+    newer.close()
+
+
+def test_before_recovery_ends_nobody_is_told_where_savepoints_may_be(tmp_path: Path) -> None:
+    """A savepoint that is to be disposed of was refused for good, as one of no job."""
+    older = leading(ServiceConfig(str(tmp_path / "state")))
+    older.submit(submission(word_count(savepoint_directory="/savepoints")))
+    older.close()
+    newer = CoordinatorService(ServiceConfig(str(tmp_path / "state")))
+    with pytest.raises(RecoveringError):
+        newer.savepoint_places()
+    newer.lead()
+    wait_until(lambda: newer.ready, lambda: None, what="the recovery of its jobs")
+    assert newer.savepoint_places().directories == {"/savepoints"}
     newer.close()
 
 
