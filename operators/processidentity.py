@@ -38,7 +38,7 @@ def kill_process(pid: int, fingerprint: str) -> bool:
         return False
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):  # the number is somebody else's word, and need not be one of a process
         return False
     try:
         if fingerprint_of(pid) != fingerprint:  # asked while the handle is held: it can't become another one in between

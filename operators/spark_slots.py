@@ -174,8 +174,11 @@ class SlotRunner:
             self._backend.cancel(slot, spawn)
         except Exception:
             log.debug("worker %d can't be cancelled: Spark is gone", slot, exc_info=True)
-        if process is not None and kill_process(process.pid, process.fingerprint):
-            log.info("worker %d (pid %d) was killed: %s", slot, process.pid, self._supervisor.last_errors.get(slot, ""))
+        try:
+            if process is not None and kill_process(process.pid, process.fingerprint):
+                log.info("worker %d (pid %d) was killed: %s", slot, process.pid, self._supervisor.last_errors.get(slot, ""))
+        except Exception:
+            log.warning("worker %d can't be killed from here", slot, exc_info=True)  # all slots wait for this thread
 
     def _spawn(self, slot: int, spawn: int) -> None:
         if spawn > 1:

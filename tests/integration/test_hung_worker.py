@@ -144,6 +144,10 @@ def test_another_process_of_the_same_pid_is_left_alone(sleeper: subprocess.Popen
     assert sleeper.poll() is None
 
 
+def test_a_number_that_is_no_pid_kills_nobody() -> None:
+    assert not kill_process(2**62, "f" * 32)
+
+
 def test_a_process_that_is_gone_has_no_fingerprint(sleeper: subprocess.Popen[bytes]) -> None:
     fingerprint = fingerprint_of(sleeper.pid)
     sleeper.kill()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from operators import spark_slots
 from operators.spark_handle import SparkJobHandle
 from operators.spark_slots import Ended, SlotRunner
-from operators.supervisor import SlotSupervisor, WorkerEnd
+from operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
 from statebackends.errors import FencedError, JobFailedError, StorageUnavailableError
 
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
@@ -140,3 +141,18 @@ def test_a_coordinator_that_knows_only_an_older_submission_is_not_believed() -> 
     workers.ended[0](WorkerEnd.LEFT, "done")
     assert handle.wait(10) == "FINISHED"
     assert handle.progress().records_in == 2
+
+
+def test_a_worker_that_can_not_be_killed_from_here_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slots of a job wait for one thread."""
+
+    def refuse(pid: int, fingerprint: str) -> bool:
+        raise OverflowError("Python int too large to convert to C int")
+
+    monkeypatch.setattr(spark_slots, "kill_process", refuse)
+    supervisor, workers = SlotSupervisor(1), Workers()
+    runner = SlotRunner(supervisor, workers, lambda slot, error: None)
+    for action in supervisor.handle(Launch(), now_ms=0):
+        runner._perform(action)
+    runner._perform(CancelWorker(0, 1, SeenWorker(0, 1, True, pid=2**62, fingerprint="f" * 32)))
+    assert isinstance(runner._next(), WorkerEnded)
