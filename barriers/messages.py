@@ -341,8 +341,11 @@ class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
 
     reason: str
     respawn: bool = False
+    """The driver is to start another process in the slot."""
     job_over: bool = False
     """The job is in a terminal state: what the worker keeps on its own disk for a restore is of no use any more."""
+    superseded: bool = False
+    """A newer submission runs the job: it belongs to another driver. Never said of a slot that another process took."""
 
 
 WorkerCommand: TypeAlias = (

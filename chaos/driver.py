@@ -31,6 +31,7 @@ from operators.supervisor import (
     WorkerEnd,
     WorkerEnded,
     WorkersSeen,
+    derive_end,
 )
 from operators.worker_main import pickle_plan
 from statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
@@ -149,14 +150,9 @@ class DriverHost:
         """A worker process of this driver is gone; None: it died."""
         end = WorkerEnd.DIED
         if left is not None:
-            if left.respawn:
-                end = WorkerEnd.RESPAWN
-            elif left.reason.startswith("superseded"):
-                end = WorkerEnd.SUPERSEDED
-            elif left.reason.startswith("rejected"):
+            end = derive_end(respawn=left.respawn, superseded=left.superseded)
+            if end is WorkerEnd.LEFT and left.reason.startswith("rejected"):
                 end = WorkerEnd.RAISED
-            else:
-                end = WorkerEnd.LEFT
         self._superseded = self._superseded or end is WorkerEnd.SUPERSEDED
         self._handle(WorkerEnded(slot, spawn, end, error))
 

@@ -171,7 +171,9 @@ class SimGateway:
         """As HTTP tells it: 404 and 409 refuse, some others reject, the rest may be better later."""
         status = status_of(error)
         if status == 409:
-            return on.RequestRefused(request, error.message, superseded=request == "register")
+            if request != "register":
+                return on.RequestRefused(request, error.message)
+            return on.refuse_registration(error.message, error.fields, submission=self._identity.submission)
         if status in REJECTED_STATUS and request == "register":
             self.rejection = error
             return on.RequestRefused(request, error.message, rejected=True)

@@ -367,7 +367,7 @@ class Lifecycle:
     def _suspend_when_quiet(self) -> None:
         if not self._coordinator.is_quiet or self._inbox:
             return
-        self._workforce.broadcast(ShutdownWorker(self._suspend_reason))
+        self._workforce.broadcast(ShutdownWorker(self._suspend_reason, superseded=True))
         self.stop_leading(self._suspend_reason, close=False)
 
     def stop_leading(self, reason: str, *, close: bool = True) -> None:

@@ -134,7 +134,7 @@ class Workforce:
         slot = self.slots[message.slot]
         if slot.outbox is not None:
             if slot.holder is not None and slot.holder.nonce != message.nonce:
-                self.send(slot, ShutdownWorker("superseded by a newer process in the same slot"))
+                self.send(slot, ShutdownWorker("another process holds the same slot", respawn=True))
             self._turn.out.append(CloseStream(slot.index, slot.session))
         message = msgspec.structs.replace(message, host=clip(message.host))
         slot.take(message, f"{self._rng.getrandbits(64):016x}", self._epoch)

@@ -50,7 +50,7 @@ LINE_BYTES_MAX = 256 * 1024 * 1024
 
 
 class RefusedError(HoldfastError):
-    """404 or 409. Fields: fenced."""
+    """404 or 409. Fields: fenced, named (those of the coordinator's error)."""
 
 
 class RejectedError(HoldfastError):
@@ -176,7 +176,7 @@ def _check(status: int, headers: Mapping[str, str], data: bytes) -> None:
     except (ValueError, KeyError, TypeError):
         message = data[:200].decode("utf-8", "replace")
     if status in (404, 409):
-        raise RefusedError(message, fenced=status == 409)
+        raise RefusedError(message, fenced=status == 409, named=decode_fields(headers.get(FIELDS_HEADER)))
     if status in REJECTED_STATUS:
         raise RejectedError(message, error=_typed(kind, status, message), content=status in CONTENT_STATUS)
     if kind == NotLeaderError.__name__:

@@ -59,6 +59,7 @@ from operators.sessionevents import (
     StatesAnswered,
     StatusChanged,
     WorkerIdentity,
+    refuse_registration,
 )
 from statebackends.errors import HoldfastError
 
@@ -208,7 +209,9 @@ class Gateway:
         except RefusedError as error:
             if not error.fenced:
                 self._http.failed(error)
-            return RequestRefused(request, error.message, superseded=request == "register" and error.fenced)
+            if request == "register" and error.fenced:
+                return refuse_registration(error.message, error.named, submission=self._identity.submission)
+            return RequestRefused(request, error.message)
         except HoldfastError as error:
             if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error

@@ -262,9 +262,9 @@ class Session:
     def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
         if event.rejected and self._digest_rejection(event, now_ms):
             return []
-        if event.request == "register" and (event.superseded or event.rejected):
+        if event.request == "register" and (shutdown := _refused_for_good(event)) is not None:
             self.state = SessionState.ENDED
-            return [Deliver(ShutdownWorker(reason=f"{'superseded' if event.superseded else 'rejected'}: {event.message}"))]
+            return [Deliver(shutdown)]
         if event.request not in self._under_way:
             return []
         if event.request == "register" and self.unreachable_since_ms is None:
@@ -474,3 +474,14 @@ class Session:
         if self._statuses.get(key) != status:
             self._statuses[key] = status
             self._dirty[key] = status
+
+
+def _refused_for_good(event: RequestRefused) -> ShutdownWorker | None:
+    """How a process leaves whose registration no repetition makes right."""
+    if event.superseded:
+        return ShutdownWorker(f"superseded: {event.message}", superseded=True)
+    if event.displaced:
+        return ShutdownWorker(f"displaced: {event.message}", respawn=True)
+    if event.over:
+        return ShutdownWorker(f"the job is over: {event.message}")
+    return ShutdownWorker(f"rejected: {event.message}") if event.rejected else None

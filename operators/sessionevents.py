@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeAlias, assert_never
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
@@ -75,9 +75,24 @@ class RequestRefused(msgspec.Struct, frozen=True):
     request: str
     message: str = ""
     superseded: bool = False
+    """A registration: a newer submission runs the job."""
+    displaced: bool = False
+    """A registration: another process holds the slot, or nobody says why not this one."""
+    over: bool = False
+    """A registration: the job has ended."""
     rejected: bool = False
     """No repetition will make it right. A registration: a wrong token, or another state directory. Acknowledgements or states: what
     they say is not taken (400, 413, 422), or can't be encoded at all."""
+
+
+def refuse_registration(message: str, fields: Mapping[str, Any], *, submission: int) -> RequestRefused:
+    """What a registration's FencedError means for a process of that submission. By the error's fields: a text is only read."""
+    newer = fields.get("newer")
+    if isinstance(newer, int) and newer > submission and "slot" not in fields:
+        return RequestRefused("register", message, superseded=True)
+    if "state" in fields:
+        return RequestRefused("register", message, over=True)
+    return RequestRefused("register", message, displaced=True)
 
 
 class CommandReceived(msgspec.Struct, frozen=True):

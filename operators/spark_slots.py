@@ -29,6 +29,7 @@ from operators.supervisor import (
     StopRequested,
     WorkerEnd,
     WorkerEnded,
+    derive_end,
 )
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ class RddBackend:
 
 def _outcome(reports: list[WorkerReport]) -> tuple[WorkerEnd, str]:
     report = reports[0]
-    if report.respawn:
-        return WorkerEnd.RESPAWN, report.reason
-    return (WorkerEnd.SUPERSEDED if report.reason.startswith("superseded") else WorkerEnd.LEFT), report.reason
+    return derive_end(respawn=report.respawn, superseded=report.superseded), report.reason
 
 
 def _why(error: BaseException) -> tuple[WorkerEnd, str]:

@@ -34,6 +34,8 @@ class WorkerReport:
 
     reason: str
     respawn: bool
+    superseded: bool = False
+    """A newer submission runs the job."""
 
 
 def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]], Iterator[WorkerReport]]:
@@ -60,7 +62,7 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
             launch_token=template.launch_token,
         )
         left = run_worker(spec, guard=check_own_packages)
-        yield WorkerReport(left.reason, left.respawn)
+        yield WorkerReport(left.reason, left.respawn, left.superseded)
 
     return run
 

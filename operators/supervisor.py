@@ -58,13 +58,20 @@ class WorkerEnd(StrEnum):
     LEFT = "left"
     """The job is over, or the worker was told to go."""
     SUPERSEDED = "superseded"
-    """Another driver runs this job now."""
+    """A newer submission runs this job: another driver's."""
     RESPAWN = "respawn"
-    """The worker asks for a fresh process in its slot."""
+    """The worker asks for a fresh process in its slot: another one took it, which no driver of the job has to have started."""
     DIED = "died"
     """Process or executor lost."""
     RAISED = "raised"
     """The task raised in Python."""
+
+
+def derive_end(*, respawn: bool, superseded: bool) -> WorkerEnd:
+    """Of a worker that left by itself, as the coordinator's order says. Its text says nothing: others write into it."""
+    if superseded:
+        return WorkerEnd.SUPERSEDED
+    return WorkerEnd.RESPAWN if respawn else WorkerEnd.LEFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +285,7 @@ class SlotSupervisor:
             return self._spawn_due(now_ms)
         if event.end is WorkerEnd.RAISED and not slot.ever_registered and slot.failures + 1 >= START_FAILURES_MAX:
             return [GiveUp(event.slot, event.error), *self._stop(now_ms)]
-        if event.end is not WorkerEnd.RESPAWN:
-            slot.failures += 1
+        slot.failures += 1
         slot.state = SlotState.BACKING_OFF
         slot.retry_at_ms = now_ms + _backoff_ms(slot.failures)
         return self._spawn_due(now_ms)

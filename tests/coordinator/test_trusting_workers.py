@@ -22,6 +22,7 @@ from barriers.messages import (
     FailureReason,
     Heartbeat,
     RegisterWorker,
+    ShutdownWorker,
     StatusBatch,
     SubtaskMetrics,
     SubtaskStatus,
@@ -37,6 +38,7 @@ from operators.session import Session
 from operators.sessionevents import DeadlineReached, SendRegister, WorkerIdentity
 from operators.spark_slots import RddBackend
 from operators.spark_task import WorkerTemplate
+from operators.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
 from statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
 from statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import submission, word_count
@@ -227,6 +229,27 @@ def test_spark_may_run_the_task_of_a_spawn_again() -> None:
     rig.register(0, **launched(0, 1, task_attempt=6))  # type: ignore[arg-type]
     assert rig.master.workforce.slots[0].holder is not None
     assert rig.master.workforce.slots[0].holder.task_attempt == 6
+
+
+def test_who_takes_a_slot_with_a_task_attempt_of_its_own_ends_no_job() -> None:
+    """A true worker that was told that another driver runs the job made its driver stop all slots for ever."""
+    rig = guarded()
+    rig.register(0, **launched(0, 1, task_attempt=5))  # type: ignore[arg-type]
+    rig.register(0, **launched(0, 1, task_attempt=2**62))  # type: ignore[arg-type]
+    delivered = [line.command for each in rig.actions if isinstance(each, job.Deliver) for line in each.commands]
+    (told,) = [command for command in delivered if isinstance(command, ShutdownWorker)]
+    assert (told.respawn, told.superseded) == (True, False)
+    end = derive_end(respawn=told.respawn, superseded=told.superseded)
+    supervisor = SlotSupervisor(2)
+    supervisor.handle(Launch(), now_ms=0)
+    assert supervisor.handle(WorkerEnded(0, 1, end, told.reason), now_ms=1) == [SpawnWorker(0, 2)]
+    rig.register(0, **launched(0, 2, task_attempt=0, nonce="next"))  # type: ignore[arg-type]
+
+
+def test_workers_of_an_older_submission_are_told_that_a_newer_one_runs() -> None:
+    rig = Rig().run()
+    rig.call(lambda ticket: job.SuspendRequested(ticket, "a newer submission"))
+    assert [command.superseded for command in rig.commands(0, ShutdownWorker)] == [True]
 
 
 def test_the_next_coordinator_knows_who_was_launched() -> None:

@@ -198,7 +198,7 @@ def test_acks_and_states_are_answered(fake: FakeCoordinator, client: Client) -> 
 def test_refused_registration_ends_the_worker(fake: FakeCoordinator) -> None:
     fake.refuse["register"] = (409, "FencedError")
     client = Client(fake.url)
-    eventually(lambda: client.delivered == [ShutdownWorker("superseded: refused")], "the end")
+    eventually(lambda: client.delivered == [ShutdownWorker("displaced: refused", respawn=True)], "the end")
     client.gateway.close()
 
 
@@ -345,6 +345,6 @@ def test_coordinator_of_another_directory_of_that_name_gets_no_token(fake: FakeC
     spec = WorkerSpec(
         "job", 0, 1, 0, fake.url, "secret", str(tmp_path), b"", str(tmp_path / "local"), watch_parent=False, directory_nonce="ours"
     )
-    assert run_worker(spec).reason == "superseded: refused"
+    assert run_worker(spec).reason == "displaced: refused"
     assert (fake.tokens, other.tokens) == (([], ["Bearer secret"]) if nonce == "ours" else (["Bearer secret"], []))
     other.close()

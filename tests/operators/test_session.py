@@ -55,7 +55,9 @@ from operators.sessionevents import (
     StatesAnswered,
     StatusChanged,
     WorkerIdentity,
+    refuse_registration,
 )
+from statebackends.errors import FencedError
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
 
 IDENTITY = WorkerIdentity("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir")
@@ -128,11 +130,31 @@ def running(driver: Driver) -> Driver:
 
 def test_superseded_process_leaves_and_says_nothing_more(driver: Driver) -> None:
     assert driver.handle(DeadlineReached()) != []
-    actions = driver.handle(RequestRefused("register", "slot 1 has a newer process", superseded=True))
-    assert actions == [Deliver(ShutdownWorker("superseded: slot 1 has a newer process"))]
+    actions = driver.handle(RequestRefused("register", "submission 2 runs", superseded=True))
+    assert actions == [Deliver(ShutdownWorker("superseded: submission 2 runs", superseded=True))]
     assert driver.session.state is SessionState.ENDED
     driver.now += 100_000
     assert driver.handle(AnswerReady(ack(1))) == []
+    assert driver.session.next_deadline_ms() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "order"),
+    [
+        (FencedError("submission 2 of job j runs, not 1", held=1, newer=2), {"superseded": True}),
+        (FencedError("slot 0: a newer process holds it", held=2**62, slot=0), {"respawn": True}),
+        (FencedError("superseded, says who knows nothing"), {"respawn": True}),
+        (FencedError("submission 1 of job j runs, not 1", held=1, newer=1), {"respawn": True}),
+        (FencedError("job j is FINISHED", job="j", state="FINISHED"), {}),
+    ],
+)
+def test_only_a_newer_submission_supersedes(driver: Driver, error: FencedError, order: dict[str, bool]) -> None:
+    driver.handle(DeadlineReached())
+    (action,) = driver.handle(refuse_registration(error.message, error.fields, submission=1))
+    assert isinstance(action, Deliver)
+    assert isinstance(action.command, ShutdownWorker)
+    assert action.command == ShutdownWorker(action.command.reason, **order)
+    assert error.message in action.command.reason
     assert driver.session.next_deadline_ms() is None
 
 

@@ -4,6 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from operators.spark_slots import _outcome
+from operators.spark_task import WorkerReport
 from operators.supervisor import (
     ABSENCE_FIRST_MS,
     ABSENCE_MS_MIN,
@@ -206,6 +208,21 @@ def test_a_superseded_driver_starts_nothing_again() -> None:
     assert supervisor.handle(WorkerEnded(1, 1, WorkerEnd.DIED), now_ms=0) == [AllEnded()]
 
 
+def test_only_the_order_says_how_a_worker_left() -> None:
+    report = WorkerReport("superseded by a newer process in the same slot", False)
+    assert _outcome([report]) == (WorkerEnd.LEFT, report.reason)
+    assert _outcome([WorkerReport("x", True)]) == (WorkerEnd.RESPAWN, "x")
+    assert _outcome([WorkerReport("x", False, superseded=True)]) == (WorkerEnd.SUPERSEDED, "x")
+
+
+def test_a_slot_that_others_take_again_and_again_is_tried_ever_more_slowly() -> None:
+    supervisor = launched(1)
+    for spawn in (1, 2):
+        assert supervisor.handle(WorkerEnded(0, spawn, WorkerEnd.RESPAWN), now_ms=0) == [SpawnWorker(0, spawn + 1)]
+    assert supervisor.handle(WorkerEnded(0, 3, WorkerEnd.RESPAWN), now_ms=0) == []
+    assert supervisor.next_deadline_ms() == 100
+
+
 def test_workers_that_leave_end_the_job() -> None:
     supervisor = launched()
     assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.LEFT), now_ms=0) == []
@@ -237,12 +254,6 @@ def test_the_end_of_the_job_while_backing_off_ends_the_slot() -> None:
     for spawn in range(1, 4):
         supervisor.handle(WorkerEnded(0, spawn, WorkerEnd.DIED), now_ms=0)
     assert supervisor.handle(JobEnded(), now_ms=1) == [AllEnded()]
-
-
-def test_a_worker_that_asks_for_a_fresh_process_gets_it_without_blame() -> None:
-    supervisor = launched(1)
-    for spawn in range(1, 9):
-        assert supervisor.handle(WorkerEnded(0, spawn, WorkerEnd.RESPAWN), now_ms=0) == [SpawnWorker(0, spawn + 1)]
 
 
 class SupervisedSlots(RuleBasedStateMachine):
