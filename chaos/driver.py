@@ -114,7 +114,7 @@ class DriverHost:
         if isinstance(answer, SubmissionAccepted):
             self._around.kernel.trace.add(self.process.name, "submitted", f"submission {answer.submission}")
             self.accepted, self.job_id = answer, answer.job_id
-            self._supervisor = SlotSupervisor(answer.slots)
+            self._supervisor = SlotSupervisor.of(answer.slots, self.order.plan.graph.config)
             self._handle(Launch())
             self._around.kernel.after(POLL_US, self._poll, self.process)
         elif isinstance(answer, JobExistsError):

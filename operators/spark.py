@@ -152,7 +152,7 @@ class SparkLauncher:
         )
         backend = RddBackend(context, template, plan.graph.name, launch_key=launch_key)
         self._handles.add(handle)
-        handle.start(SlotRunner(SlotSupervisor(accepted.slots), backend, handle.give_up))
+        handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))
         atexit.register(_leave_at_exit, weakref.ref(handle))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, assert_never
 
+from barriers.jobgraph import JobConfig
 from statebackends.errors import InvariantError
 
 QUICK_RESPAWNS = 2
@@ -35,6 +36,9 @@ ABSENCE_MS_MIN = 30_000
 ABSENCE_MS_MAX = 600_000
 """How long a worker may be unknown to a coordinator that answers until it is cancelled: it hangs before it registers, its host
 stands still, or the coordinator that knew it has gone. Doubled each time in a row: a cluster may be slow to give a slot."""
+
+ABSENCE_MARGIN_MS = 10_000
+"""Beyond the time that the coordinator itself waits for the workers of a job: it fails the job over first, and tells them."""
 
 ABSENCE_FIRST_MS = 90_000
 """The same for the first worker of a slot, which may have to fetch and load everything."""
@@ -185,17 +189,14 @@ class _Slot:
     def is_alive(self) -> bool:
         return self.state in (SlotState.RUNNING, SlotState.CANCELLING)
 
-    @property
-    def absence_ms_max(self) -> int:
-        least_ms = ABSENCE_MS_MIN if self.ever_registered else ABSENCE_FIRST_MS
-        return int(min(ABSENCE_MS_MAX, least_ms * 2 ** min(self.absences, 30)))
-
 
 @dataclass
 class SlotSupervisor:
     """All slots of one submission, 0..slot_count-1."""
 
     slot_count: int
+    absence_ms_min: int = ABSENCE_MS_MIN
+    """Least time that a worker may be unknown."""
     _slots: list[_Slot] = field(init=False)
     _launched: bool = False
     _stopping_at_ms: int | None = None
@@ -205,6 +206,11 @@ class SlotSupervisor:
 
     def __post_init__(self) -> None:
         self._slots = [_Slot() for _ in range(self.slot_count)]
+
+    @classmethod
+    def of(cls, slot_count: int, config: JobConfig) -> SlotSupervisor:
+        """It never gives a worker up that the job's coordinator still waits for."""
+        return cls(slot_count, max(ABSENCE_MS_MIN, config.reconcile_timeout_ms + ABSENCE_MARGIN_MS, config.heartbeat_timeout_ms))
 
     def handle(self, event: Event, *, now_ms: int) -> list[Action]:
         if self._over:
@@ -322,13 +328,17 @@ class SlotSupervisor:
         absent_ms = now_ms - slot.absent_since_ms
         if slot.silent_since_ms is not None and now_ms - slot.silent_since_ms >= LOSS_GRACE_MS:
             slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
-        elif absent_ms >= slot.absence_ms_max:
+        elif absent_ms >= self._absence_ms_max(slot):
             slot.last_error = f"it was not registered for {absent_ms / 1000:.0f} s, and was cancelled"
             slot.absences += 1
         else:
             return []
         slot.state, slot.abandon_at_ms = SlotState.CANCELLING, now_ms + CANCEL_WAIT_MS
         return [CancelWorker(index, slot.spawn, slot.process)]
+
+    def _absence_ms_max(self, slot: _Slot) -> int:
+        least_ms = self.absence_ms_min if slot.ever_registered else max(ABSENCE_FIRST_MS, self.absence_ms_min)
+        return int(max(least_ms, min(ABSENCE_MS_MAX, least_ms * 2 ** min(slot.absences, 30))))
 
     def _abandon_due(self, now_ms: int) -> None:
         """Cancelled workers that did not end in time are left to themselves: their successors wait no longer."""

@@ -88,7 +88,7 @@ def test_a_stopped_worker_gets_a_successor(
     accepted = cluster.client.submit(cluster.submission(plan))
     job = accepted.job_id
     backend = ProcessBackend(cluster.spec(accepted, plan), cluster.logs)
-    runner = SlotRunner(SlotSupervisor(accepted.slots), backend, lambda slot, error: None)
+    runner = SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, lambda slot, error: None)
     runner.start()
 
     def look() -> dict[int, bool]:

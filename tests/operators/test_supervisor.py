@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from barriers.jobgraph import JobConfig
 from operators.spark_slots import _outcome
 from operators.spark_task import WorkerReport
 from operators.supervisor import (
     ABSENCE_FIRST_MS,
+    ABSENCE_MARGIN_MS,
+    ABSENCE_MS_MAX,
     ABSENCE_MS_MIN,
     BACKOFF_MAX_MS,
     CANCEL_WAIT_MS,
@@ -115,7 +119,9 @@ def absent_for(supervisor: SlotSupervisor, slot: int, spawn: int, *, begin_ms: i
     for now in range(begin_ms, begin_ms + 3_600_000, 1_000):
         actions = supervisor.handle(missing(slot), now_ms=now)
         if actions:
-            assert actions == [CancelWorker(slot, spawn)]
+            (cancel,) = actions
+            assert isinstance(cancel, CancelWorker)
+            assert (cancel.slot, cancel.spawn) == (slot, spawn)
             return now - begin_ms
     raise AssertionError("never cancelled")
 
@@ -127,6 +133,23 @@ def test_a_successor_that_never_registers_is_replaced_and_the_next_one_gets_twic
     assert absent_for(supervisor, 0, 2, begin_ms=1_000) == ABSENCE_MS_MIN
     supervisor.handle(WorkerEnded(0, 2, WorkerEnd.DIED), now_ms=40_000)
     assert absent_for(supervisor, 0, 3, begin_ms=41_000) == 2 * ABSENCE_MS_MIN
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (JobConfig(reconcile_timeout_ms=120_000), 120_000 + ABSENCE_MARGIN_MS),
+        (JobConfig(heartbeat_timeout_ms=70_000), 70_000),
+        (JobConfig(reconcile_timeout_ms=1_000, heartbeat_timeout_ms=10_000), ABSENCE_MS_MIN),
+        (JobConfig(reconcile_timeout_ms=2 * ABSENCE_MS_MAX), 2 * ABSENCE_MS_MAX + ABSENCE_MARGIN_MS),
+    ],
+)
+def test_no_worker_is_given_up_that_the_coordinator_still_waits_for(config: JobConfig, expected: int) -> None:
+    """A coordinator that started again knows of nobody until they have registered."""
+    supervisor = SlotSupervisor.of(1, config)
+    supervisor.handle(Launch(), now_ms=0)
+    supervisor.handle(there(0), now_ms=0)
+    assert absent_for(supervisor, 0, 1, begin_ms=1_000) == expected
 
 
 def test_a_first_worker_may_take_longer() -> None:
