@@ -19,26 +19,20 @@ from statebackends.errors import (
     TooManyFilesError,
 )
 
-KINDS: dict[int, type[StorageUnavailableError]] = {
-    errno.ENOSPC: OutOfSpaceError,
-    errno.EDQUOT: OutOfSpaceError,
-    errno.EFBIG: OutOfSpaceError,  # a limit of the process, or of the file system
-    errno.EMFILE: TooManyFilesError,
-    errno.ENFILE: TooManyFilesError,
-    errno.EACCES: PermissionDeniedError,
-    errno.EPERM: PermissionDeniedError,
-    errno.EROFS: PermissionDeniedError,
-    errno.EIO: InputOutputError,
-    errno.ENODEV: InputOutputError,
-    errno.ENXIO: InputOutputError,
-    errno.ESTALE: InputOutputError,
-    errno.EREMOTEIO: InputOutputError,
-    errno.ENOTCONN: InputOutputError,
-    errno.ESHUTDOWN: InputOutputError,
-    errno.EUCLEAN: InputOutputError,  # the file system's own structures are damaged
-    errno.EBADMSG: InputOutputError,
+_NAMES: dict[type[StorageUnavailableError], tuple[str, ...]] = {
+    OutOfSpaceError: ("ENOSPC", "EDQUOT", "EFBIG"),  # EFBIG: a limit of the process, or of the file system
+    TooManyFilesError: ("EMFILE", "ENFILE"),
+    PermissionDeniedError: ("EACCES", "EPERM", "EROFS"),
+    # EUCLEAN: the file system's own structures are damaged
+    InputOutputError: ("EIO", "ENODEV", "ENXIO", "ESTALE", "EREMOTEIO", "ENOTCONN", "ESHUTDOWN", "EUCLEAN", "EBADMSG"),
 }
-"""By error number. Any other (out of memory, a missing folder, a lock) is a StorageUnavailableError without a name of its own."""
+
+KINDS: dict[int, type[StorageUnavailableError]] = {
+    getattr(errno, name): kind for kind, names in _NAMES.items() for name in names if hasattr(errno, name)
+}
+"""By error number. Any other (out of memory, a missing folder, a lock) is a StorageUnavailableError without a name of its own.
+
+By name first, since a system has only some of them: EREMOTEIO and EUCLEAN are Linux's alone."""
 
 _NOT_A_DATABASE = ("Corruption", "Invalid argument", "Not implemented")
 """What RocksDB says first of files that it can't make a database of: damaged, of another kind, of a newer version."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,18 @@ def test_each_error_of_the_system_has_its_name_however_it_is_told(name: str, kin
         hidden = Exception(f"Corruption: IO error: While open a file for random read: {SST}: {words}{MAYBE}")
         assert type(rocksdb_failure(hidden, "/d", opening=True)) is kind
     assert type(unavailable(told[0], "reading /x", path="/x")) is kind
+
+
+def test_a_system_without_linux_own_error_numbers_has_storage_all_the_same() -> None:
+    program = (
+        "import errno\n"
+        "linux = {name: vars(errno).pop(name) for name in ('EREMOTEIO', 'EUCLEAN')}\n"
+        "import statebackends.storage.local\n"
+        "from statebackends.storage.system_failures import KINDS\n"
+        "assert errno.EIO in KINDS and not KINDS.keys() & set(linux.values())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
