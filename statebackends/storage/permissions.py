@@ -7,6 +7,7 @@ given with each call: the process's umask is left alone, since an embedded coord
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -22,10 +23,21 @@ class Permissions:
     """Whether the umask has no say: a group shares nothing that it takes away."""
 
     def make_folder(self, path: str) -> None:
-        """Raises OSError as mkdir does."""
+        """Raises OSError as mkdir does, and NotADirectoryError or PermissionError where another of the group put something in the
+        new folder's place."""
         os.mkdir(path, self.folder & 0o777)
         if self.exact:
-            os.chmod(path, self.folder)
+            self._share(path)
+
+    def _share(self, path: str) -> None:
+        """By descriptor, through no link: by name it would change whatever one of the group puts there in between."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "another user put a folder in its place", path)
+            os.fchmod(descriptor, self.folder)
+        finally:
+            os.close(descriptor)
 
     def create_file(self, path: str, flags: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL) -> int:
         """A descriptor of a new file. Raises OSError as open does."""

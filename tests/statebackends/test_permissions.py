@@ -13,6 +13,7 @@ from operators.sinks.manifest import SinkSettings
 from statebackends.storage import operations as ops
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.locations import open_storage
+from statebackends.storage.permissions import SHARED
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=lambda mask: f"umask-{mask:03o}")
@@ -61,6 +62,28 @@ def test_a_group_shares_a_directory_that_says_so_whatever_the_umask(tmp_path: Pa
     root.chmod(0o2770)
     write_all_kinds(open_storage(str(root)), tmp_path)
     assert kinds(modes(root), root) == ({0o2770}, {0o660})
+
+
+@pytest.mark.parametrize("put", ["link", "folder"])
+def test_what_one_of_the_group_puts_in_a_new_folders_place_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: str
+) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "new"
+    precious.mkdir(mode=0o700)
+    if put == "folder":
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)  # whose is not what is found
+
+    def mkdir(name: str, mode: int) -> None:
+        if put == "link":
+            path.symlink_to(precious)
+        else:
+            precious.rename(name)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises((NotADirectoryError, PermissionError)):
+        SHARED.make_folder(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 def test_a_directory_that_others_may_merely_enter_is_not_shared(tmp_path: Path) -> None:
