@@ -106,12 +106,20 @@ def _sweep(path: str) -> None:
         os.close(descriptor)
 
 
-def is_private(folder: str) -> bool:
-    """Whether only this user (and root) can reach what is in a folder, or put another one in its place."""
+def is_own(folder: str) -> bool:
+    """Whether it is a folder, and no link to one, that belongs to this user and lets nobody else in."""
     try:
         own = os.lstat(folder)
-        if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid() or own.st_mode & 0o077:
-            return False
+    except OSError:
+        return False
+    return stat.S_ISDIR(own.st_mode) and own.st_uid == os.geteuid() and not own.st_mode & 0o077
+
+
+def is_private(folder: str) -> bool:
+    """Whether only this user (and root) can reach what is in a folder, or put another one in its place."""
+    if not is_own(folder):
+        return False
+    try:
         path = os.path.realpath(folder)
         while (parent := os.path.dirname(path)) != path:
             path = parent

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from operators.packaging import check_own_packages
 from operators.worker_main import WorkerSpec, run_worker
+from operators.workingfolders import root_of_user
+
+ROOT_NAME = "holdfast-workers"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,6 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
 
 
 def local_directory() -> str:
-    """Local disk of this executor: Spark's own, which it deletes when the executor ends, else the system's."""
+    """I/O. Local disk of this executor: Spark's own, which it deletes when the executor ends, else the system's. Raises OSError."""
     folders = [folder for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if folder]
-    return os.path.join(folders[0] if folders else tempfile.gettempdir(), "holdfast-workers")
+    return os.path.join(folders[0], ROOT_NAME) if folders else root_of_user(tempfile.gettempdir(), ROOT_NAME)

@@ -15,8 +15,11 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
+
+from barriers.socketfolder import is_own
 
 log = logging.getLogger("holdfast.workingfolders")
 
@@ -31,6 +34,26 @@ WORKER_FOLDER = re.compile(r"[^/]+-[0-9]+-[0-9]+-[0-9a-f]{16}")
 """Of a worker: job, slot, task attempt, nonce. RocksDB's databases are in it."""
 PACKAGE_FOLDER = re.compile(r"holdfast-package-[0-9a-f]{16}")
 """Of a driver: the package that it ships."""
+
+
+def root_of_user(parent: str, name: str) -> str:
+    """I/O. The root of all this user's processes in a folder where everybody may make some, such as the system's temporary one: the
+    same for each, of mode 0700, made if need be. Raises OSError.
+
+    A name that can be foretold may be taken: what is not ours, or open to others, is left alone, and a root whose name is drawn
+    stands in for it, which those who come later find."""
+    own = f"{name}-{os.geteuid()}"
+    path = os.path.join(parent, own)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if is_own(path):
+        return path
+    drawn = (os.path.join(parent, each) for each in sorted(_listed(parent)) if each.startswith(f"{own}-"))
+    found = next(filter(is_own, drawn), None)
+    if found is None:
+        found = tempfile.mkdtemp(prefix=f"{own}-", dir=parent)
+        log.warning("%s is not a folder of this user alone: %s is used", path, found)
+    return found
 
 
 class OwnedFolder:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from operators import spark
+from operators import spark, spark_task
 from operators.workingfolders import BEGUN_AGE_S, BEGUN_SUFFIX, WORKER_FOLDER, FolderSweep, OwnedFolder
 from tests.harness.disks import NOBODY, needs_root
 
@@ -181,6 +181,44 @@ def test_a_folder_that_can_not_be_made_leaves_nothing(tmp_path: Path, monkeypatc
         with pytest.raises(OSError, match="No space left"):
             OwnedFolder(str(tmp_path), NAME.format(1))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's folder for temporary files, on an executor that has no other."""
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_without_spark_folders_the_root_is_one_of_the_user_alone(temporary: Path) -> None:
+    root = Path(spark_task.local_directory())
+    assert root == temporary / f"holdfast-workers-{os.geteuid()}"
+    assert root.stat().st_mode & 0o777 == 0o700
+    left_behind(root, 1)
+    assert sweep(Path(spark_task.local_directory())) == 1
+
+
+@pytest.mark.parametrize("taken", ["file", "link", "open", pytest.param("another's", marks=needs_root)])
+def test_a_root_that_somebody_took_is_neither_used_nor_in_the_way(temporary: Path, taken: str) -> None:
+    theirs, elsewhere = temporary / f"holdfast-workers-{os.geteuid()}", temporary / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if taken == "file":
+        theirs.touch()
+    elif taken == "link":
+        theirs.symlink_to(elsewhere)
+    else:
+        theirs.mkdir()
+        theirs.chmod(0o777 if taken == "open" else 0o700)
+        if taken == "another's":
+            os.chown(theirs, NOBODY, NOBODY)
+    (temporary / f"{theirs.name}-0").symlink_to(elsewhere)
+    root = Path(spark_task.local_directory())
+    assert root not in (theirs, temporary / f"{theirs.name}-0")
+    assert root.stat().st_mode & 0o777 == 0o700
+    left_behind(root, 1)
+    assert sweep(Path(spark_task.local_directory())) == 1  # whoever comes next has the same
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_root_that_is_missing_has_nothing_to_sweep(tmp_path: Path) -> None:
