@@ -74,14 +74,16 @@ def make_socket_folder(working_directory: str) -> SocketFolder | None:
 def _make(parent: str) -> SocketFolder | None:
     """Raises OSError. None where others could replace it."""
     path = os.path.join(parent, f"{_PREFIX}{uuid.uuid4().hex[:16]}")
-    os.mkdir(path, 0o700)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    folder = SocketFolder(path, descriptor)
-    # A sweep of another worker may have come between the two.
-    if is_private(path) and os.path.samestat(os.stat(path), os.fstat(descriptor)):
-        return folder
-    folder.delete()
+    with contextlib.ExitStack() as made:
+        os.mkdir(path, 0o700)
+        made.callback(shutil.rmtree, path, ignore_errors=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        made.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # A sweep of another worker may have come between the two.
+        if is_private(path) and os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            made.pop_all()
+            return SocketFolder(path, descriptor)
     return None
 
 

@@ -5,6 +5,7 @@ doesn't obey or nobody leads any more. All state is crash-only: no cleanup here 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -108,15 +109,22 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     parent = _tie_to_parent(spec)
     keep_freed_memory()
     raise_file_limit()
+    with contextlib.ExitStack() as opened:
+        return _run(spec, parent, opened)
+
+
+def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> ShutdownWorker:
+    """As run_worker. What it opens is closed however it ends: Spark may use the process again, and no sweep takes a folder that a
+    living process holds."""
     nonce = uuid.uuid4().hex[:16]
     folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
+    opened.callback(folder.delete)
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
     host = spec.advertised_host or route_address(spec.coordinator_url)
-    socket_folder = make_socket_folder(folder.path) if spec.unix_sockets else None
-    socket_path = socket_folder.socket if socket_folder is not None else ""
-    transport = ZmqTransport(spec.slot, CurveKeys.generate(), bind=host, socket_path=socket_path)
     pool = ThreadPool()
+    opened.callback(pool.close, 1.0)
+    transport = opened.enter_context(_transport(spec, host, folder.path))
     pool.run(warm_imports, lambda result, error: None)
     sweep_behind(pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
     gateway: Gateway | None = None
@@ -151,25 +159,31 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
     gateway = Gateway(
         identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
     )
+    opened.callback(gateway.close)
     watch = Watch(spec, parent, worker, gateway, clock)
+    opened.callback(watch.stop)
     watch.start()
     gateway.start()
-    try:
-        reason = worker.run()
-        gateway.flush(FLUSH_TIMEOUT_S)
-        if reason.job_over:
-            recovery.end()
-        if gateway.rejection is not None:
-            raise gateway.rejection
-        return reason
-    finally:
-        watch.stop()
-        gateway.close()
-        transport.close()
+    reason = worker.run()
+    gateway.flush(FLUSH_TIMEOUT_S)
+    if reason.job_over:
+        recovery.end()
+    if gateway.rejection is not None:
+        raise gateway.rejection
+    return reason
+
+
+@contextlib.contextmanager
+def _transport(spec: WorkerSpec, host: str, folder: str) -> Iterator[ZmqTransport]:
+    """The worker's data port, and the unix socket beside it in a folder of its own, until the end."""
+    with contextlib.ExitStack() as opened:
+        socket_folder = make_socket_folder(folder) if spec.unix_sockets else None
         if socket_folder is not None:
-            socket_folder.delete()
-        pool.close(1.0)
-        folder.delete()
+            opened.callback(socket_folder.delete)
+        socket_path = socket_folder.socket if socket_folder is not None else ""
+        transport = ZmqTransport(spec.slot, CurveKeys.generate(), bind=host, socket_path=socket_path)
+        opened.callback(transport.close)
+        yield transport
 
 
 def sweep_behind(pool: Pool, sweep: FolderSweep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -68,6 +69,23 @@ def test_no_place_at_all_means_no_socket(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "mkdir", fails)
     assert make_socket_folder(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("call", ["fcntl.flock", "is_private"])
+def test_a_file_system_that_refuses_a_call_keeps_neither_folder_nor_descriptor(
+    short: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """NFS without locks, say."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(f"barriers.socketfolder.{call}", fails)
+    assert make_socket_folder(str(short)) is None
+    monkeypatch.undo()
+    assert list(short.iterdir()) == []
+    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [path for path in held if path.startswith(f"{short}/")]
 
 
 def test_what_a_dead_worker_left_is_swept_and_what_a_living_one_holds_is_not(short: Path) -> None:

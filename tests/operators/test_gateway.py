@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,9 +34,11 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from barriers.socketfolder import SocketFolder, make_socket_folder
+from operators import worker_main
 from operators.control_client import ADDRESS_FILE, CoordinatorAddress
 from operators.gateway import Gateway
-from operators.pool import SystemClock
+from operators.pool import SystemClock, ThreadPool
 from operators.sessionevents import WorkerIdentity
 from operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
 from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StateDirectoryNotSharedError
@@ -332,6 +335,44 @@ def test_worker_raises_what_it_was_rejected_for(fake: FakeCoordinator, tmp_path:
     with pytest.raises(StateDirectoryNotSharedError, match="refused"):
         run_worker(spec)
     assert not list((tmp_path / "local").iterdir())
+
+
+@pytest.mark.parametrize(
+    "fails", ["open_storage", "route_address", "ZmqTransport", "warm_imports", "LocalRecovery", "Gateway", "Watch"]
+)
+def test_a_worker_that_fails_while_it_starts_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Spark may give its process to another task; a folder that it still held no sweep would take."""
+    sockets: list[SocketFolder] = []
+
+    def make(parent: str) -> SocketFolder:
+        folder = make_socket_folder(parent)
+        assert folder is not None
+        sockets.append(folder)
+        return folder
+
+    class Refused(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Refused
+
+    monkeypatch.setattr(worker_main, "make_socket_folder", make)
+    if fails == "warm_imports":
+        monkeypatch.setattr(ThreadPool, "run", refuse)
+    else:
+        monkeypatch.setattr(worker_main, fails, refuse)
+    local, state = tmp_path / "local", tmp_path / "state"
+    threads = set(threading.enumerate())
+    spec = WorkerSpec("job", 0, 1, 1, "http://127.0.0.1:1", "secret", str(state), b"", str(local), watch_parent=False)
+    with pytest.raises(Refused):
+        run_worker(spec)
+    assert not list(local.iterdir())
+    assert not [folder for folder in sockets if Path(folder.path).exists()]
+    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [path for path in held if path.startswith((str(local), *(folder.path for folder in sockets)))]
+    eventually(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
 
 
 @pytest.mark.parametrize("nonce", ["ours", "theirs"])
