@@ -102,6 +102,9 @@ PART_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of one part of a message; what is larger travels in several. A transport takes no larger one, so that nobody makes it
 set memory aside at will, and a batch may still have any size."""
 
+PORT_PART_BYTES_MAX = 255 * 1024
+"""The same where strangers reach a transport: each of their connections may hold memory for one part before it proved anything."""
+
 HEADER_BYTES_MAX = 512
 CONTROL_BYTES_MAX = 64 * 1024
 """Bytes of an event, of credit, or of a last sequence."""
@@ -122,18 +125,18 @@ class FrameEncoder:
     def __init__(self) -> None:
         self._schemas: dict[ChannelId, pa.Schema] = {}
 
-    def encode(self, frame: Frame) -> list[Part]:
-        """Parts of one multipart message, none above PART_BYTES_MAX; nothing large is copied. Raises ProtocolError."""
+    def encode(self, frame: Frame, part_bytes_max: int = PART_BYTES_MAX) -> list[Part]:
+        """Parts of one multipart message, none above part_bytes_max; nothing large is copied. Raises ProtocolError."""
         payload = frame.payload
         if isinstance(payload, Batch):
-            return self._batch(frame, payload)
+            return self._batch(frame, payload, part_bytes_max)
         if isinstance(payload, CreditAnnouncement):
             return _control(frame, FrameKind.CREDIT, payload)
         if isinstance(payload, LastSequence):
             return _control(frame, FrameKind.LAST_SEQUENCE, payload)
         return _control(frame, FrameKind.EVENT, payload)
 
-    def _batch(self, frame: Frame, batch: Batch) -> list[Part]:
+    def _batch(self, frame: Frame, batch: Batch, part_bytes_max: int) -> list[Part]:
         stamps = batch.timestamps
         tail: list[Part] = [] if stamps is None else [pa.py_buffer(np.ascontiguousarray(stamps, np.int64))]
         flags = {"timestamps": stamps is not None}
@@ -142,16 +145,16 @@ class FrameEncoder:
                 rows = pickle.dumps(list(batch.rows()), protocol=5)
             except Exception as error:
                 raise ProtocolError(f"rows can't be pickled: {error}", channel=tuple(frame.channel)) from error
-            return _message(frame, FrameKind.ROWS, [rows, *tail], **flags)
+            return _message(frame, FrameKind.ROWS, [rows, *tail], part_bytes_max, **flags)
         columns = batch.columns()
         if _has_dictionary(columns.schema):
-            return _message(frame, FrameKind.ARROW_STREAM, [_stream(columns), *tail], **flags)
+            return _message(frame, FrameKind.ARROW_STREAM, [_stream(columns), *tail], part_bytes_max, **flags)
         known = self._schemas.get(frame.channel)
         new = known is not columns.schema and (known is None or not known.equals(columns.schema, check_metadata=True))
         if new:
             self._schemas[frame.channel] = columns.schema
             tail.append(columns.schema.serialize())
-        return _message(frame, FrameKind.ARROW, [columns.serialize(), *tail], schema=new, **flags)
+        return _message(frame, FrameKind.ARROW, [columns.serialize(), *tail], part_bytes_max, schema=new, **flags)
 
 
 class EncodedFrame:
@@ -255,19 +258,21 @@ def _control(frame: Frame, kind: FrameKind, payload: ElementEvent | CreditAnnoun
     return [_header(frame, kind), body]
 
 
-def _message(frame: Frame, kind: FrameKind, sections: list[Part], *, timestamps: bool = False, schema: bool = False) -> list[Part]:
+def _message(
+    frame: Frame, kind: FrameKind, sections: list[Part], part_bytes_max: int, *, timestamps: bool = False, schema: bool = False
+) -> list[Part]:
     """Header and sections, cut where they are too large for one part."""
-    if all(memoryview(section).nbytes <= PART_BYTES_MAX for section in sections):
+    if all(memoryview(section).nbytes <= part_bytes_max for section in sections):
         return [_header(frame, kind, timestamps=timestamps, schema=schema), *sections]
-    cut = [_chunks(section) for section in sections]
+    cut = [_chunks(section, part_bytes_max) for section in sections]
     counts = tuple(len(chunks) for chunks in cut)
     header = _header(frame, kind, timestamps=timestamps, schema=schema, chunks=counts)
     return [header, *(chunk for chunks in cut for chunk in chunks)]
 
 
-def _chunks(section: Part) -> list[Part]:
+def _chunks(section: Part, part_bytes_max: int) -> list[Part]:
     memory = memoryview(section).cast("B")
-    return [memory[start : start + PART_BYTES_MAX] for start in range(0, max(1, memory.nbytes), PART_BYTES_MAX)]
+    return [memory[start : start + part_bytes_max] for start in range(0, max(1, memory.nbytes), part_bytes_max)]
 
 
 def _sections(header: Header, parts: Sequence[Any]) -> list[memoryview]:

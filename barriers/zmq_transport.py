@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from barriers.admission import Admission, AttemptPeers, Peer
 from barriers.authentication import HANDSHAKE_TIMEOUT_MS
-from barriers.frames import PART_BYTES_MAX, Frame, FrameEncoder
+from barriers.frames import PART_BYTES_MAX, PORT_PART_BYTES_MAX, Frame, FrameEncoder
 from barriers.socketfolder import is_reachable
 from barriers.transport import PeerLost, Received
 from barriers.zmq_authenticator import ZmqAuthenticator
@@ -78,6 +78,8 @@ class ZmqTransport:
         self._own: deque[Received] = deque()
         """For this worker itself, or found while sending; returned by the next poll."""
         self._pushes: dict[int, zmq.Socket[bytes]] = {}
+        self._part_bytes_max: dict[int, int] = {}
+        """By slot: what the door takes that it is reached through."""
         self._monitors: dict[zmq.Socket[bytes], int] = {}
         self._lost: set[int] = set()
         self._closed = False
@@ -86,7 +88,7 @@ class ZmqTransport:
         os.set_blocking(self._wake_write, False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = ZmqAuthenticator(self._context)
-        port_socket = self._pull()
+        port_socket = self._pull(PORT_PART_BYTES_MAX)
         self._curve(port_socket)
         port_socket.curve_server = True
         port = port_socket.bind_to_random_port(f"tcp://{_bracketed(bind)}")
@@ -119,16 +121,16 @@ class ZmqTransport:
         return self._admission.refused_count
 
     def _bind_socket(self, path: str) -> zmq.Socket[bytes]:
-        pull = self._pull()
+        pull = self._pull(PART_BYTES_MAX)
         pull.plain_server = True
         pull.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         pull.bind(f"ipc://{path}")
         return pull
 
-    def _pull(self) -> zmq.Socket[bytes]:
+    def _pull(self, part_bytes_max: int) -> zmq.Socket[bytes]:
         pull = self._context.socket(zmq.PULL)
         _configure(pull)
-        pull.maxmsgsize = PART_BYTES_MAX + PART_SLACK_BYTES
+        pull.maxmsgsize = part_bytes_max + PART_SLACK_BYTES
         pull.backlog = BACKLOG_MAX
         return pull
 
@@ -165,6 +167,7 @@ class ZmqTransport:
             push.curve_serverkey = peer.key.encode("ascii")
         monitor = push.get_monitor_socket(LOST_EVENTS)
         self._pushes[slot] = push
+        self._part_bytes_max[slot] = PART_BYTES_MAX if over_socket else PORT_PART_BYTES_MAX
         self._monitors[monitor] = slot
         self._poller.register(monitor, zmq.POLLIN)
         push.connect(f"ipc://{peer.socket}" if over_socket else peer.address)
@@ -180,7 +183,7 @@ class ZmqTransport:
                 return
             raise InvariantError(f"a frame for slot {slot}, which is no peer of this attempt", slot=slot)
         try:
-            push.send_multipart(self._encoder.encode(frame), flags=zmq.NOBLOCK, copy=False)
+            push.send_multipart(self._encoder.encode(frame, self._part_bytes_max[slot]), flags=zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._lose(slot, "not connected", self._own)
 

@@ -260,12 +260,13 @@ def test_half_handshakes_keep_nobody_out(stack: ExitStack) -> None:
     assert collect(server, 1) == [frame(1)]
 
 
-def test_a_stranger_is_not_given_memory(stack: ExitStack) -> None:
-    """A handshake that says to be 1 TiB long ends the connection."""
+@pytest.mark.parametrize("announced", [1 << 40, (256 << 10) + 1])
+def test_a_stranger_is_not_given_memory(stack: ExitStack, announced: int) -> None:
+    """A handshake that says to be longer than 256 KiB ends the connection."""
     server = zmq_transport(stack, 1)
     stranger = stack.enter_context(socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))))
     stranger.settimeout(10)
-    stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE".ljust(64, b"\0") + b"\6" + (1 << 40).to_bytes(8, "big"))
+    stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE".ljust(64, b"\0") + b"\6" + announced.to_bytes(8, "big"))
     with contextlib.suppress(ConnectionResetError):
         while stranger.recv(4096):
             pass
