@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from api.descriptors import raise_descriptor_limit
 from api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
 from api.logs import writing_log
 from api.runfile import RunRecord, write_run_record
 from api.server import RestServer, advertised_url, bind, describe_exposure
 from api.settings import ServerSettings
+from barriers.descriptors import raise_descriptor_limit
 from coordinator.interface import Coordinator
 from statebackends.errors import InvariantError, StorageUnavailableError
 

@@ -18,10 +18,10 @@ import uvicorn
 from api.app import create_app
 from api.auth import is_loopback
 from api.connection_budget import BodyBudget, ConnectionLimits
-from api.descriptors import sockets_allowed
 from api.http_protocol import ConnectionGuard, GuardedProtocol
 from api.runfile import read_run_record
 from api.settings import ServerSettings
+from barriers.descriptors import sockets_allowed
 from coordinator.interface import Coordinator
 from statebackends.errors import InvalidConfigError
 

@@ -122,9 +122,8 @@ def find_problems(
     `external`: files outside the snapshot are looked for too, in the state directory."""
     problems = list(_path_problems(metadata, folder))
     if not problems:
-        own = msgspec.structs.replace(metadata, external=())
         found: list[SnapshotProblem] = yield from in_folder(
-            folder, lambda relative: verify_snapshot(own, relative, checksums=checksums)
+            folder, lambda relative: verify_snapshot(metadata, relative, checksums=checksums)
         )
         above = f"{split_folder(folder)[0].rstrip('/')}/" if is_absolute_folder(folder) else ""
         problems += [replace(problem, path=above + problem.path) for problem in found]

@@ -10,7 +10,6 @@ import ctypes
 import logging
 import os
 import pickle
-import resource
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from barriers.descriptors import raise_descriptor_limit
 from barriers.messages import ShutdownWorker
 from barriers.socketfolder import make_socket_folder
 from barriers.transport import Transport
@@ -53,7 +53,6 @@ PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 WATCH_INTERVAL_S = 0.5
-OPEN_FILES_WANTED = 65_536
 FLUSH_TIMEOUT_S = 5.0
 """Seconds that a worker that leaves waits for its last states to be sent."""
 
@@ -108,7 +107,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         guard()
     parent = _tie_to_parent(spec)
     keep_freed_memory()
-    raise_file_limit()
+    raise_descriptor_limit()
     with contextlib.ExitStack() as opened:
         return _run(spec, parent, opened)
 
@@ -234,15 +233,6 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-
-
-def raise_file_limit() -> None:
-    """Allow OPEN_FILES_WANTED open files, or as many as may be: a database needs many, and connections of strangers to the data
-    port, each of which ends within a minute, must not take those that checkpoints need."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def warm_imports() -> None:

@@ -7,11 +7,11 @@ import sys
 
 PROGRAM = """
 import resource
-from operators.worker_main import OPEN_FILES_WANTED, raise_file_limit
+from operators.worker_main import raise_descriptor_limit
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 512)))
-raise_file_limit()
-raise_file_limit()
+raise_descriptor_limit()
+raise_descriptor_limit()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, 512), resource.getrlimit(resource.RLIMIT_NOFILE)
 """
 

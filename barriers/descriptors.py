@@ -1,5 +1,6 @@
-"""How many sockets a process may hold: the limit of file descriptors, raised where that is ours to do, and what is left of it.
+"""How many files and sockets a process may hold: the limit of descriptors, raised where that is ours to do, and what is left of it.
 
+A worker's database needs many, and connections of strangers to its data port must not take those that checkpoints need.
 asyncio stops accepting for a second when descriptors run out, and whoever needs a file then fails: connections end below it."""
 
 from __future__ import annotations

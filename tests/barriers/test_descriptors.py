@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from api import descriptors
-from api.descriptors import DESCRIPTORS_MAX, raise_descriptor_limit, sockets_allowed
+from barriers import descriptors
+from barriers.descriptors import DESCRIPTORS_MAX, raise_descriptor_limit, sockets_allowed
 
 
 class Limits:
