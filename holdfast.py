@@ -10,6 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from api.errors import BodyTooLargeError as BodyTooLargeError
+    from api.errors import BusyError as BusyError
+    from api.errors import ConnectionLostError as ConnectionLostError
+    from api.errors import RemoteError as RemoteError
     from api.launch import Environment as Environment
     from api.snapshots.fsck import fsck as fsck
     from api.snapshots.savepoints import Savepoint as Savepoint
@@ -61,10 +65,12 @@ if TYPE_CHECKING:
     from statebackends.errors import MaxParallelismError as MaxParallelismError
     from statebackends.errors import NotEnoughSlotsError as NotEnoughSlotsError
     from statebackends.errors import NotFoundError as NotFoundError
+    from statebackends.errors import NotLeaderError as NotLeaderError
     from statebackends.errors import OutOfSpaceError as OutOfSpaceError
     from statebackends.errors import OutputMayRepeatError as OutputMayRepeatError
     from statebackends.errors import PackageShadowedError as PackageShadowedError
     from statebackends.errors import PermissionDeniedError as PermissionDeniedError
+    from statebackends.errors import RecoveringError as RecoveringError
     from statebackends.errors import RestoreError as RestoreError
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateBackendError as StateBackendError
@@ -99,6 +105,7 @@ WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 """What a worker on an executor imports."""
 
 _EXPORTS = {
+    "api.errors": ("BodyTooLargeError", "BusyError", "ConnectionLostError", "RemoteError"),
     "api.launch": ("Environment",),
     "api.snapshots.fsck": ("fsck",),
     "api.snapshots.savepoints": ("Savepoint",),
@@ -139,10 +146,12 @@ _EXPORTS = {
         "MaxParallelismError",
         "NotEnoughSlotsError",
         "NotFoundError",
+        "NotLeaderError",
         "OutOfSpaceError",
         "OutputMayRepeatError",
         "PackageShadowedError",
         "PermissionDeniedError",
+        "RecoveringError",
         "RestoreError",
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",

@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 import holdfast as hf
+from api.errors import decode_error, encode_error
 from statebackends.errors import InvalidConfigError, PackageShadowedError
 
 ROOT = Path(hf.__file__).parent
@@ -37,11 +38,21 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_what_the_documentation_names_is_there() -> None:
     """Errors to be caught, and descriptors to be given: by `hf.` alone."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    of_the_protocol_alone = {"BusyError", "NotLeaderError", "ObjectMissingError", "RecoveringError"}
+    of_the_protocol_alone = {"ObjectMissingError"}
     of_others = {"ArrowMemoryError", "OSError"}
     named = set(re.findall(r"\b\w+(?:Error|StateDescriptor)\b", pages)) - of_the_protocol_alone - of_others
     assert named <= set(hf.__all__)
     assert {"OperatorListStateDescriptor", "Redistribution", "ColumnarStateDescriptor", "ColumnAggregate"} <= set(hf.__all__)
+
+
+@pytest.mark.parametrize(
+    "name", ["BodyTooLargeError", "BusyError", "ConnectionLostError", "NotLeaderError", "RecoveringError", "RemoteError"]
+)
+def test_what_a_coordinator_answers_a_driver_with_is_caught_by_its_name(name: str) -> None:
+    """Any call of JobHandle, and `execute()`, may raise it once its patience is over."""
+    answer = encode_error(getattr(hf, name)("no"))
+    with pytest.raises(getattr(hf, name)):
+        raise decode_error(answer.status, answer.body, answer.headers)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
