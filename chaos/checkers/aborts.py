@@ -14,6 +14,7 @@ from barriers.messages import (
     FailureReason,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    TaskState,
 )
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import Decided, JobLedger
@@ -99,7 +100,9 @@ class AbortsChecker(Checker):
                 continue
             for each in host.subtasks():
                 subtask = each.subtask
-                for number in () if each.gate is None else each.gate.pending:
+                if each.gate is None or subtask.state is not TaskState.RUNNING:
+                    continue  # one that has failed reads no more barriers, nor the notices that came with its end
+                for number in each.gate.pending:
                     if (subtask.attempt, number) in told and number not in aborts_unread(subtask):
                         self._taken_up(host.process.name, subtask.key.vertex, subtask.key.subtask, number)
 

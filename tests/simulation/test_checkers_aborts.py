@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from barriers.jobgraph import JobEdge, JobGraph, Partitioning
-from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted
+from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted, TaskState
 from chaos.observations import DataEnded, FaultBegan, Reported, SnapshotBegan
 from coordinator.records import AbortRecord, RestorePoint, encode_record
 from tests.simulation.checker_world import JOB, SAVEPOINTS, Story
@@ -85,10 +85,11 @@ def test_a_subtask_may_take_a_checkpoint_before_it_hears_of_the_abort(story: Sto
     assert story.broken == []
 
 
-def waits_for(*ids: int, mails: tuple[Any, ...] = ()) -> Any:
+def waits_for(*ids: int, mails: tuple[Any, ...] = (), state: TaskState = TaskState.RUNNING) -> Any:
     """A worker whose subtask has seen some of the barriers of these ids."""
     key = SimpleNamespace(vertex=COUNT, subtask=0)
-    subtask = SimpleNamespace(attempt=1, key=key, mailbox=SimpleNamespace(_mails=mails), _intake=SimpleNamespace(watermark_ms=0))
+    mailbox, intake = SimpleNamespace(_mails=mails), SimpleNamespace(watermark_ms=0)
+    subtask = SimpleNamespace(attempt=1, key=key, state=state, mailbox=mailbox, _intake=intake)
     each = SimpleNamespace(subtask=subtask, gate=SimpleNamespace(pending=ids))
     worker = SimpleNamespace(_commands=())
     return SimpleNamespace(process=SimpleNamespace(name="worker-0.1"), worker=worker, subtasks=lambda: [each])
@@ -108,6 +109,13 @@ def test_a_subtask_waits_for_barriers_of_a_checkpoint_that_it_heard_is_aborted(s
     assert looked(story, waits_for(3)) == []
     assert looked(story, waits_for(2, mails=(NotifyCheckpointAborted(1, 2, 1),))) == []
     assert looked(story, waits_for(2)) == ["I13"]
+
+
+@pytest.mark.parametrize("state", [TaskState.FAILED, TaskState.CANCELING, TaskState.CANCELED, TaskState.FINISHED])
+def test_a_subtask_that_has_stopped_waits_for_nothing(story: Story, state: TaskState) -> None:
+    """It failed in front of the notice, which says nothing to it any more."""
+    told_abort(story)
+    assert looked(story, waits_for(2, state=state)) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- subsumed
