@@ -184,7 +184,9 @@ class JobLedger:
         self.aborted: set[int] = set()
         """Ever."""
         self.given: set[str] = set()
-        """Folders of snapshots that a user gave to the job (CLAIM), as the user asked for it."""
+        """Folders of snapshots that a user gave to the job (CLAIM), as the user asked for it; it may have refused them."""
+        self._givers: dict[str, set[str]] = {}
+        """Folder of `given` -> nonces of the drivers that asked."""
         self._decisions: dict[int, bytes] = {}
         """Of ids whose claim stands, or that were decided before their claim came."""
 
@@ -193,6 +195,7 @@ class JobLedger:
         folder = folder_asked(submission)
         if folder is not None and submission.claim_mode is ClaimMode.CLAIM:
             self.given.add(folder)
+            self._givers.setdefault(folder, set()).add(submission.driver_nonce)
 
     # -------------------------------------------------------------------------------------------------------- questions
 
@@ -224,6 +227,11 @@ class JobLedger:
         firsts = [first for base, first in bases if base is not None and base.claim and base.folder == snapshot.claim.folder]
         newest = max((other for other, each in self.completed.items() if each.is_recovery_point), default=0)
         return any(newest >= first for first in firsts)
+
+    def took(self, folder: str) -> bool:
+        """Whether a submission on record is of a user who gave this snapshot: one that was refused changed nothing."""
+        nonces = {record.submission.driver_nonce for record in self.submissions.values()}
+        return not nonces.isdisjoint(self._givers.get(folder, ()))
 
     def abort_record(self, number: int) -> AbortRecord | None:
         """What stands in the register of an id that was aborted."""

@@ -267,7 +267,7 @@ class RetentionChecker(Checker):
         record, result = self.ledger.submissions.get(number), self.ledger.results.get(number)
         if record is None or record.base is None or result is None or result.state != "FINISHED":
             return
-        if record.base.folder not in self.ledger.given:
+        if not self.ledger.took(record.base.folder):
             return
         begun_ms = self._submitted_ms[number]
         if self._deletion_failed or result.epoch < self.ledger.newest_epoch or self._was_trouble_since(begun_ms):

@@ -202,8 +202,9 @@ class Story:
         *,
         repeat: bool = False,
         restore: str | None = None,
+        driver: str = "",
     ) -> None:
-        told = Submission(self.graph, allow_output_repeat=repeat, restore=restore)
+        told = Submission(self.graph, allow_output_repeat=repeat, restore=restore, driver_nonce=driver)
         record = SubmissionRecord(number, self.epoch, told, base, first, f"n{self.epoch}")
         self.submission = number
         self.put(f"{JOB}/submissions/{number}.json", encode_record(record))

@@ -13,16 +13,22 @@ from tests.simulation.checker_world import SAVEPOINTS, Story
 FOLDER = f"{SAVEPOINTS}/savepoint-2"
 
 
+def ask(story: Story, driver: str, mode: ClaimMode, restore: str = FOLDER) -> None:
+    """A driver submits the job from the savepoint."""
+    submission = Submission(story.graph, restore=restore, claim_mode=mode, driver_nonce=driver)
+    story.tell(Submitted(story.now_ms, driver, submission))
+
+
 def resumed(mode: ClaimMode, restore: str = FOLDER) -> Story:
     """A job that goes on from its savepoint, and has it on record as given to it."""
     story = Story()
     story.begin()
     story.complete(1)
     story.complete(2, CheckpointKind.STOP_SAVEPOINT)
-    story.tell(Submitted(story.now_ms, "driver-2", Submission(story.graph, restore=restore, claim_mode=mode)))
+    ask(story, "driver-2", mode, restore)
     story.lead()
     base = RestorePoint(2, FOLDER, 0, CheckpointKind.STOP_SAVEPOINT, explicit=True, claim="mine")
-    story.submit(2, base, 3, restore=restore)
+    story.submit(2, base, 3, restore=restore, driver="driver-2")
     story.record_attempt(2, folder=FOLDER)
     story.deploy(2)
     story.complete(3)
@@ -64,3 +70,39 @@ def test_a_checkpoint_that_needs_a_file_of_a_savepoint() -> None:
     states["count"] = [type(states["count"][0])(keyed=(moved,))]
     story.decide(4, story.snapshot(4, states))
     assert "I25" in story.broken
+
+
+def test_a_savepoint_that_its_user_gave_away_outlives_the_job() -> None:
+    story = resumed(ClaimMode.CLAIM)
+    story.finish(3)
+    story.end()
+    assert story.broken == ["I24"]
+    assert "which it had claimed" in story.violations[0][1]
+
+
+def test_a_savepoint_that_the_job_refused_to_take_stays() -> None:
+    """It goes on from it; another driver would give it away, and is refused."""
+    story = resumed(ClaimMode.NO_CLAIM)
+    ask(story, "driver-3", ClaimMode.CLAIM)
+    story.finish(3)
+    story.end()
+    assert story.broken == []
+
+
+def test_a_savepoint_that_an_older_submission_took_outlives_the_job() -> None:
+    """The newest one goes on from it too, since the older one has completed nothing, and names no snapshot."""
+    story = Story()
+    story.begin()
+    story.complete(1)
+    story.complete(2, CheckpointKind.STOP_SAVEPOINT)
+    ask(story, "driver-2", ClaimMode.CLAIM)
+    base = RestorePoint(2, FOLDER, 0, CheckpointKind.STOP_SAVEPOINT, explicit=True, claim="theirs")
+    for number, driver in ((2, "driver-2"), (3, "driver-3")):
+        story.lead()
+        story.submit(number, base, 3, restore=FOLDER if number == 2 else None, driver=driver)
+        story.record_attempt(2, folder=FOLDER)
+        story.deploy(2)
+    story.complete(3)
+    story.finish(3)
+    story.end()
+    assert story.broken == ["I24"]
