@@ -32,6 +32,7 @@ from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from coordinator.interface import Coordinator
+from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
 from coordinator.preflight import PreflightReport
 from statebackends.errors import HoldfastError, NotLeaderError
 
@@ -98,7 +99,8 @@ async def _typed_error(request: Request, error: Exception) -> Response:
         _note_unreachable(request, error)
     wire = encode_error(error)
     if wire.status >= 500:
-        log.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+        told = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
+        log.warning("%s %s: %s", *_asked(request.scope), told)
     return Response(wire.body, status_code=wire.status, headers=wire.headers)
 
 
@@ -121,6 +123,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return Response(error_body(text), status_code=error.status_code, headers=error.headers, media_type="application/json")
 
 
+def _asked(scope: Scope) -> tuple[str, str]:
+    """Method and path, as they may stand in a line of the log."""
+    return str(scope.get("method", "")), printable(scope.get("path", ""), TEXT_CHARACTERS_MAX // 2)
+
+
 class AnswerFailures:
     """ASGI middleware: an error without a kind is a bug. It is logged here, and the caller sees its class alone.
 
@@ -140,9 +147,9 @@ class AnswerFailures:
         try:
             await self._app(scope, receive, watch)
         except ClientDisconnect:
-            log.debug("%s %s: the caller left before its request was complete", scope.get("method", ""), scope.get("path", ""))
+            log.debug("%s %s: the caller left before its request was complete", *_asked(scope))
         except Exception as error:
-            log.exception("%s %s failed", scope.get("method", ""), scope.get("path", ""))
+            log.exception("%s %s failed", *_asked(scope))
             if started:
                 raise
             body = error_body(f"internal error: {type(error).__name__}")

@@ -1,7 +1,8 @@
 """The coordinator's log: levels, text or JSON, and lines that nobody can forge.
 
 One line is one event. Names of jobs, messages of errors and paths come from users: whatever is not printable in them is escaped and
-what is long is clipped, here and nowhere else. The service's token is never written, whatever a message holds."""
+what is long is clipped, where our own lines are worded (`coordinator.loglines`) and, for all that libraries say, here. The
+service's token is never written, whatever a message holds."""
 
 from __future__ import annotations
 
@@ -13,25 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
+
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-MESSAGE_CHARACTERS_MAX = 4_096
-"""Of a line's message; of a traceback ten times as many."""
-
 LOGGERS = ("holdfast", "coordinator", "api", "statebackends")
 """Of all that a coordinator process says by itself."""
-
-_CLIPPED = "... (clipped)"
-
-
-def printable(text: str, characters_max: int = MESSAGE_CHARACTERS_MAX) -> str:
-    """The text on one line: what is not printable as Python escapes it, clipped."""
-    if len(text) > characters_max:
-        text = text[:characters_max] + _CLIPPED
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 class LineFormatter(logging.Formatter):

@@ -8,6 +8,8 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
+
 logger = logging.getLogger("holdfast.requests")
 
 _CHANGES = {
@@ -19,6 +21,9 @@ _CHANGES = {
     ("POST", "/savepoint-disposal"): "dispose of a savepoint",
 }
 """By method and route. A changing request that is not here is told by its method and path, so that a new one is not forgotten."""
+
+_CHARACTERS_MAX = TEXT_CHARACTERS_MAX // 2
+"""Of what was asked for, and of what it is about."""
 
 _QUIET = ("/v1/jobs/{jobid}/workers", "/v1/preflight", "/v1/snapshots")
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -64,7 +69,7 @@ class LogChanges:
         about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else "unknown"
-        fields = {
+        fields: dict[str, object] = {
             "event": "request",
             "request": what,
             "job_id": job_id,
@@ -74,5 +79,6 @@ class LogChanges:
             "status": status,
         }
         level = logging.INFO if status < 400 else logging.WARNING
-        told = (what, about or "the service", peer, self._credential, status)
-        logger.log(level, "%s of %s by %s (%s): %d", *told, extra={"fields": fields})
+        told = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
+        extra = {"fields": printable_fields(fields)}
+        logger.log(level, "%s of %s by %s (%s): %d", *told, self._credential, status, extra=extra)

@@ -21,6 +21,7 @@ from coordinator.jobevents import JobSetup
 from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.leadership import OtherLeader, find_leader, open_directory
+from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
 from coordinator.records import JobPaths, RestorePoint, is_job_id
 from coordinator.recovering import RecoveryQueue
 from coordinator.registry import JobRegistry
@@ -192,7 +193,7 @@ class JobHost:
                     return False
             record = yield from find_leader(paths, newer_than=known)
         except HoldfastError as error:
-            logger.warning("who leads job %s can't be read: %s", job_id, error)
+            logger.warning("who leads job %s can't be read: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
             return None
         if record is None:
             return False
@@ -248,7 +249,7 @@ class JobHost:
                 self._launch(setup)
                 return
         except HoldfastError as error:
-            logger.error("job %s can't be led on: %s", job_id, error)
+            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
             if not has_ended:
                 self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):

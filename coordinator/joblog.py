@@ -1,7 +1,7 @@
 """SHELL: one line of the log for each thing that happened to a job. The one place that words them.
 
 Every line carries its facts as `fields` of the log record too (`logging`'s `extra`), which a JSON log shows one by one. Texts of
-users are handed on as they are: how a line is kept whole is the formatter's matter (`api.logs`)."""
+users are made fit for a line here (`loglines.py`): a driver's own handlers write what they get."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import assert_never
 
 import msgspec
 
+from barriers.jobgraph import JOB_NAME_CHARS_MAX
 from barriers.messages import FailureReason
 from coordinator.jobevents import JobSetup
+from coordinator.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
 from coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
 
 logger = logging.getLogger("coordinator.jobs")
@@ -53,8 +55,9 @@ class JobLog:
                 self._write(level, event, text, msgspec.to_builtins(note))
 
     def _write(self, level: int, event: str, text: str, fields: Mapping[str, object]) -> None:
-        extra = {"event": event, "job_id": self._job_id, "job_name": self._name, **fields}
-        logger.log(level, "job %s (%s): %s", self._job_id, self._name, text, extra={"fields": extra})
+        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields})
+        told = (self._job_id, printable(self._name, JOB_NAME_CHARS_MAX), printable(text, TEXT_CHARACTERS_MAX))
+        logger.log(level, "job %s (%s): %s", *told, extra={"fields": extra})
 
 
 def _worded(note: Note) -> tuple[int, str, str]:

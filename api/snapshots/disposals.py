@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from coordinator.loglines import printable
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
 
 DISPOSALS_MAX = 8
@@ -82,7 +83,7 @@ class Disposals:
         except HoldfastError as error:
             ended = replace(disposal, in_progress=False, failure=error.message, failure_kind=type(error).__name__)
         except Exception as error:
-            log.exception("the disposal of %s failed", disposal.location)
+            log.exception("the disposal of %s failed", printable(disposal.location))
             ended = replace(disposal, in_progress=False, failure=f"internal error: {error}", failure_kind=type(error).__name__)
         else:
             ended = replace(disposal, in_progress=False)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from api.client import RestClient
-from api.logs import LOGGERS, MESSAGE_CHARACTERS_MAX, printable, writing_log
+from api.logs import LOGGERS, writing_log
 from api.main import EmbeddedCoordinator
 from api.settings import ServerSettings, server_settings
 from barriers.jobgraph import Submission
+from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
 from tests.api.conftest import Served
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, make_graph
@@ -82,7 +83,28 @@ def test_long_texts_are_clipped() -> None:
     with writing_log("info", "json", stream=stream, everything=False):
         logging.getLogger("api").info("x" * 1_000_000, extra={"fields": {"error": "y" * 1_000_000}})
     assert len(stream.getvalue()) < 3 * MESSAGE_CHARACTERS_MAX
-    assert printable("ab\0c", 2) == "ab... (clipped)"
+    assert printable("ab\0c" + "d" * 100, 20) == "ab\\x00c... (clipped)"
+
+
+@pytest.mark.parametrize("text", [FORGED, FORGED * 100, "x" * 5_000, "\0" * 1_000, "\\n", ""])
+def test_a_text_that_is_fit_for_a_line_stays_as_it_is(text: str) -> None:
+    once = printable(text)
+    assert once.isprintable()
+    assert len(once) <= MESSAGE_CHARACTERS_MAX
+    assert printable(once) == once
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_path_can_not_begin_a_line_of_somebody_elses_handler(
+    served: Served, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert served.request(method, "/v1/nothing%0A2026-01-01%20INFO%20root:%20forged%1b[31m").status == 404
+    told = [record for record in caplog.records if record.name.startswith("holdfast")]
+    assert len([record for record in told if record.name == "holdfast.requests"]) == 1
+    for record in told:
+        assert record.getMessage().isprintable()
+        assert all(value.isprintable() for value in record.__dict__["fields"].values() if isinstance(value, str))
 
 
 def test_the_level_counts_and_everything_is_as_it_was_afterwards() -> None:

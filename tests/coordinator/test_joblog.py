@@ -9,6 +9,8 @@ import pytest
 
 from barriers.messages import CheckpointKind, FailureReason, TaskState
 from coordinator import jobevents as job
+from coordinator.joblog import JobLog
+from coordinator.loglines import printable
 from coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
 from coordinator.records import derive_job_id
 from tests.coordinator.doubles import submission, word_count
@@ -120,9 +122,18 @@ def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture)
     ],
 )
 def test_how_it_is_worded(note: Any, level: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    from coordinator.joblog import JobLog
-
     caplog.set_level(logging.INFO, logger="coordinator.jobs")
     JobLog(JOB, "flights").write([note])
     (record,) = caplog.records
     assert (record.levelname, text in record.getMessage()) == (level, True)
+
+
+@pytest.mark.parametrize("text", ["boom\n2026-01-01 INFO root: forged\x1b[31m\u2028", "x" * 100_000])
+def test_a_users_text_can_not_begin_a_line_of_somebody_elses_handler(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    JobLog(JOB, "flights").write([AttemptFailed(3, text, 2, None), StateChanged("FAILED", "FAILING", text)])
+    assert len(caplog.records) == 2
+    for record in caplog.records:
+        assert record.getMessage().isprintable()
+        assert record.getMessage() == printable(record.getMessage())
+        assert all(printable(value) == value for value in record.__dict__["fields"].values() if isinstance(value, str))
