@@ -81,7 +81,8 @@ class CoordinatorAddress:
 
 
 class CoordinatorHttp:
-    """Requests of one worker. Thread-safe: the control thread posts, the reader thread streams."""
+    """Requests of one worker. Thread-safe: the control thread and the sender post, the reader streams. Only the control thread says
+    what failed."""
 
     def __init__(self, address: CoordinatorAddress, job_id: str, slot: int) -> None:
         self._address = address
@@ -94,8 +95,16 @@ class CoordinatorHttp:
         self._headers = headers
         self._pool = urllib3.PoolManager(num_pools=4, maxsize=4, headers=headers, retries=False)
 
-    def failed(self, error: HoldfastError) -> None:
-        """A request got no answer, or none that helps: the next ones may go elsewhere."""
+    @property
+    def target(self) -> Target:
+        """Whom the next request asks."""
+        return self._target
+
+    def failed(self, error: HoldfastError, asked: Target | None = None) -> None:
+        """A request got no answer, or none that helps: the next ones may go elsewhere. One that began before another failed says
+        nothing about whom that one led to: `asked` is whom it asked, None the present target."""
+        if asked is not None and asked is not self._target:
+            return
         answered = None if isinstance(error, UnreachableError) else error
         self._target = next_target(self._target, answered, self._address.current_url)
 

@@ -1,4 +1,5 @@
-"""SHELL: the worker's session over HTTP. One control thread owns the session core; one reader thread reads the command stream.
+"""SHELL: the worker's session over HTTP. One control thread owns the session core; one reader thread reads the command stream, and
+one sender posts acknowledgements that carry much state, which may travel for longer than a worker may be silent.
 
 It decides nothing: requests are the core's actions, answers are its events. Heartbeats are answered from here, however busy
 the loop is. Protocol: `/v1/jobs/{job}/workers`, records of barriers.messages as JSON (codec.py), bearer token."""
@@ -12,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +22,7 @@ import urllib3
 from barriers import codec
 from barriers.messages import (
     AckAnswers,
+    AckBatch,
     Answerable,
     Heartbeat,
     NumberedCommand,
@@ -31,6 +34,7 @@ from barriers.messages import (
 from operators.context import Clock
 from operators.control_client import (
     CONNECT_TIMEOUT_S,
+    PIECE_BYTES,
     READ_TIMEOUT_S,
     CoordinatorAddress,
     CoordinatorHttp,
@@ -38,6 +42,7 @@ from operators.control_client import (
     RejectedError,
     lines,
 )
+from operators.leader_retrieval import Target
 from operators.session import Session
 from operators.sessionevents import (
     AcksAnswered,
@@ -59,9 +64,10 @@ from operators.sessionevents import (
     StatesAnswered,
     StatusChanged,
     WorkerIdentity,
+    inline_bytes,
     refuse_registration,
 )
-from statebackends.errors import HoldfastError
+from statebackends.errors import HoldfastError, ProtocolError
 
 log = logging.getLogger("holdfast.worker")
 
@@ -76,10 +82,25 @@ class _FromStream:
     event: Event
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What came of acknowledgements that the sender posted; an older post's answer is dropped."""
+
+    number: int
+    asked: Target
+    outcome: AckAnswers | HoldfastError
+
+
 class _Heartbeats(msgspec.Struct):
     """Answer to a heartbeat; a coordinator may leave the epoch out."""
 
     epoch: int = 0
+
+
+def _outcome_of(sent: _Sent) -> Event:
+    if isinstance(sent.outcome, HoldfastError):
+        raise sent.outcome
+    return AcksAnswered(sent.outcome)
 
 
 class Gateway:
@@ -103,7 +124,13 @@ class Gateway:
         self._frames_refused = frames_refused
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
         self._session = Session(identity, random_source or random.Random())
-        self._inbox: queue.SimpleQueue[Event | _FromStream | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event | _FromStream | _Sent | None] = queue.SimpleQueue()
+        self._large: queue.SimpleQueue[tuple[int, AckBatch] | None] = queue.SimpleQueue()
+        """To the sender: what it posts, under its number."""
+        self._large_number = 0
+        self._is_sending = False
+        """The answer to that number is still to come."""
+        self._is_flushing = False
         self._generation = 0
         self._stream: urllib3.BaseHTTPResponse | None = None
         self._stream_lock = threading.Lock()
@@ -111,9 +138,11 @@ class Gateway:
         self.rejection: HoldfastError | None = None
         """Why the coordinator does not take this worker at all; set before the worker is told to leave."""
         self._thread = threading.Thread(target=self._run, name="holdfast-control", daemon=True)
+        self._sender = threading.Thread(target=self._send_large, name="holdfast-acknowledgements", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._sender.start()
 
     def report(self, item: SubtaskStatus | Answerable) -> None:
         """A state change, an acknowledgement or a decline of the worker; sent as soon as the coordinator can be reached."""
@@ -133,27 +162,35 @@ class Gateway:
         """End the threads without waiting for answers. Idempotent."""
         self._stopping = True
         self._inbox.put(None)
+        self._large.put(None)
         self._end_stream()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(CONNECT_TIMEOUT_S + READ_TIMEOUT_S)
+        if self._sender.is_alive():
+            self._sender.join(CONNECT_TIMEOUT_S + READ_TIMEOUT_S)
         self._http.close()
 
     # -------------------------------------------------------------------------------------------------- control thread
 
     def _run(self) -> None:
         self._handle(DeadlineReached())
-        while not self._stopping:
+        while not self._stopping and not (self._is_flushing and not self._is_sending):
             event = self._next_event()
-            if event is None:
-                break
-            if isinstance(event, _FromStream):
-                if event.generation != self._generation:
-                    continue
-                event = event.event
-            self._handle(event)
+            match event:
+                case None:
+                    self._is_flushing = True
+                case _FromStream(generation=generation, event=seen):
+                    if generation == self._generation:
+                        self._handle(seen)
+                case _Sent():
+                    if event.number == self._large_number:
+                        self._is_sending = False
+                        self._handle(self._ask("acks", partial(_outcome_of, event), event.asked))
+                case _:
+                    self._handle(event)
         self._end_stream()
 
-    def _next_event(self) -> Event | _FromStream | None:
+    def _next_event(self) -> Event | _FromStream | _Sent | None:
         due_ms = self._session.next_deadline_ms()
         timeout_s = None if due_ms is None else min(threading.TIMEOUT_MAX, max(0.0, (due_ms - self._clock.monotonic_ms()) / 1000))
         try:
@@ -184,6 +221,10 @@ class Gateway:
                 self.rejection = None
                 return self._ask("register", lambda: RegistrationAnswered(self._post("/register", body, Registered)))
             case PostAcks(body=acks):
+                if sum(map(inline_bytes, acks.items)) > PIECE_BYTES:
+                    self._large_number, self._is_sending = self._large_number + 1, True
+                    self._large.put((self._large_number, acks))
+                    return None
                 return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers)))
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
@@ -203,12 +244,12 @@ class Gateway:
     def _beat(self, answer: _Heartbeats) -> Event:
         return HeartbeatAnswered(answer.epoch or self._session.epoch)
 
-    def _ask(self, request: str, ask: Callable[[], Event]) -> Event:
+    def _ask(self, request: str, ask: Callable[[], Event], asked: Target | None = None) -> Event:
         try:
             return ask()
         except RefusedError as error:
             if not error.fenced:
-                self._http.failed(error)
+                self._http.failed(error, asked)
             if request == "register" and error.fenced:
                 return refuse_registration(error.message, error.named, submission=self._identity.submission)
             return RequestRefused(request, error.message)
@@ -219,8 +260,25 @@ class Gateway:
             if isinstance(error, RejectedError) and error.content and request in ("acks", "states"):
                 log.warning("the coordinator does not take a message of %s, which is not repeated as it is: %s", request, error)
                 return RequestRefused(request, error.message, rejected=True)
-            self._http.failed(error)
+            self._http.failed(error, asked)
             return RequestFailed(request)
+
+    # --------------------------------------------------------------------------------------------------------- sender
+
+    def _send_large(self) -> None:
+        """Post what carries much state, while the control thread sends heartbeats."""
+        while (queued := self._large.get()) is not None:
+            number, acks = queued
+            if number != self._large_number or self._stopping:
+                continue  # the session was registered again meanwhile, and has posted them anew
+            asked = self._http.target
+            try:
+                outcome: AckAnswers | HoldfastError = self._post(f"/{self._identity.slot}/acks", acks, AckAnswers)
+            except HoldfastError as error:
+                outcome = error
+            except Exception as error:  # without a sender nothing would be acknowledged any more, and heartbeats would go on
+                outcome = RejectedError(f"{type(error).__name__}: {error}", error=ProtocolError(str(error)), content=True)
+            self._inbox.put(_Sent(number, asked, outcome))
 
     # --------------------------------------------------------------------------------------------------- reader thread
 

@@ -64,6 +64,7 @@ from operators.sessionevents import (
     names_files,
     sendable_item,
     sendable_status,
+    small_items,
 )
 
 BACKOFF_MIN_MS = 50
@@ -72,6 +73,8 @@ ACK_ITEMS_MAX = 256
 """Acknowledgements in one POST."""
 ACK_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of inline state in one POST, unless a single one holds more: the coordinator bounds the body of a request."""
+REGISTER_BYTES_MAX = 1024 * 1024
+"""Bytes of inline state in a registration, until whose answer the worker shows no other sign of life. The rest is posted after."""
 UNANSWERED_MAX = 10_000
 REMEMBERED_COMMANDS_MAX = 4_096
 
@@ -217,7 +220,7 @@ class Session:
             directory_nonce=identity.directory_nonce,
             attempt=self.attempt,
             subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
-            unanswered=() if self._register_alone else first_batch(self._unanswered.values(), UNANSWERED_MAX, ACK_BYTES_MAX),
+            unanswered=() if self._register_alone else small_items(self._unanswered.values(), REGISTER_BYTES_MAX),
             data_key=identity.data_key,
             spawn=identity.spawn,
             launch_token=identity.launch_token,

@@ -229,6 +229,17 @@ def first_batch(items: Iterable[Answerable], items_max: int, bytes_max: int) -> 
     return tuple(batch)
 
 
+def small_items(items: Iterable[Answerable], bytes_max: int) -> tuple[Answerable, ...]:
+    """Of some items the first ones within a bound, perhaps none."""
+    batch: list[Answerable] = []
+    for item in items:
+        bytes_max -= inline_bytes(item)
+        if bytes_max < 0:
+            break
+        batch.append(item)
+    return tuple(batch)
+
+
 def command_key(command: WorkerCommand) -> tuple[str, int, int] | None:
     """What makes two commands the same one; None for a command that is never repeated."""
     match command:

@@ -36,13 +36,20 @@ from barriers.messages import (
 )
 from barriers.socketfolder import SocketFolder, make_socket_folder
 from operators import worker_main
-from operators.control_client import ADDRESS_FILE, CoordinatorAddress
+from operators.control_client import ADDRESS_FILE, PIECE_BYTES, CoordinatorAddress, CoordinatorHttp, UnreachableError
 from operators.gateway import Gateway
 from operators.pool import SystemClock, ThreadPool
+from operators.session import REGISTER_BYTES_MAX
 from operators.sessionevents import WorkerIdentity
 from operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
-from statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StateDirectoryNotSharedError
-from statebackends.handles import OperatorSubtaskState
+from statebackends.errors import (
+    AuthenticationError,
+    HoldfastError,
+    InvalidConfigError,
+    NotLeaderError,
+    StateDirectoryNotSharedError,
+)
+from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
 IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
 DEADLINE_S = 10.0
@@ -66,6 +73,10 @@ class FakeCoordinator:
         self.commands: list[WorkerCommand] = []
         self.refuse: dict[str, tuple[int, str]] = {}
         self.refused: list[str] = []
+        self.held = threading.Event()
+        """Bodies of acknowledgements are read on while it is set."""
+        self.held.set()
+        self.holding = False
         self.leader: tuple[str, int] | None = None
         """URL and epoch of who leads the job, if it is not led from here."""
         self.unreachable: list[str | None] = []
@@ -121,6 +132,9 @@ class FakeCoordinator:
                 fake.tokens.append(self.headers["Authorization"])
                 fake.unreachable.append(self.headers[UNREACHABLE_HEADER])
                 name = self.path.rpartition("/")[2]
+                if name == "acks" and not fake.held.is_set():
+                    fake.holding = True
+                    fake.held.wait(DEADLINE_S)
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 status, kind = fake.refuse.get(name, (200, "")) if fake.leader is None else (503, "NotLeaderError")
                 if status != 200:
@@ -227,6 +241,74 @@ def test_an_ack_that_is_never_taken_keeps_no_other_back(fake: FakeCoordinator, c
     client.gateway.report(ack)
     eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the next ack")
     assert len(fake.of("register")) == 1
+
+
+def large_ack(checkpoint_id: int, size: int = PIECE_BYTES + 1) -> AcknowledgeCheckpoint:
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (InlineHandle(bytes(size)),))
+    return AcknowledgeCheckpoint(0, checkpoint_id, "v", 0, {"v": OperatorSubtaskState(keyed=(handle,))})
+
+
+def test_a_worker_beats_while_a_large_ack_travels(fake: FakeCoordinator, client: Client) -> None:
+    """It may take longer than a worker may be silent, which then was killed in its best health."""
+    fake.held.clear()
+    client.gateway.report(large_ack(1))
+    eventually(lambda: fake.holding, "the ack on its way")
+    beats = len(fake.of("heartbeat"))
+    eventually(lambda: len(fake.of("heartbeat")) >= beats + 3, "heartbeats beside it")
+    client.gateway.report(SubtaskStatus(0, "v", 0, TaskState.RUNNING))
+    eventually(lambda: fake.of("states"), "a state beside it")
+    assert fake.of("acks") == []
+    fake.held.set()
+    eventually(lambda: [batch.items for batch in fake.of("acks")] == [(large_ack(1),)], "the ack")
+    eventually(lambda: client.gateway._session.unanswered_count == 0, "its answer")
+
+
+def test_a_large_ack_is_flushed_like_any_other(fake: FakeCoordinator, client: Client) -> None:
+    eventually(lambda: fake.of("heartbeat"), "registration")
+    fake.held.clear()
+    client.gateway.report(large_ack(1))
+    client.gateway.report(large_ack(2))
+    flushing = threading.Thread(target=client.gateway.flush, args=(DEADLINE_S,))
+    flushing.start()
+    eventually(lambda: fake.holding, "the first on its way")
+    fake.held.set()
+    flushing.join(DEADLINE_S)
+    assert [item.checkpoint_id for batch in fake.of("acks") for item in batch.items] == [1, 2]
+
+
+def test_a_large_ack_is_posted_anew_after_a_registration_beside_it(fake: FakeCoordinator, client: Client) -> None:
+    fake.held.clear()
+    ack = large_ack(1, REGISTER_BYTES_MAX + 1)
+    client.gateway.report(ack)
+    eventually(lambda: fake.holding, "the ack on its way")
+    fake.epoch, fake.session = 2, "s2"
+    eventually(lambda: len(fake.of("register")) == 2, "the registration with the next leader")
+    assert fake.of("register")[1].unanswered == ()
+    fake.held.set()
+    eventually(lambda: client.gateway._session.unanswered_count == 0, "its answer")
+    assert [(batch.epoch, batch.items) for batch in fake.of("acks")] == [(1, (ack,)), (2, (ack,))]
+
+
+def test_a_large_ack_that_is_never_taken_is_declined(fake: FakeCoordinator, client: Client) -> None:
+    eventually(lambda: fake.of("heartbeat"), "registration")
+    fake.refuse["acks"] = (413, "")
+    client.gateway.report(large_ack(1))
+    eventually(lambda: fake.refused.count("acks") == 2, "it, and its decline")
+    assert len(fake.of("register")) == 1
+
+
+def test_what_was_asked_before_the_target_changed_says_nothing_about_the_new_one() -> None:
+    """A late failure must not make a leader that lives be told of as gone."""
+    http = CoordinatorHttp(CoordinatorAddress("http://127.0.0.1:1", None), "job", 0)
+    before = http.target
+    http.failed(NotLeaderError("elsewhere", job="job", epoch=4, url="http://127.0.0.1:2"))
+    leader = http.target
+    assert leader.url == "http://127.0.0.1:2"
+    http.failed(UnreachableError("late"), before)
+    assert http.target is leader
+    http.failed(UnreachableError("now"), leader)
+    assert http.target.unreachable_epoch == 4
+    http.close()
 
 
 def test_an_ack_that_can_not_be_encoded_is_declined(fake: FakeCoordinator, client: Client) -> None:

@@ -35,7 +35,7 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from operators.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, Session, SessionState
+from operators.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
 from operators.sessionevents import (
     AcksAnswered,
     Action,
@@ -295,6 +295,19 @@ def test_of_acks_that_are_not_taken_together_each_goes_alone_and_one_that_is_nev
     running.handle(AnswerReady(ack(6)))
     assert running.handle(success) == [posted(ack(5), ack(6))], "together again"
     assert running.session.unreachable_since_ms is None
+
+
+def test_a_registration_carries_little_state(running: Driver) -> None:
+    """Until it is answered, its worker shows no other sign of life."""
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (InlineHandle(bytes(REGISTER_BYTES_MAX // 2 + 1)),))
+    items = [AcknowledgeCheckpoint(1, n, "v", 1, {"v": OperatorSubtaskState(keyed=(handle,))}) for n in (1, 2)]
+    for item in items:
+        running.handle(AnswerReady(item))
+    (sent,) = running.handle(RequestRefused("acks", "epoch 2 leads"))
+    assert isinstance(sent, SendRegister)
+    assert sent.body.unanswered == (items[0],)
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 1, answers=(AckStatus.UNKNOWN,))))
+    assert actions == [OpenStream(2, "s2", 0), PostAcks(AckBatch(2, 1, "s2", (items[1],)))]
 
 
 def test_a_registration_that_is_refused_for_what_is_unanswered_is_made_without_it(running: Driver) -> None:
