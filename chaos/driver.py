@@ -26,6 +26,7 @@ from operators.supervisor import (
     GiveUp,
     JobEnded,
     Launch,
+    Question,
     SlotSupervisor,
     SpawnWorker,
     WorkerEnd,
@@ -81,6 +82,7 @@ class DriverHost:
         self.job_id = ""
         self.accepted: SubmissionAccepted | None = None
         self._supervisor: SlotSupervisor | None = None
+        self._question = Question()
         self.outcome = ""
         self._superseded = False
 
@@ -126,6 +128,7 @@ class DriverHost:
 
     def _poll(self) -> None:
         if not self.outcome:
+            self._question.ask(self._clock.monotonic_ms())
             self._call("look", None, Look, self._looked)
 
     def _looked(self, look: Any) -> None:
@@ -140,7 +143,7 @@ class DriverHost:
         elif standing is Standing.ENDED:
             self.outcome = look.state
         elif standing is Standing.OURS:
-            self._handle(WorkersSeen(look.workers))
+            self._handle(WorkersSeen(look.workers, self._question.answered(self._clock.monotonic_ms())))
         if standing in (Standing.SUPERSEDED, Standing.ENDED):
             self._handle(JobEnded())
 

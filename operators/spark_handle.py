@@ -21,7 +21,7 @@ from operators.progress import (
 )
 from operators.spark_slots import SlotRunner
 from operators.standing import Standing, judge_look
-from operators.supervisor import JobEnded, StopRequested, WorkersSeen
+from operators.supervisor import JobEnded, Question, StopRequested, WorkersSeen
 from statebackends.errors import FencedError, HoldfastError, JobFailedError
 
 log = logging.getLogger("holdfast.spark")
@@ -63,6 +63,7 @@ class SparkJobHandle:
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
         self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
+        self._question = Question()
         self._terminal = threading.Event()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -204,6 +205,7 @@ class SparkJobHandle:
             self._closing.wait(POLL_S)
 
     def _poll(self) -> None:
+        self._question.ask(_now_ms())
         workers = self.client.workers(self.job_id)
         number, state = int(workers["submission"]), str(workers["state"])
         standing = judge_look(ours=self._submission, seen=number, state=state)
@@ -215,8 +217,9 @@ class SparkJobHandle:
             self._end("SUSPENDED")
             return
         assert self._runner is not None
-        self._runner.post(WorkersSeen(seen_workers(workers)))  # first of all: somebody may have to be replaced
-        look = Look(time.monotonic_ns() // 1_000_000, self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
+        # First of all: somebody may have to be replaced.
+        self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
+        look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
             self._looks.clear()  # counters begin again with each attempt
@@ -252,3 +255,7 @@ class SparkJobHandle:
             self._changed.notify_all()
         assert self._runner is not None
         self._runner.post(JobEnded())
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -44,7 +44,11 @@ ABSENCE_FIRST_MS = 90_000
 """The same for the first worker of a slot, which may have to fetch and load everything."""
 
 LOOK_GAP_MS = 5_000
-"""With so long a time between two looks the coordinator was away, or this driver stood still: nobody's absence counts."""
+"""A coordinator that leaves the question unanswered for longer was away: nobody's absence counts. Between two looks no more than
+this counts, whatever else took the time: this driver may have stood still, and all that it looks at too."""
+
+GAP_SILENCE_MS = LOSS_GRACE_MS // 2
+"""What such a long time between two looks adds to a worker's silence: one that lives is back at one of the next."""
 
 
 class SlotState(StrEnum):
@@ -111,6 +115,24 @@ class WorkersSeen:
     """A look at this submission: what the coordinator says of its slots now."""
 
     workers: tuple[SeenWorker, ...]
+    unanswered_ms: int = 0
+    """Since the coordinator was first asked for it: see `Question`."""
+
+
+@dataclass(slots=True)
+class Question:
+    """How long the coordinator leaves the question for a job's workers unanswered, failures and repetitions included; other
+    questions and this driver's own pauses are no affair of it."""
+
+    _asked_at_ms: int | None = None
+
+    def ask(self, now_ms: int) -> None:
+        self._asked_at_ms = now_ms if self._asked_at_ms is None else self._asked_at_ms
+
+    def answered(self, now_ms: int) -> int:
+        """Milliseconds that it took. Not for an answer about another submission: that one is no answer."""
+        asked_at_ms, self._asked_at_ms = self._asked_at_ms, None
+        return 0 if asked_at_ms is None else now_ms - asked_at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +198,9 @@ class _Slot:
     last_error: str = ""
     process: SeenWorker | None = None
     """As the current worker was last seen registered."""
-    silent_since_ms: int | None = None
-    absent_since_ms: int | None = None
+    silent_ms: int | None = None
+    """How long the looks have found it silent; None: the newest one has not."""
+    absent_ms: int | None = None
     absences: int = 0
     """Workers in a row that were cancelled because nobody knew them."""
     abandon_at_ms: int = 0
@@ -270,7 +293,7 @@ class SlotSupervisor:
             if slot.state is SlotState.BACKING_OFF and slot.retry_at_ms <= now_ms:
                 slot.state = SlotState.RUNNING
                 slot.spawn += 1
-                slot.process = slot.silent_since_ms = slot.absent_since_ms = None
+                slot.process = slot.silent_ms = slot.absent_ms = None
                 actions.append(SpawnWorker(index, slot.spawn))
         return actions
 
@@ -298,7 +321,8 @@ class SlotSupervisor:
 
     def _looked(self, event: WorkersSeen, now_ms: int) -> list[Action]:
         """Note who is there; cancel who is silent, or not there for too long. News of an older worker are no news of this one."""
-        is_gap = self._looked_at_ms is None or now_ms - self._looked_at_ms > LOOK_GAP_MS
+        was_away = self._looked_at_ms is None or event.unanswered_ms > LOOK_GAP_MS
+        between_ms = 0 if self._looked_at_ms is None else now_ms - self._looked_at_ms
         self._looked_at_ms = now_ms
         if self._stopping_at_ms is not None:
             return []
@@ -307,26 +331,27 @@ class SlotSupervisor:
         for index, slot in enumerate(self._slots):
             if slot.state is not SlotState.RUNNING:
                 continue
-            if is_gap:
-                slot.silent_since_ms = slot.absent_since_ms = None
+            if was_away:
+                slot.silent_ms = slot.absent_ms = None
             worker = seen.get(index)
             if worker is not None and worker.registered and worker.spawn in (0, slot.spawn):
                 _register(slot, worker)
             else:
                 is_silent = worker is not None and worker.timed_out and worker.spawn == slot.spawn
-                actions += self._miss(index, now_ms, is_silent=is_silent)
+                actions += self._miss(index, now_ms, between_ms, is_silent=is_silent)
         return actions
 
-    def _miss(self, index: int, now_ms: int, *, is_silent: bool) -> list[Action]:
+    def _miss(self, index: int, now_ms: int, between_ms: int, *, is_silent: bool) -> list[Action]:
         """The worker of a slot is not there. One that died is no affair of this: its task ends."""
         slot = self._slots[index]
-        slot.absent_since_ms = now_ms if slot.absent_since_ms is None else slot.absent_since_ms
+        absent_ms = slot.absent_ms = 0 if slot.absent_ms is None else slot.absent_ms + min(between_ms, LOOK_GAP_MS)
         if not is_silent:
-            slot.silent_since_ms = None
-        elif slot.silent_since_ms is None:
-            slot.silent_since_ms = now_ms
-        absent_ms = now_ms - slot.absent_since_ms
-        if slot.silent_since_ms is not None and now_ms - slot.silent_since_ms >= LOSS_GRACE_MS:
+            slot.silent_ms = None
+        elif slot.silent_ms is None:
+            slot.silent_ms = 0
+        else:
+            slot.silent_ms += between_ms if between_ms <= LOOK_GAP_MS else GAP_SILENCE_MS
+        if slot.silent_ms is not None and slot.silent_ms >= LOSS_GRACE_MS:
             slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
         elif absent_ms >= self._absence_ms_max(slot):
             slot.last_error = f"it was not registered for {absent_ms / 1000:.0f} s, and was cancelled"
@@ -393,7 +418,7 @@ def _register(slot: _Slot, worker: SeenWorker) -> None:
     """The slot's worker is there."""
     slot.failures = slot.absences = 0
     slot.ever_registered = True
-    slot.silent_since_ms = slot.absent_since_ms = None
+    slot.silent_ms = slot.absent_ms = None
     slot.process = worker if worker.spawn == slot.spawn else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from operators import spark_slots
+from operators import spark_handle, spark_slots
 from operators.spark_handle import SparkJobHandle
 from operators.spark_slots import Ended, SlotRunner
 from operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
@@ -141,6 +141,32 @@ def test_a_coordinator_that_knows_only_an_older_submission_is_not_believed() -> 
     workers.ended[0](WorkerEnd.LEFT, "done")
     assert handle.wait(10) == "FINISHED"
     assert handle.progress().records_in == 2
+
+
+def test_only_the_question_for_the_workers_counts_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr(spark_handle, "_now_ms", lambda: clock[0])
+
+    class Slow(Client):
+        def workers(self, job_id: str) -> dict[str, Any]:
+            clock[0] += 7
+            return super().workers(job_id)
+
+        def job(self, job_id: str) -> dict[str, Any]:
+            clock[0] += 60_000
+            return super().job(job_id)
+
+    seen: list[int] = []
+    client = Slow(("RUNNING", 1, {}), ("AWAY", 0, {}), ("RUNNING", 2, {"submission": SUBMISSION - 1}), ("RUNNING", 2, {}))
+    handle = SparkJobHandle("job", client, GRAPH, 1, submission=SUBMISSION, progress=False, release=lambda: None)  # type: ignore[arg-type]
+    handle._runner = SlotRunner(SlotSupervisor(1), Workers(), handle.give_up)
+    monkeypatch.setattr(handle._runner, "post", lambda event: seen.append(event.unanswered_ms))
+    handle._poll()
+    with pytest.raises(StorageUnavailableError):
+        handle._poll()
+    handle._poll()
+    handle._poll()
+    assert seen == [7, 21]
 
 
 def test_a_worker_that_can_not_be_killed_from_here_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

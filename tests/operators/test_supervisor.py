@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from operators.supervisor import (
     GiveUp,
     JobEnded,
     Launch,
+    Question,
     SeenWorker,
     SlotSupervisor,
     SpawnWorker,
@@ -160,7 +163,43 @@ def test_an_absence_does_not_count_while_the_coordinator_is_away() -> None:
     supervisor = launched(1)
     supervisor.handle(there(0), now_ms=0)
     assert supervisor.handle(missing(0), now_ms=1_000) == []
-    assert supervisor.handle(missing(0), now_ms=1_001 + max(LOOK_GAP_MS, ABSENCE_MS_MIN)) == []
+    away = replace(missing(0), unanswered_ms=ABSENCE_MS_MIN)
+    assert supervisor.handle(away, now_ms=1_000 + ABSENCE_MS_MIN) == []
+    assert absent_for(supervisor, 0, 1, begin_ms=1_000 + ABSENCE_MS_MIN) == ABSENCE_MS_MIN
+
+
+def test_a_hung_worker_is_cancelled_although_every_look_is_late() -> None:
+    """The coordinator says quickly who is there, and slowly how the job does: each look was a gap, and nobody was ever missed."""
+    supervisor = launched(1)
+    supervisor.handle(there(0), now_ms=0)
+    late = 2 * LOOK_GAP_MS
+    assert [supervisor.handle(silent(0), now_ms=number * late) for number in (1, 2)] == [[], []]
+    assert isinstance(supervisor.handle(silent(0), now_ms=3 * late)[0], CancelWorker)
+
+
+def test_a_worker_that_never_registers_is_cancelled_although_every_look_is_late() -> None:
+    supervisor = launched(1)
+    supervisor.handle(there(0), now_ms=0)
+    for number in range(1, 7):
+        assert supervisor.handle(missing(0), now_ms=number * 2 * LOOK_GAP_MS) == []
+    assert isinstance(supervisor.handle(missing(0), now_ms=7 * 2 * LOOK_GAP_MS)[0], CancelWorker)
+
+
+def test_a_driver_that_stood_still_with_its_workers_cancels_none_that_come_back() -> None:
+    supervisor = launched(1)
+    supervisor.handle(silent(0), now_ms=0)
+    assert supervisor.handle(silent(0), now_ms=3_600_000) == []
+    assert supervisor.handle(there(0), now_ms=3_600_250) == []
+    assert supervisor.handle(silent(0), now_ms=3_600_500) == []
+
+
+def test_a_question_is_unanswered_from_its_first_try_to_its_answer() -> None:
+    question = Question()
+    for now in (100, 400, 900):
+        question.ask(now)
+    assert question.answered(1_000) == 900
+    question.ask(9_000)
+    assert question.answered(9_010) == 10
 
 
 def test_nobody_is_cancelled_for_a_loss_once_the_job_is_over() -> None:
