@@ -231,7 +231,9 @@ _REASONS: dict[str, str] = {
     FailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks of the job run just now: try again when it is RUNNING",
     FailureReason.JOB_FINISHING: "the job has ended, or is about to: it takes no more snapshots",
     FailureReason.COORDINATOR_SHUTDOWN: "the job was cancelled or has failed: it takes no more snapshots",
-    FailureReason.SUSPENDED: "the job failed meanwhile, or is led elsewhere by now: try again when it is RUNNING",
+    FailureReason.SUSPENDED: "a newer submission took the job over meanwhile: ask again when that one is RUNNING",
+    FailureReason.LEADER_CHANGED: "another coordinator leads the job by now: try again when it is RUNNING",
+    FailureReason.TASK_NOT_READY: "a task was not ready for it: try again when the job is RUNNING",
     FailureReason.JOB_FAILOVER: "the job failed meanwhile and restarts: try again when it is RUNNING",
     FailureReason.TOO_MANY_REQUESTS: "too many snapshots were asked for and wait: try again later",
     FailureReason.MINIMUM_TIME_BETWEEN: "the last checkpoint ended less than min_pause_ms ago: try again later",
@@ -243,8 +245,12 @@ _REASONS: dict[str, str] = {
 def _cause(view: TriggerView) -> schemas.FailureCause | None:
     if view.failure is None and view.failure_reason is None:
         return None
-    reason, text = view.failure_reason or "CheckpointFailedError", view.failure or view.failure_reason or ""
-    return _failure_cause(reason, _REASONS.get(text, text))
+    reason = view.failure_reason or "CheckpointFailedError"
+    is_bare = view.failure is None or view.failure == view.failure_reason
+    text = _REASONS.get(reason, view.failure_reason or "") if is_bare else view.failure or ""
+    if view.tries > 1:
+        text += f" (the job failed over meanwhile; the stop was tried {view.tries} times)"
+    return _failure_cause(reason, text)
 
 
 def _failure_cause(kind: str, text: str) -> schemas.FailureCause:

@@ -312,6 +312,8 @@ class CompleteRequest(msgspec.Struct, frozen=True):
     completed: CompletedCheckpoint | None = None
     failure: FailureReason | None = None
     message: str = ""
+    tries: int = 1
+    """Checkpoints that it took."""
 
 
 class AnswerAcks(msgspec.Struct, frozen=True):

@@ -96,4 +96,5 @@ def _ended(note: RequestEnded) -> tuple[int, str, str]:
         at = f" at {note.location}" if note.location else ""
         return logging.INFO, "request_completed", f"{kind} is complete: id {note.checkpoint_id}{at}"
     why = f": {note.message}" if note.message else ""
-    return logging.WARNING, "request_failed", f"{kind} failed, {note.reason.value}{why}"
+    after = f" after {note.tries} tries" if note.tries > 1 else ""
+    return logging.WARNING, "request_failed", f"{kind} failed{after}, {note.reason.value}{why}"

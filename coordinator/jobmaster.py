@@ -303,7 +303,7 @@ class JobMaster:
     def _retry_stops(self) -> None:
         """Ask again for the stops that a failover cut off, once every task runs; answer those for which that is too late."""
         for outcome in self.stops.take_hopeless(now_ms=self._turn.now_ms, is_ending=self.lifecycle.is_ending):
-            self.triggers.end(outcome)
+            self._end_request(outcome)
         due = self.stops.take_due(is_up=self.lifecycle.is_up)
         for intent in due:
             folder = self._savepoint_folder(intent.target)
@@ -403,20 +403,26 @@ class JobMaster:
         self.lifecycle.request_ended(action)
         may_recover = not self.lifecycle.is_ending and self.state is not JobState.CREATED
         outcome = self.stops.ended(action, now_ms=self._turn.now_ms, may_recover=may_recover)
-        if outcome is None:
-            return  # it is tried again
-        self._note_request(outcome)
-        if self.triggers.end(outcome):
-            self.lifecycle.end(JobState.CANCELED, "")
+        if outcome is not None:  # else it is tried again
+            self._end_request(outcome)
 
-    def _note_request(self, outcome: on.CompleteRequest) -> None:
+    def _end_request(self, outcome: on.CompleteRequest) -> None:
+        """Say what became of what a user asked for: in the log, and to whoever asks for its trigger."""
         request, completed = outcome.request, outcome.completed
         if request.trigger_id:  # else it is the final checkpoint, which nobody asked for
             location = completed.folder if completed is not None and completed.is_savepoint else ""
             note = RequestEnded(
-                request.kind, request.trigger_id, outcome.checkpoint_id, location, outcome.failure, outcome.message
+                request.kind,
+                request.trigger_id,
+                outcome.checkpoint_id,
+                location,
+                outcome.failure,
+                outcome.message,
+                outcome.tries,
             )
             self._turn.notes.append(note)
+        if self.triggers.end(outcome):
+            self.lifecycle.end(JobState.CANCELED, "")
 
     def _trigger(self, slot: Slot, trigger: on.SendTriggers) -> None:
         """Only processes with a source are told; everybody else hears by barriers."""

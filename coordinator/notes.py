@@ -61,6 +61,8 @@ class RequestEnded(msgspec.Struct, frozen=True):
     location: str = ""
     reason: FailureReason | None = None
     message: str = ""
+    tries: int = 1
+    """Checkpoints that it took."""
 
 
 Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded

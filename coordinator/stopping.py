@@ -110,10 +110,7 @@ class StopRetries:
         tries = self._stops.pop(trigger_id).tries
         del self._until_ms[trigger_id]
         self._waiting.pop(trigger_id, None)
-        if outcome.failure is None or tries < 2:
-            return outcome
-        message = f"{outcome.message or outcome.failure.value} (the job failed over meanwhile; the stop was tried {tries} times)"
-        return msgspec.structs.replace(outcome, message=message)
+        return msgspec.structs.replace(outcome, tries=max(1, tries))
 
 
 def derive_cut_off_stops(job: RecordedJob, submission: SubmissionRecord) -> tuple[StopIntent, ...]:

@@ -53,6 +53,7 @@ class TriggerRegister:
             location=outcome.completed.folder if outcome.completed is not None else None,
             failure=(outcome.message or outcome.failure.value) if outcome.failure is not None else None,
             failure_reason=outcome.failure.value if outcome.failure is not None else None,
+            tries=outcome.tries,
         )
         wanted = view.trigger_id in self._cancel_after
         self._cancel_after.discard(view.trigger_id)

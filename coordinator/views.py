@@ -291,6 +291,8 @@ class TriggerView(msgspec.Struct, frozen=True):
     failure: str | None = None
     failure_reason: str | None = None
     """A FailureReason value."""
+    tries: int = 1
+    """Checkpoints that it took: a stop that a failover cuts off takes several."""
 
 
 class SavepointPlaces(msgspec.Struct, frozen=True):

@@ -13,8 +13,9 @@ from api.errors import ConnectionLostError
 from api.runfile import RunRecord, write_run_record
 from barriers.headers import UNREACHABLE_HEADER
 from barriers.jobgraph import Submission
-from barriers.messages import CheckpointKind
+from barriers.messages import CheckpointKind, FailureReason
 from coordinator.records import DIRECTORY_FILE
+from coordinator.stopping import CUT_OFF
 from coordinator.views import TriggerView
 from operators.leader_retrieval import Target
 from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
@@ -68,6 +69,28 @@ def test_a_bare_reason_is_said_in_words(client: RestClient, coordinator: FakeCoo
     with pytest.raises(CheckpointFailedError, match="not all tasks of the job run") as caught:
         client.savepoint(JOB)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("reason", sorted(CUT_OFF | {FailureReason.SUSPENDED, FailureReason.COORDINATOR_SHUTDOWN}))
+def test_a_stop_that_is_given_up_is_said_in_words_with_its_tries(
+    client: RestClient, coordinator: FakeCoordinator, reason: FailureReason
+) -> None:
+    for failure in (None, reason.value):
+        coordinator.trigger = TriggerView(
+            TRIGGER, CheckpointKind.STOP_SAVEPOINT, False, failure=failure, failure_reason=reason.value, tries=3
+        )
+        with pytest.raises(CheckpointFailedError, match="the stop was tried 3 times") as caught:
+            client.stop(JOB)
+        assert reason.value not in caught.value.message
+        assert " " in caught.value.message.split("(")[0].strip()
+
+
+def test_what_a_coordinator_says_stays_and_gets_the_number_of_tries(client: RestClient, coordinator: FakeCoordinator) -> None:
+    coordinator.trigger = TriggerView(
+        TRIGGER, CheckpointKind.STOP_SAVEPOINT, False, failure="PeerLost: x", failure_reason="job_failure", tries=2
+    )
+    with pytest.raises(CheckpointFailedError, match=r"PeerLost: x \(.*tried 2 times"):
+        client.stop(JOB)
 
 
 def test_waiting_ends(client: RestClient) -> None:

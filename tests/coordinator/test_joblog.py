@@ -118,6 +118,11 @@ def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture)
         (CheckpointFailed(5, CheckpointKind.CHECKPOINT, FailureReason.SUBSUMED), "INFO", "checkpoint 5 failed, subsumed"),
         (CheckpointFailed(5, CheckpointKind.STOP_SAVEPOINT, FailureReason.EXPIRED, "late"), "WARNING", "5 failed, expired: late"),
         (RequestEnded(CheckpointKind.SAVEPOINT, "t", 5, "/s"), "INFO", "savepoint asked for as t is complete: id 5 at /s"),
+        (
+            RequestEnded(CheckpointKind.STOP_SAVEPOINT, "t", None, "", FailureReason.LEADER_CHANGED, "", 3),
+            "WARNING",
+            "stop-savepoint asked for as t failed after 3 tries, leader_changed",
+        ),
         (RequestEnded(CheckpointKind.SAVEPOINT, "t", 5, "", FailureReason.DECLINED), "WARNING", "asked for as t failed, declined"),
     ],
 )

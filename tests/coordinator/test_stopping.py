@@ -7,6 +7,7 @@ import pytest
 from barriers.jobgraph import RestartStrategy
 from barriers.messages import AckBatch, CheckpointKind, DeclineCheckpoint, FailureReason, FinishTasks, TaskState, TriggerCheckpoint
 from coordinator import jobevents as job
+from coordinator.notes import Note, RequestEnded
 from coordinator.stopping import STOP_RETRY_MS, STOP_TRIES_MAX, StopIntent, StopRetries
 from coordinator.views import TriggerView
 from tests.coordinator.rig import Rig
@@ -119,7 +120,7 @@ def test_tries_are_bounded_and_the_user_is_told_how_many_there_were() -> None:
         run_again(rig, attempt + 1)
     view = seen(rig)
     assert (view.in_progress, view.failure_reason) == (False, "job_failure")
-    assert f"tried {STOP_TRIES_MAX} times" in str(view.failure)
+    assert view.tries == STOP_TRIES_MAX
     assert len(stops_sent(rig)) == STOP_TRIES_MAX
 
 
@@ -136,6 +137,24 @@ def test_a_job_that_is_cancelled_meanwhile_is_not_stopped() -> None:
     fail(rig, 1)
     rig.call(job.CancelRequested)
     assert seen(rig).failure_reason == "job_failure"
+
+
+def test_a_stop_that_is_given_up_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = stopping()
+    fail(rig, 1)
+    notes: list[Note] = []
+    handle = rig.master.handle
+
+    def noted(event: job.Event, *, now_ms: int, wall_ms: int) -> list[job.Action]:
+        actions = handle(event, now_ms=now_ms, wall_ms=wall_ms)
+        notes.extend(rig.master.notes)
+        return actions
+
+    monkeypatch.setattr(rig.master, "handle", noted)
+    rig.pass_time(STOP_RETRY_MS + 1_000)
+    rig.call(job.CancelRequested)
+    (note,) = [each for each in notes if isinstance(each, RequestEnded)]
+    assert (note.trigger_id, note.reason, note.tries) == ("s", FailureReason.JOB_FAILOVER, 1)
 
 
 def test_a_job_that_may_not_restart_fails_with_its_stop() -> None:
