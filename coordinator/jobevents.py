@@ -71,6 +71,8 @@ class JobSetup(msgspec.Struct, frozen=True):
     restarts: int = 0
     completed: tuple[CompletedCheckpoint, ...] = ()
     aborted: tuple[int, ...] = ()
+    begins: bool = False
+    """The submission was made under this epoch: no leader led it before."""
     reconcile: bool = False
     """Workers may be running `attempt`: wait for them instead of deploying anew."""
     fail_over: bool = False

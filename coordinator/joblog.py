@@ -42,8 +42,8 @@ class JobLog:
         """This process leads the job from now on."""
         newest = max((entry.checkpoint_id for entry in setup.completed), default=0)
         runs = f"attempt {setup.attempt} runs on, if its workers come back" if setup.reconcile else "it waits for workers"
-        took = f"taken over from epoch {setup.epoch - 1}; " if setup.epoch > 1 else ""
-        text = f"led from here with epoch {setup.epoch}, submission {setup.submission}: {took}newest checkpoint {newest}; {runs}"
+        took = "a new submission begins" if setup.begins else f"taken over from epoch {setup.epoch - 1}"
+        text = f"led from here with epoch {setup.epoch}, submission {setup.submission}: {took}; newest checkpoint {newest}; {runs}"
         fields = {"epoch": setup.epoch, "submission": setup.submission, "checkpoint_id": newest, "attempt": setup.attempt}
         self._write(logging.INFO, "leadership_taken", text, fields)
 

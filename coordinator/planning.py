@@ -182,6 +182,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         restarts=attempt.restarts if attempt is not None and same else 0,
         completed=tuple(_completed(entry) for entry in job.with_fact(CheckpointFact.COMPLETED)),
         aborted=tuple(entry.checkpoint_id for entry in job.with_fact(CheckpointFact.ABORTED)),
+        begins=record.epoch == epoch,
         reconcile=same,
         fail_over=same and derive_abandoned_stop(job, record),
         finishing=derive_finishing(job, record),

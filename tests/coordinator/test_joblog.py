@@ -103,9 +103,21 @@ def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture)
     assert {entry["job_name"] for entry in told} == {"word count"}
     taken = [(entry["event"], entry["epoch"]) for entry in told if entry["event"] == "leadership_taken"]
     assert taken == [("leadership_taken", 1), ("leadership_taken", 2)]
-    assert "taken over from epoch 1" in caplog.text
+    assert "led from here with epoch 1, submission 1: a new submission begins; newest checkpoint 0" in caplog.text
+    assert "led from here with epoch 2, submission 1: taken over from epoch 1; newest checkpoint 0" in caplog.text
     states = [entry["state"] for entry in told if entry["event"] == "state_changed"]
     assert states == ["RECONCILING", "SUSPENDED", "CANCELLING"]
+
+
+def test_a_second_submission_takes_over_from_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    process = Process(DictStorage()).begin()
+    process.submit(submission(word_count()))
+    process.settle()
+    process.submit(submission(word_count()))
+    process.settle()
+    assert "led from here with epoch 2, submission 2: a new submission begins; newest checkpoint 0" in caplog.text
+    assert "taken over" not in caplog.text
 
 
 @pytest.mark.parametrize(
