@@ -88,19 +88,17 @@ class ZmqTransport:
         os.set_blocking(self._wake_write, False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = ZmqAuthenticator(self._context)
-        port_socket = self._pull(PORT_PART_BYTES_MAX)
-        self._curve(port_socket)
-        port_socket.curve_server = True
-        port = port_socket.bind_to_random_port(f"tcp://{_bracketed(bind)}")
-        self._address = f"tcp://{_bracketed(bind)}:{port}"
-        self._pulls = [port_socket]
-        self._socket_path = socket_path
-        if socket_path:
-            self._pulls.append(self._bind_socket(socket_path))
+        self._pulls: list[zmq.Socket[bytes]] = []
         self._poller = zmq.Poller()
-        for pull in self._pulls:
-            self._poller.register(pull, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
+        self._socket_path = socket_path
+        try:
+            self._address = self._bind_port(_bracketed(bind))
+            if socket_path:
+                self._bind_socket(socket_path)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -120,18 +118,26 @@ class ZmqTransport:
     def refused_count(self) -> int:
         return self._admission.refused_count
 
-    def _bind_socket(self, path: str) -> zmq.Socket[bytes]:
+    def _bind_port(self, host: str) -> str:
+        pull = self._pull(PORT_PART_BYTES_MAX)
+        self._curve(pull)
+        pull.curve_server = True
+        return f"tcp://{host}:{pull.bind_to_random_port(f'tcp://{host}')}"
+
+    def _bind_socket(self, path: str) -> None:
         pull = self._pull(PART_BYTES_MAX)
         pull.plain_server = True
         pull.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         pull.bind(f"ipc://{path}")
-        return pull
 
     def _pull(self, part_bytes_max: int) -> zmq.Socket[bytes]:
+        """Closed with the transport, bound or not."""
         pull = self._context.socket(zmq.PULL)
+        self._pulls.append(pull)
         _configure(pull)
         pull.maxmsgsize = part_bytes_max + PART_SLACK_BYTES
         pull.backlog = BACKLOG_MAX
+        self._poller.register(pull, zmq.POLLIN)
         return pull
 
     def _curve(self, socket: zmq.Socket[bytes]) -> None:

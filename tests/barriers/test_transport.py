@@ -116,6 +116,17 @@ def test_the_key_of_every_peer_is_needed(stack: ExitStack) -> None:
         transport.start(peers)
 
 
+@pytest.mark.parametrize(("bind", "path"), [("203.0.113.1", ""), ("127.0.0.1", "/nowhere/d")], ids=["address", "socket"])
+def test_what_cannot_be_bound_leaves_no_thread_and_no_descriptor(bind: str, path: str) -> None:
+    """An advertised address that is another machine's, say."""
+    ZmqTransport(0, CurveKeys.generate()).close()  # what the library opens once
+    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(zmq.ZMQError):
+        ZmqTransport(0, CurveKeys.generate(), bind=bind, socket_path=path)
+    assert set(threading.enumerate()) <= threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def spoil_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not known is turned away soon."""
     monkeypatch.setattr(zmq_authenticator, "PeerAuthentication", lambda: PeerAuthentication(held_timeout_ms=100))
