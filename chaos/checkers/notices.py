@@ -2,11 +2,13 @@
 
 Who is not told goes on with the asynchronous part of the snapshot, which holds a copy of its state, and keeps the channels of an
 alignment blocked until the next barrier comes, if one does. A leader that aborts a checkpoint of the attempt that runs tells its
-workers at once; what the network makes of that is not its fault. A worker without a session is told when it registers."""
+workers at once; what the network makes of that is not its fault. A worker without a session is told when it registers, and one
+that runs nothing of that attempt, since it has just replaced another, need not be told at all."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from barriers.messages import CancelTasks, FinishTasks, NotifyCheckpointAborted, TriggerCheckpoint
 from chaos.checkers.base import Checker
@@ -16,6 +18,17 @@ from chaos.scenario import Scenario
 
 NOTICE_MS_MAX = 200
 """How long a leader that is awake may take from the stored decision to its notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A notice that is to be given."""
+
+    at_ms: int
+    """Since when: first the time of the decision."""
+    leader: str
+    """The process that has to tell."""
+    attempt: int
 
 
 class NoticesChecker(Checker):
@@ -30,8 +43,8 @@ class NoticesChecker(Checker):
         """Undecided id -> the coordinator that triggered it."""
         self._cancelled = 0
         """Highest attempt that tasks were told to give up, or to end."""
-        self._due: dict[int, tuple[int, str]] = {}
-        """Aborted id -> when it was decided, and who has to tell."""
+        self._due: dict[int, _Due] = {}
+        """By aborted id."""
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, Stored):  # most of what there is to hear
@@ -47,7 +60,7 @@ class NoticesChecker(Checker):
                 self._cancelled = max(self._cancelled, attempt)
                 self._due.clear()
             case Lifecycle(change="killed" | "paused", actor=actor):
-                self._due = {number: due for number, due in self._due.items() if due[1] != actor}
+                self._due = {number: due for number, due in self._due.items() if due.leader != actor}
             case Lifecycle(change="power_loss"):
                 self._due.clear()
             case _:
@@ -61,28 +74,36 @@ class NoticesChecker(Checker):
                     record = self.ledger.abort_record(number)
                     mine = claim is not None and record is not None and record.epoch == claim.epoch == self.ledger.newest_epoch
                     if leader is not None and mine and claim is not None and claim.attempt > self._cancelled:
-                        self._due[number] = (fact.at_ms, leader)
+                        self._due[number] = _Due(fact.at_ms, leader, claim.attempt)
                 case AttemptRecorded() | EpochTaken() | ResultRecorded():
                     self._due.clear()
                 case _:
                     pass
 
     def look(self) -> None:
-        for number, (at_ms, leader) in list(self._due.items()):
-            if self.world.now_ms - at_ms <= NOTICE_MS_MAX:
+        for number, due in list(self._due.items()):
+            if self.world.now_ms - due.at_ms <= NOTICE_MS_MAX:
                 continue
-            if self._can_tell(number, leader):
+            if self._can_tell(number, due):
                 del self._due[number]
-                self.report("I30", f"checkpoint {number} was aborted at {at_ms} ms, and {leader} has told no task of it")
+                said = f"checkpoint {number} was aborted at {due.at_ms} ms, and {due.leader} has told no task of it"
+                self.report("I30", said)
             else:
-                self._due[number] = (self.world.now_ms, leader)
+                self._due[number] = replace(due, at_ms=self.world.now_ms)
 
-    def _can_tell(self, number: int, leader: str) -> bool:
-        """The leader knows that the abort is stored, and somebody's command stream is open: else a notice waits."""
-        hosts = [host for host in self.world.coordinators() if host.process.name == leader]
+    def _can_tell(self, number: int, due: _Due) -> bool:
+        """The leader knows that the abort is stored, and the command stream of somebody who has tasks of the attempt is open: else
+        a notice waits."""
+        hosts = [host for host in self.world.coordinators() if host.process.name == due.leader]
         masters = [service._master for host in hosts for service in host.services]
         if all(master.coordinator.attempt is None for master in masters):
             return False  # it has given up the attempt, and the next one is not on record yet: its tasks are all cancelled
         if any(each.checkpoint_id == number for master in masters for each in master.coordinator.pending):
             return False  # storage did not say clearly whether it is stored
-        return any(slot.connected for master in masters for slot in master.workforce.slots)
+        sessions = {slot.session for master in masters for slot in master.workforce.slots if slot.connected}
+        return any(host.session.session in sessions for host in self.world.workers() if _runs(host, due.attempt))
+
+
+def _runs(host: Any, attempt: int) -> bool:
+    """Whether a worker (chaos.workerhost.WorkerHost) has tasks of an attempt."""
+    return any(each.subtask.attempt == attempt for each in host.subtasks())

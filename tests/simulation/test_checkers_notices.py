@@ -17,15 +17,22 @@ def story() -> Story:
     """Checkpoint 2 was triggered and is aborted. No other checker looks at this coordinator, of which only the slots are there."""
     story = Story()
     story.checkers = [each for each in story.checkers if isinstance(each, NoticesChecker)]
-    slots, coordinator = [SimpleNamespace(connected=True)], SimpleNamespace(pending=[], attempt=1)
+    slots, coordinator = [SimpleNamespace(connected=True, session="s")], SimpleNamespace(pending=[], attempt=1)
     service = SimpleNamespace(_master=SimpleNamespace(workforce=SimpleNamespace(slots=slots), coordinator=coordinator))
     story.live_coordinators = [process("coordinator-1", services=[service])]
     story.begin()
+    story.live_workers = [worker("s", story.attempt)]
     story.complete(1)
     story.claim(2)
     story.trigger(2)
     story.abort(2)
     return story
+
+
+def worker(session: str, *attempts: int) -> SimpleNamespace:
+    """A worker with tasks of these attempts."""
+    subtasks = [SimpleNamespace(subtask=SimpleNamespace(attempt=attempt)) for attempt in attempts]
+    return process("worker-0.1", session=SimpleNamespace(session=session), subtasks=lambda: subtasks)
 
 
 def broken_later(story: Story) -> list[str]:
@@ -69,6 +76,22 @@ def test_who_can_be_told_later_is_told_later(story: Story) -> None:
     assert broken_later(story) == []
     slot.connected = True
     assert broken_later(story) == ["I30"]
+
+
+def test_worker_that_replaced_another_has_nothing_to_be_told_of(story: Story) -> None:
+    """Its stream is the only one that is open, and it has no task; a newer attempt is none of that checkpoint's either."""
+    (asked,) = story.live_workers
+    story.live_workers = [worker("s")]
+    assert broken_later(story) == []
+    story.live_workers = [worker("s", story.attempt + 1)]
+    assert broken_later(story) == []
+    story.live_workers = [asked]
+    assert broken_later(story) == ["I30"]
+
+
+def test_tasks_of_a_worker_whose_session_is_over_can_not_be_told(story: Story) -> None:
+    story.live_workers = [worker("older", story.attempt), worker("s")]
+    assert broken_later(story) == []
 
 
 def test_leader_that_got_no_clear_answer_asks_again_before_it_tells(story: Story) -> None:
