@@ -173,7 +173,7 @@ class SimGateway:
         status = status_of(error)
         if status == 409:
             if request != "register":
-                return on.RequestRefused(request, error.message)
+                return on.refuse_post(request, error.message, error.fields)
             return on.refuse_registration(error.message, error.fields, submission=self._identity.submission)
         if status in REJECTED_STATUS and request == "register":
             self.rejection = error

@@ -65,6 +65,7 @@ from operators.sessionevents import (
     StatusChanged,
     WorkerIdentity,
     inline_bytes,
+    refuse_post,
     refuse_registration,
 )
 from statebackends.errors import HoldfastError, ProtocolError
@@ -252,7 +253,7 @@ class Gateway:
                 self._http.failed(error, asked)
             if request == "register" and error.fenced:
                 return refuse_registration(error.message, error.named, submission=self._identity.submission)
-            return RequestRefused(request, error.message)
+            return refuse_post(request, error.message, error.named if error.fenced else {})
         except HoldfastError as error:
             if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error

@@ -272,8 +272,14 @@ class Session:
             return []
         if event.request == "register" and self.unreachable_since_ms is None:
             self.unreachable_since_ms = now_ms  # one that does not know our job leads us no more than none at all
+        if event.discarded:  # else one too large for a registration would be refused after each of them, without end
+            for item in self._posted_acks():
+                self._unanswered.pop(ack_key(item), None)
         self._register_again(now_ms, after_failure=event.request == "register")
         return []
+
+    def _posted_acks(self) -> list[Answerable]:
+        return [item for item in self._posted.get("acks", ()) if not isinstance(item, SubtaskStatus)]
 
     def _digest_rejection(self, event: RequestRefused, now_ms: int) -> bool:
         """Answer for what the coordinator will never take, so that it keeps nothing else back; False if that is not the reason."""

@@ -80,9 +80,16 @@ class RequestRefused(msgspec.Struct, frozen=True):
     """A registration: another process holds the slot, or nobody says why not this one."""
     over: bool = False
     """A registration: the job has ended."""
+    discarded: bool = False
+    """Acknowledgements: each is of an attempt that is over. The leader has noted the files that they name, and wants none again."""
     rejected: bool = False
     """No repetition will make it right. A registration: a wrong token, or another state directory. Acknowledgements or states: what
     they say is not taken (400, 413, 422), or can't be encoded at all."""
+
+
+def refuse_post(request: str, message: str, fields: Mapping[str, Any]) -> RequestRefused:
+    """What a FencedError means for anything but a registration. By its fields: that of an older attempt names the one that runs."""
+    return RequestRefused(request, message, discarded=request == "acks" and "attempt" in fields)
 
 
 def refuse_registration(message: str, fields: Mapping[str, Any], *, submission: int) -> RequestRefused:

@@ -55,6 +55,7 @@ from operators.sessionevents import (
     StatesAnswered,
     StatusChanged,
     WorkerIdentity,
+    refuse_post,
     refuse_registration,
 )
 from statebackends.errors import FencedError
@@ -308,6 +309,18 @@ def test_a_registration_carries_little_state(running: Driver) -> None:
     assert sent.body.unanswered == (items[0],)
     actions = running.handle(RegistrationAnswered(registered(2, "s2", 1, answers=(AckStatus.UNKNOWN,))))
     assert actions == [OpenStream(2, "s2", 0), PostAcks(AckBatch(2, 1, "s2", (items[1],)))]
+
+
+def test_a_large_answer_of_an_attempt_that_is_over_is_not_posted_for_ever(running: Driver) -> None:
+    """No registration carries it, and the leader refuses it after each."""
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (InlineHandle(bytes(REGISTER_BYTES_MAX + 1)),))
+    running.handle(AnswerReady(AcknowledgeCheckpoint(1, 1, "v", 1, {"v": OperatorSubtaskState(keyed=(handle,))})))
+    refused = refuse_post("acks", "attempt 2 runs", {"attempt": 2})
+    (sent,) = running.handle(refused)
+    assert isinstance(sent, SendRegister)
+    assert sent.body.unanswered == ()
+    actions = running.handle(RegistrationAnswered(registered(2, "s2", 2)))
+    assert actions == [Deliver(CancelTasks(1)), OpenStream(2, "s2", 0)]
 
 
 def test_a_registration_that_is_refused_for_what_is_unanswered_is_made_without_it(running: Driver) -> None:
