@@ -149,8 +149,9 @@ class SimGateway:
                 self._ask("acks", acks, AckAnswers, on.AcksAnswered)
             case on.PostStates(body=states):
                 self._ask("states", states, None, lambda _: on.StatesAnswered())
-            case on.PostHeartbeat(session=session, attempt=attempt):
-                beat = Heartbeat(self._identity.slot, session, attempt, self._metrics(attempt), self._frames_refused())
+            case on.PostHeartbeat(session=session, attempt=attempt, bare=bare):
+                metrics = () if bare else self._metrics(attempt)
+                beat = Heartbeat(self._identity.slot, session, attempt, metrics, self._frames_refused())
                 self._ask("heartbeat", beat, Epoch, lambda answer: on.HeartbeatAnswered(answer.epoch or self.session.epoch))
 
     # -------------------------------------------------------------------------------------------------------- requests
@@ -178,7 +179,7 @@ class SimGateway:
         if status in REJECTED_STATUS and request == "register":
             self.rejection = error
             return on.RequestRefused(request, error.message, rejected=True)
-        if status in CONTENT_STATUS and request in ("acks", "states"):
+        if status in CONTENT_STATUS and request in ("acks", "states", "heartbeat"):
             return on.RequestRefused(request, error.message, rejected=True)
         self._target = self._network.next_target(self._target, error)
         if status == 404:

@@ -229,8 +229,8 @@ class Gateway:
                 return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers)))
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
-            case PostHeartbeat(session=session, attempt=attempt):
-                beat = Heartbeat(slot, session, attempt, self._metrics(attempt), self._frames_refused())
+            case PostHeartbeat(session=session, attempt=attempt, bare=bare):
+                beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
 
     def _post(self, path: str, message: Any, kind: type[T]) -> T:
@@ -258,7 +258,7 @@ class Gateway:
             if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error
                 return RequestRefused(request, error.message, rejected=True)
-            if isinstance(error, RejectedError) and error.content and request in ("acks", "states"):
+            if isinstance(error, RejectedError) and error.content and request in ("acks", "states", "heartbeat"):
                 log.warning("the coordinator does not take a message of %s, which is not repeated as it is: %s", request, error)
                 return RequestRefused(request, error.message, rejected=True)
             self._http.failed(error, asked)

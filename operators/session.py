@@ -116,6 +116,8 @@ class Session:
         self._open_triggers: set[int] = set()
         self._heartbeat_interval_ms = 2_000
         self._heartbeat_due_ms = 0
+        self._beats_bare = False
+        """A heartbeat was refused for what it says: until the worker registers again, or runs another attempt, they carry no counters."""
         self._began = False
         self.unreachable_since_ms: int | None = None
         """When contact was lost, or first sought; None while the coordinator answers."""
@@ -200,7 +202,7 @@ class Session:
         if now_ms >= self._heartbeat_due_ms and self._may_send("heartbeat", now_ms):
             self._under_way.add("heartbeat")
             self._heartbeat_due_ms = now_ms + self._heartbeat_interval_ms
-            actions.append(PostHeartbeat(self.session, self.attempt))
+            actions.append(PostHeartbeat(self.session, self.attempt, self._beats_bare))
         return actions
 
     def _may_send(self, request: str, now_ms: int) -> bool:
@@ -292,6 +294,9 @@ class Session:
             return True
         if event.request not in self._under_way:
             return True
+        if event.request == "heartbeat":
+            self._beat_refused(now_ms)
+            return True
         self._reached()
         self._under_way.discard(event.request)
         posted = self._posted.pop(event.request, ())
@@ -302,6 +307,15 @@ class Session:
         for item in posted:
             self._replace(item, event.message)
         return True
+
+    def _beat_refused(self, now_ms: int) -> None:
+        """Beat without counters at once, since the lease runs on. One that has none is given up until the next is due: it reached
+        nobody, as far as this worker knows, who may never have left."""
+        self._under_way.discard("heartbeat")
+        if not self._beats_bare:
+            self._beats_bare, self._heartbeat_due_ms = True, now_ms
+        elif self.unreachable_since_ms is None:
+            self.unreachable_since_ms = now_ms
 
     def _replace(self, item: Answerable | SubtaskStatus, refusal: str) -> None:
         """Say in its place what the coordinator can take; what is refused even so is given up, and what was decided meanwhile."""
@@ -329,7 +343,7 @@ class Session:
             self._register_again(now_ms, after_failure=True)
             return []
         self._reached()
-        self._register_alone = False
+        self._register_alone = self._beats_bare = False
         self.state = SessionState.REGISTERED
         self.epoch, self.session, self._last_number = registered.epoch, registered.session, 0
         self._under_way.clear()
@@ -443,6 +457,7 @@ class Session:
 
     def _begin_attempt(self, deployment: Deployment) -> None:
         self.attempt = deployment.attempt
+        self._beats_bare = False
         self._open_triggers.clear()
         self._dirty.clear()
         self._forget_answers(lambda item: item.attempt < deployment.attempt)

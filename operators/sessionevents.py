@@ -83,8 +83,8 @@ class RequestRefused(msgspec.Struct, frozen=True):
     discarded: bool = False
     """Acknowledgements: each is of an attempt that is over. The leader has noted the files that they name, and wants none again."""
     rejected: bool = False
-    """No repetition will make it right. A registration: a wrong token, or another state directory. Acknowledgements or states: what
-    they say is not taken (400, 413, 422), or can't be encoded at all."""
+    """No repetition will make it right. A registration: a wrong token, or another state directory. Anything else: what it says is
+    not taken (400, 413, 422), or can't be encoded at all."""
 
 
 def refuse_post(request: str, message: str, fields: Mapping[str, Any]) -> RequestRefused:
@@ -166,6 +166,8 @@ class PostStates(msgspec.Struct, frozen=True):
 class PostHeartbeat(msgspec.Struct, frozen=True):
     session: str
     attempt: int
+    bare: bool = False
+    """Without counters: those of this attempt can't be said, or are not taken."""
 
 
 class Deliver(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from barriers.messages import (
     RegisterWorker,
     ShutdownWorker,
     StatusBatch,
+    SubtaskMetrics,
     SubtaskStatus,
     TaskState,
     TriggerCheckpoint,
@@ -180,8 +181,14 @@ class Client:
     def __init__(self, url: str, state_directory: str | None = None) -> None:
         self.delivered: list[WorkerCommand] = []
         address = CoordinatorAddress(url, "secret", state_directory)
-        self.gateway = Gateway(IDENTITY, address, SystemClock(), deliver=self.delivered.append, metrics=lambda attempt: ())
+        self.metrics: tuple[SubtaskMetrics, ...] = ()
+        self.measured = 0
+        self.gateway = Gateway(IDENTITY, address, SystemClock(), deliver=self.delivered.append, metrics=self._measure)
         self.gateway.start()
+
+    def _measure(self, attempt: int) -> tuple[SubtaskMetrics, ...]:
+        self.measured += bool(self.metrics)
+        return self.metrics
 
 
 @pytest.fixture
@@ -319,6 +326,30 @@ def test_an_ack_that_can_not_be_encoded_is_declined(fake: FakeCoordinator, clien
     assert isinstance(decline, DeclineCheckpoint)
     assert (decline.checkpoint_id, decline.reason) == (1, FailureReason.DECLINED)
     assert "can't be encoded" in decline.message
+
+
+def test_a_heartbeat_that_can_not_be_encoded_goes_without_its_counters(fake: FakeCoordinator, client: Client) -> None:
+    """It was tried again for ever, and nobody heard that the worker lives."""
+    client.metrics = (SubtaskMetrics("caf\udce9", 0, records_in=7),)
+    eventually(lambda: client.measured, "counters that are in no JSON")
+    beats = len(fake.of("heartbeat"))
+    eventually(lambda: len(fake.of("heartbeat")) >= beats + 3, "heartbeats without them")
+    assert all(beat["metrics"] == [] for beat in fake.of("heartbeat"))
+    assert client.measured == 1
+    assert len(fake.of("register")) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_heartbeat_that_is_never_taken_goes_without_its_counters(fake: FakeCoordinator, client: Client, status: int) -> None:
+    eventually(lambda: fake.of("heartbeat"), "registration")
+    fake.refuse["heartbeat"] = (status, "")
+    client.metrics = (SubtaskMetrics("v", 0, records_in=7),)
+    eventually(lambda: client.gateway._session.unreachable_since_ms is not None, "one without counters that is refused as well")
+    del fake.refuse["heartbeat"]
+    beats = len(fake.of("heartbeat"))
+    eventually(lambda: len(fake.of("heartbeat")) > beats, "a heartbeat")
+    assert fake.of("heartbeat")[-1]["metrics"] == []
+    assert len(fake.of("register")) == 1
 
 
 def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:

@@ -482,3 +482,43 @@ def test_texts_that_are_in_no_utf_8_are_sent_all_the_same() -> None:
     for action in (states, acks, register):
         assert isinstance(action, PostStates | PostAcks | SendRegister)
         codec.encode(action.body)
+
+
+def test_a_heartbeat_that_is_never_taken_is_not_repeated_as_it_is(running: Driver) -> None:
+    """It was tried again for ever, and the worker that sent it was given up in its best health."""
+    running.now += 2_000
+    assert running.handle(DeadlineReached()) == [PostHeartbeat("s1", 1)]
+    assert running.handle(RequestRefused("heartbeat", "not a valid Heartbeat", rejected=True)) == [PostHeartbeat("s1", 1, bare=True)]
+    running.handle(HeartbeatAnswered(epoch=1))
+    assert running.session.unreachable_since_ms is None
+    running.now += 2_000
+    assert running.handle(DeadlineReached()) == [PostHeartbeat("s1", 1, bare=True)]
+    running.handle(HeartbeatAnswered(epoch=1))
+    running.command(Deploy(deployment(2)))
+    running.now += 2_000
+    assert running.handle(DeadlineReached()) == [PostHeartbeat("s1", 2)]
+
+
+def test_a_bare_heartbeat_that_is_refused_is_given_up_until_the_next_is_due(running: Driver) -> None:
+    """The worker can show no sign of life: it counts as one that reaches nobody."""
+    refused = RequestRefused("heartbeat", "no", rejected=True)
+    running.now += 2_000
+    running.handle(DeadlineReached())
+    running.now += 10
+    assert running.handle(refused) == [PostHeartbeat("s1", 1, bare=True)]
+    assert running.handle(refused) == []
+    assert running.session.unreachable_since_ms == running.now
+    assert running.session.next_deadline_ms() == running.now + 2_000
+    running.now += 2_000
+    assert running.handle(DeadlineReached()) == [PostHeartbeat("s1", 1, bare=True)]
+
+
+def test_heartbeats_carry_counters_again_when_the_worker_has_registered_again(running: Driver) -> None:
+    running.now += 2_000
+    running.handle(DeadlineReached())
+    running.handle(RequestRefused("heartbeat", "no", rejected=True))
+    (sent,) = running.handle(HeartbeatAnswered(epoch=2))
+    assert isinstance(sent, SendRegister)
+    running.handle(RegistrationAnswered(registered(epoch=2, session="s2", attempt=1)))
+    running.now += 2_000
+    assert running.handle(DeadlineReached()) == [PostHeartbeat("s2", 1)]
