@@ -23,6 +23,7 @@ from chaos.checkers.recovery import RecoveryChecker
 from chaos.checkers.registers import RegisterChecker
 from chaos.checkers.repair import RepairChecker
 from chaos.checkers.retention import RetentionChecker
+from chaos.checkers.stops import StopsChecker
 from chaos.checkers.workingfolders import WorkingFoldersChecker
 from chaos.observations import Report, WorldView
 from chaos.scenario import Scenario
@@ -35,6 +36,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     CompletionChecker,
     AbortsChecker,
     CausesChecker,
+    StopsChecker,
     EffectsChecker,
     AttemptsChecker,
     DistributionChecker,
@@ -84,7 +86,7 @@ INVARIANTS: dict[str, str] = {
     "I27": "list entries are neither lost nor repeated by a restore",
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
-    "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks are told of checkpoints that are off",
+    "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks hear of what is off; stops are tried again",
 }
 """What each means, in one line."""
 

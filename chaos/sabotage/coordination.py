@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+import coordinator.planning as planning_module
 import coordinator.store as store_module
 import coordinator.submitting as submitting_module
 from barriers.messages import (
@@ -33,6 +34,7 @@ from coordinator.pending import PendingCheckpoint, list_files
 from coordinator.policy import Load, RequestQueue
 from coordinator.publication import RecordedJob
 from coordinator.records import SubmissionRecord
+from coordinator.stopping import StopRetries
 from coordinator.workforce import Workforce
 from operators.session import Session
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError
@@ -334,6 +336,25 @@ SABOTAGES = (
             Fault("user_error", at_ms=350),
             Fault("kill_coordinator", at_ms=650, amount=1),
             Fault("user_error", at_ms=1_000),
+        ),
+    ),
+    Sabotage(
+        "untried_stop",
+        "a stop that a worker's death cut off is in progress for ever, and never tried again",
+        ("I30",),
+        (Mutant(StopRetries, "take_due", constant([])),),
+        workloads=("counter", "windows", "timers", "aggregate"),
+        plan=(Fault("restore", at_ms=300), Fault("kill_worker", "workers", on="coordinator.send.trigger.stop_savepoint")),
+    ),
+    Sabotage(
+        "forgotten_stop",
+        "a new leader does not try a stop again that its predecessor's death cut off",
+        ("I30",),
+        (Mutant(planning_module, "derive_cut_off_stops", constant(())),),
+        workloads=("counter", "windows", "timers", "aggregate"),
+        plan=(
+            Fault("restore", at_ms=300),
+            Fault("kill_coordinator", on="coordinator.send.trigger.stop_savepoint", amount=50),
         ),
     ),
     Sabotage(

@@ -16,12 +16,15 @@ from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
 from coordinator.releasing import Releases
 from coordinator.settling import Takeover, settle_job
 from coordinator.sharedfiles import SharedFiles
+from coordinator.stopping import StopIntent, StopRetries
 from statebackends.errors import AmbiguousWriteError, FencedError
 from statebackends.handles import FileHandle, OperatorSubtaskState
 from statebackends.storage.operations import DeleteFile, Flow, run_flow
+from tests.coordinator import test_stopping
 from tests.coordinator.bench import JOB, A, B, Bench, of, path, state
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.stepping import Process
+from tests.coordinator.test_jobmaster import restarted
 from tests.coordinator.world import DictStorage as StepStorage
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import MiniJob, MortalStorage
@@ -177,6 +180,24 @@ def test_deaf_recovery() -> None:
         return second.host.registry.find(accepted.job_id) is not None
 
     assert_changes("deaf_recovery", led_before_it_listens, False, True)
+
+
+def test_untried_stop() -> None:
+    def tried() -> int:
+        stops = StopRetries()
+        stops.resume(StopIntent("s", "/savepoints", False, False, asked_ms=0, tries=1), now_ms=0, wall_ms=0)
+        return len(stops.take_due(is_up=True))
+
+    assert_changes("untried_stop", tried, 1, 0)
+
+
+def test_forgotten_stop() -> None:
+    def is_tried_by_the_next_leader() -> bool:
+        rig = test_stopping.stopping()
+        restarted(rig)
+        return test_stopping.seen(rig).in_progress
+
+    assert_changes("forgotten_stop", is_tried_by_the_next_leader, True, False)
 
 
 # ---------------------------------------------------------------------------------------------------------- retention

@@ -119,6 +119,8 @@ SCENES = {
     "folded_keys": Scene("keys", first=6),
     "narrow_keys": Scene("keys"),
     "unescaped_keys": Scene("keys", first=2),
+    "untried_stop": drawn("untried_stop", first=0),
+    "forgotten_stop": drawn("forgotten_stop", first=0),
     "unwaited_savepoint": drawn("unwaited_savepoint", first=0),
     "unasked_claim": Scene("counter", (STOP,)),
     "claimed_deleted_early": Scene("counter", (at(500, "restore"),)),
