@@ -17,15 +17,16 @@ import msgspec
 
 from barriers.jobgraph import ClaimMode
 from barriers.launches import launch_token
-from barriers.messages import ShutdownWorker
-from chaos.control import ControlNetwork
+from barriers.messages import Registered, RegisterWorker, ShutdownWorker
+from chaos.control import Call, ControlNetwork
 from chaos.coordinatorhost import CoordinatorHost
 from chaos.datanet import DataNetwork
 from chaos.driver import DriverHost, Order
 from chaos.faults import Fault
+from chaos.forgeries import forge_registrations
 from chaos.injector import Injector
 from chaos.localdisk import damage_copies, limited_disk
-from chaos.observations import Lifecycle, Observation, StoreView
+from chaos.observations import Impersonated, Lifecycle, Observation, StoreView
 from chaos.processes import Kernel, Process
 from chaos.scenario import Scenario
 from chaos.stores import SimStores
@@ -36,6 +37,7 @@ from chaos.users import Users
 from chaos.workerhost import Surroundings, WorkerHost, repeatable
 from coordinator.records import derive_job_id
 from operators.base import JobPlan
+from operators.leader_retrieval import Target
 from operators.sinks.committer import FileCommitter
 from operators.standing import TERMINAL_STATES
 from operators.worker_main import WorkerSpec
@@ -45,6 +47,8 @@ DEATH_US = (20_000, 250_000)
 """Least and most time until a driver learns of a worker's death and its successor runs."""
 WAKE_US = (200_000, 4_000_000)
 """Least and most time until a worker that hung out of reach wakes, once its task was cancelled."""
+IMPERSONATION_US = 400_000
+"""Most time that passes until each forged registration is sent: the worker that it is of may be dead by then, and its slot free."""
 GUARD_US = 3_000_000
 """Time between two looks at whether a coordinator leads."""
 MEMORY_FOLDER = "/dev/shm"
@@ -398,6 +402,22 @@ class Cluster:
         if process.alive and process.paused:
             self.tell(process, "resumed")
             self.kernel.resume(process)
+
+    def impersonate(self, process: Process, rng: random.Random) -> bool:
+        """Strangers with all that a worker has register in its place and in others'; False if there is nobody to ask."""
+        held, leader = self.held.get(process.name), self.control.leader
+        if held is None or leader is None or not leader.process.alive or held.driver.accepted is None:
+            return False
+        for body in forge_registrations(held.host.session._identity, held.driver.accepted.slots, rng):
+            self._counts["stranger"] = self._counts.get("stranger", 0) + 1
+            stranger = Process(f"stranger-{self._counts['stranger']}", "stranger")
+            self.kernel.after(rng.randrange(IMPERSONATION_US), lambda body=body, stranger=stranger: self._ask_as(stranger, body))  # type: ignore[misc]
+        return True
+
+    def _ask_as(self, stranger: Process, body: RegisterWorker) -> None:
+        self.observe(Impersonated(self.now_ms, stranger.name, body.slot))
+        call = Call(stranger, "register", body.job_id, body.slot)
+        self.control.ask(call, Target(self.control.address), body, Registered, lambda answer: None)
 
     # ----------------------------------------------------------------------------------------------------------- deaths
 

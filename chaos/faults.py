@@ -128,6 +128,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("reorder", "control messages overtake each other", _MESSAGE, "ms", lasts=True),
         FaultKind("partition", "a worker and the coordinator can't reach each other", _WORKER, lasts=True),
         FaultKind("forged_ack", "acknowledgements of a worker name what no task can have stored", _WORKER, lasts=True),
+        FaultKind("forged_registration", "processes that nobody launched register for a worker's slot, and for another", _WORKER),
         FaultKind("break_stream", "a worker's command stream breaks; the coordinator notices late", _WORKER, "ms until it does"),
         FaultKind("cut_link", "a data connection between two workers breaks, and can be made anew", "<slot>-<slot>"),
         FaultKind("forged_frames", "frames that nobody of its attempt sent come to a worker's data port", _WORKER),
@@ -163,7 +164,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "local_disk_full",
     ),
     "zombies": ("pause_worker", "hang_worker", "pause_coordinator", "second_coordinator", "old_leader_wakes"),
-    "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream", "forged_ack"),
+    "messages": ("drop", "delay", "duplicate", "reorder", "partition", "break_stream", "forged_ack", "forged_registration"),
     "data": ("cut_link", "slow_link", "forged_frames"),
     "storage": (
         "store_fails",

@@ -1,6 +1,8 @@
-"""Acknowledgements that no task sends: real ones with one thing made wrong. What a worker with a mistake, or none of ours, may say.
+"""Messages to a coordinator that nobody of the job sends: real ones with one thing made wrong. What a worker with a mistake, or
+none of ours, may say.
 
-Each is wrong in a way that the coordinator can know without opening a file."""
+An acknowledgement is wrong in a way that the coordinator can know without opening a file. A registration comes from a process that
+the job's launcher did not start, or not as that worker."""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from barriers.messages import AcknowledgeCheckpoint
+from barriers.messages import AcknowledgeCheckpoint, RegisterWorker
+from operators.sessionevents import WorkerIdentity
 from statebackends.handles import FileHandle, InlineHandle, KeyGroupRange, OperatorListHandle, OperatorSubtaskState, StateMeta
 
 _Forgery = Callable[[AcknowledgeCheckpoint, random.Random], AcknowledgeCheckpoint | None]
@@ -28,6 +31,34 @@ def forge(ack: AcknowledgeCheckpoint, rng: random.Random) -> tuple[AcknowledgeCh
     rng.shuffle(kinds)
     forged = (kind(ack, rng) for kind in kinds)
     return (next((each for each in forged if each is not None), None) or msgspec.structs.replace(ack, states={}),)
+
+
+def forge_registrations(worker: WorkerIdentity, slots: int, rng: random.Random) -> tuple[RegisterWorker, ...]:
+    """What somebody can send who has all that one worker of a job has: its proof for a later spawn and for another slot, and none
+    for its slot."""
+    spawn = worker.spawn + rng.randint(1, 3)
+    claimed = (
+        (worker.slot, spawn, worker.launch_token),
+        ((worker.slot + 1) % max(2, slots), worker.spawn + rng.randint(0, 3), worker.launch_token),
+        (worker.slot, spawn, rng.choice(("", "0" * 64, "caf\u00e9"))),
+    )
+    return tuple(
+        RegisterWorker(
+            job_id=worker.job_id,
+            slot=slot,
+            submission=worker.submission,
+            task_attempt=worker.task_attempt + rng.randint(0, 1_000),
+            nonce=f"forged{number}",
+            pid=worker.pid,
+            host=worker.host,
+            data_address=worker.data_address,
+            directory_nonce=worker.directory_nonce,
+            data_key=worker.data_key,
+            spawn=spawn_claimed,
+            launch_token=token,
+        )
+        for number, (slot, spawn_claimed, token) in enumerate(claimed)
+    )
 
 
 def _stray(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint:

@@ -96,6 +96,14 @@ class Forged(msgspec.Struct, frozen=True):
     real: AcknowledgeCheckpoint
 
 
+class Impersonated(msgspec.Struct, frozen=True):
+    """A process that no launcher started, or not as that worker, asks for a worker's slot."""
+
+    at_ms: int
+    actor: str
+    slot: int
+
+
 class SnapshotBegan(msgspec.Struct, frozen=True):
     """A subtask begins to take its part of a checkpoint: the cut is here."""
 
@@ -190,6 +198,7 @@ Observation: TypeAlias = (
     | Delivered
     | Reported
     | Forged
+    | Impersonated
     | SnapshotBegan
     | ChannelEnded
     | DataEnded

@@ -144,7 +144,9 @@ def _points(kind: str) -> tuple[str, ...]:
     match kind:
         case "kill_coordinator" | "pause_coordinator" | "second_coordinator" | "old_leader_wakes":
             return COORDINATOR_POINTS
-        case "kill_worker" | "pause_worker" | "hang_worker" | "damage_copies" | "local_disk_full" | "forged_frames":
+        case "kill_worker" | "pause_worker" | "hang_worker" | "damage_copies" | "local_disk_full":
+            return WORKER_POINTS
+        case "forged_frames" | "forged_registration":
             return WORKER_POINTS
         case "kill_driver" | "kill_all" | "power_loss":
             return (*COORDINATOR_POINTS, *WORKER_POINTS)
@@ -164,6 +166,7 @@ def _target(rng: random.Random, kind: str, scenario: Scenario, slots: int) -> st
         "forged_frames": lambda: _worker(rng, slots),
         "partition": lambda: _worker(rng, slots),
         "forged_ack": lambda: _worker(rng, slots),
+        "forged_registration": lambda: _worker(rng, slots),
         "break_stream": lambda: _worker(rng, slots),
         "kill_recovering": lambda: rng.choice(("worker", "coordinator")),
         "clock_jump": lambda: rng.choice(("coordinator", "driver", _worker(rng, slots))),

@@ -27,6 +27,7 @@ from chaos.observations import (
     Commanded,
     Delivered,
     Forged,
+    Impersonated,
     Led,
     Lifecycle,
     Observation,
@@ -37,7 +38,7 @@ from chaos.observations import (
     Submitted,
 )
 from coordinator.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
-from statebackends.errors import AmbiguousWriteError, FencedError
+from statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from statebackends.sharedpaths import SHARED_FOLDER
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
@@ -68,6 +69,7 @@ SOMETIMES: dict[str, str] = {
     "hung_worker_cancelled": "a worker that stands still past its lease is cancelled by its driver",
     "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",
+    "impostor_refused": "somebody whom no launcher started asks for a worker's slot, and is refused for it",
     "worker_reconnects": "a worker registers again without having died",
     "frame_refused": "a data port drops frames that nobody of its job had a reason to send",
     "stale_command": "a command of an attempt that is over reaches a worker",
@@ -118,6 +120,7 @@ class Sometimes:
         self._led_ms: dict[int, int] = {}
         """Since when each epoch leads."""
         self._cancelled: set[str] = set()
+        self._strangers: set[str] = set()
         self._stops: set[str] = set()
         self._submission = 0
         self._recorded: AttemptRecord | None = None
@@ -144,6 +147,8 @@ class Sometimes:
                 self._reported(observation)
             case Forged():
                 self._visit("ack_forged")
+            case Impersonated():
+                self._strangers.add(observation.actor)
             case Delivered():
                 self._delivered(observation)
             case Commanded():
@@ -251,7 +256,10 @@ class Sometimes:
             self._drains.add(number)
 
     def _answered(self, fact: Answered) -> None:
-        if isinstance(fact.answer, AckAnswers):
+        if fact.receiver in self._strangers:
+            if isinstance(fact.answer, AuthenticationError):
+                self._visit("impostor_refused")
+        elif isinstance(fact.answer, AckAnswers):
             for answer in fact.answer.answers:
                 if answer in (AckStatus.DISCARDED, AckStatus.UNKNOWN):
                     self._visit("ack_after_decision")

@@ -166,6 +166,10 @@ class Strikes:
         victim = self._worker_of(fault, process)
         return victim is not None and self._cluster.around.data.forge(victim, self._cluster.streams.of(f"forged/{fault.label}"))
 
+    def _strike_forged_registration(self, fault: Fault, process: Process | None) -> bool:
+        victim = self._worker_of(fault, process)
+        return victim is not None and self._cluster.impersonate(victim, self._cluster.streams.of(f"forged/{fault.label}"))
+
     def _strike_clock_jump(self, fault: Fault, process: Process | None) -> bool:
         hosts: list[Process] = [host.process for host in self._cluster.coordinators()] if fault.target == "coordinator" else []
         if fault.target == "driver":

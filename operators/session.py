@@ -117,7 +117,7 @@ class Session:
         self._heartbeat_interval_ms = 2_000
         self._heartbeat_due_ms = 0
         self._beats_bare = False
-        """A heartbeat was refused for what it says: they carry no counters until the worker registers again or runs another attempt."""
+        """One was refused for what it says: heartbeats carry no counters until another registration, or another attempt."""
         self._began = False
         self.unreachable_since_ms: int | None = None
         """When contact was lost, or first sought; None while the coordinator answers."""

@@ -1,7 +1,8 @@
 """Epochs and attempts, from their records to the workers: I15, and of I8 and I16 that an attempt begins where it must.
 
 Numbers rise without gaps, since fencing looks at the next one only. A slot of an attempt is one process's, which hears of no
-other attempt than the newest it was given, and speaks of none that it was not given."""
+other attempt than the newest it was given, and speaks of none that it was not given. No slot is given to a process that its job's
+launcher did not start as the worker there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,18 @@ from barriers.messages import (
 )
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import AttemptRecorded, EpochTaken, JobLedger
-from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
+from chaos.observations import (
+    Answered,
+    Commanded,
+    Delivered,
+    Impersonated,
+    Lifecycle,
+    Observation,
+    Report,
+    Reported,
+    Stored,
+    WorldView,
+)
 from chaos.scenario import Scenario
 from coordinator.records import METADATA, AttemptRecord
 from statebackends.storage import is_absolute_folder
@@ -37,7 +49,7 @@ class AttemptsChecker(Checker):
     """Follows each process through its attempts."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I8", "I15", "I16")
-    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered, Delivered, Reported, Lifecycle)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Impersonated, Answered, Delivered, Reported, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -45,6 +57,8 @@ class AttemptsChecker(Checker):
         """(attempt, slot) -> the process that was given it."""
         self._given: dict[str, list[int]] = {}
         """Process -> attempts that it was given, ascending."""
+        self._strangers: dict[str, int] = {}
+        """Process that no launcher started -> the slot that it asks for."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -64,6 +78,11 @@ class AttemptsChecker(Checker):
                         self._recorded(change)
             case Commanded(command=Deploy(deployment=deployment), epoch=epoch):
                 self._deployed(deployment, epoch)
+            case Impersonated(actor=actor, slot=slot):
+                self._strangers[actor] = slot
+            case Answered(answer=Registered() as registered, receiver=receiver) if receiver in self._strangers:
+                slot = self._strangers[receiver]
+                self.report("I15", f"epoch {registered.epoch} gives slot {slot} to {receiver}, whom nobody launched as its worker")
             case Answered(answer=Registered(deployment=Deployment() as deployment, epoch=epoch)):
                 self._deployed(deployment, epoch)
             case Delivered():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -10,8 +11,10 @@ import coordinator.effects as effects_module
 import coordinator.resolving as resolving_module
 import coordinator.settling as settling_module
 import coordinator.store as store_module
+import coordinator.workforce as workforce_module
 from barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
-from chaos.sabotage.base import Mutant, Sabotage, throughout
+from chaos.faults import Fault
+from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from coordinator.decisions import Decisions
 from coordinator.machine import CheckpointCoordinator
 from coordinator.pending import PendingStatus
@@ -81,7 +84,35 @@ def _finds_the_newest(original: Any) -> Any:
     return resolve
 
 
+def _forgets_who_was_started(original: Any) -> Any:
+    """The proof of any worker of the submission will do: some slot and spawn fit it."""
+
+    def is_launched(key: str, token: str, *, slot: int, spawn: int, **numbers: Any) -> bool:
+        places = itertools.product(range(SLOTS_TRIED), range(spawn + 1))
+        return any(original(key, token, slot=place, spawn=number, **numbers) for place, number in places)
+
+    return is_launched
+
+
+SLOTS_TRIED = 8
+"""More than a simulated job has."""
+
+
 SABOTAGES = (
+    Sabotage(
+        "trusted_registrations",
+        "whoever registers for a worker's slot gets it",
+        ("I15",),
+        (Mutant(workforce_module, "is_launched", constant(True)),),
+        plan=(Fault("forged_registration", "workers", at_ms=400),),
+    ),
+    Sabotage(
+        "borrowed_proof",
+        "a launcher's proof of one worker holds for every slot and every later worker of its submission",
+        ("I15",),
+        (Mutant(workforce_module, "is_launched", _forgets_who_was_started),),
+        plan=(Fault("forged_registration", "workers", at_ms=400),),
+    ),
     Sabotage(
         "reused_id",
         "a new leader deletes the registers of aborted ids, and takes those ids again",

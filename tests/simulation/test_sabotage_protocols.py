@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 import coordinator.effects as effects_module
 import coordinator.store as store_module
-from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason
+from barriers.launches import launch_token
+from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
 from coordinator import events as on
 from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact
@@ -17,12 +20,14 @@ from coordinator.releasing import Releases
 from coordinator.settling import Takeover, settle_job
 from coordinator.sharedfiles import SharedFiles
 from coordinator.stopping import StopIntent, StopRetries
-from statebackends.errors import AmbiguousWriteError, FencedError
+from coordinator.workforce import JobTurn, Workforce
+from statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from statebackends.handles import FileHandle, OperatorSubtaskState
 from statebackends.storage.operations import DeleteFile, Flow, run_flow
 from tests.coordinator import test_stopping
 from tests.coordinator.bench import JOB, A, B, Bench, of, path, state
 from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.rig import Rig
 from tests.coordinator.stepping import Process
 from tests.coordinator.test_jobmaster import restarted
 from tests.coordinator.world import DictStorage as StepStorage
@@ -306,6 +311,26 @@ def settled(storage: DictStorage, epoch: int) -> tuple[int, list[CheckpointFact]
     """Highest id, and what the ids are, when a leader has settled the job."""
     job = run_flow(settle_job(PATHS, Takeover(epoch, "new", 0)), storage)
     return job.last_checkpoint_id, [job.checkpoints[number].fact for number in sorted(job.checkpoints)]
+
+
+def test_trusted_registrations_and_borrowed_proof() -> None:
+    def taken() -> list[tuple[int, int, str]]:
+        """(slot, spawn, proof) of the registrations that are believed: the proof is that of spawn 1 in slot 0, or none."""
+        setup = msgspec.structs.replace(Rig().run().master.setup, launch_key="key")
+        proof = launch_token("key", job_id=setup.job_id, submission=setup.submission, slot=0, spawn=1)
+        believed = []
+        for slot, spawn, token in ((0, 1, proof), (0, 2, proof), (1, 1, proof), (0, 1, "")):
+            names = (setup.job_id, slot, setup.submission, 1, "n", 1, "h", "tcp://h:1", setup.directory_nonce)
+            message = RegisterWorker(*names, spawn=spawn, launch_token=token)
+            workforce = Workforce(setup, random.Random(0), JobTurn())
+            with suppress(AuthenticationError):
+                workforce.judge(message)
+                believed.append((slot, spawn, "its own" if token else "none"))
+        return believed
+
+    right = [(0, 1, "its own")]
+    assert_changes("borrowed_proof", taken, right, [*right, (0, 2, "its own"), (1, 1, "its own")])
+    assert_changes("trusted_registrations", taken, right, [*right, (0, 2, "its own"), (1, 1, "its own"), (0, 1, "none")])
 
 
 def test_reused_id() -> None:

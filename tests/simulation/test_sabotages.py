@@ -96,6 +96,8 @@ SCENES = {
     "unsynced_found": drawn("unsynced_found", first=0),
     "emptied_window": drawn("emptied_window", first=0),
     "drained_apart": Scene("windows", (at(400, "drain"),)),
+    "trusted_registrations": Scene("counter", (at(400, "forged_registration", "workers"),)),
+    "borrowed_proof": Scene("counter", (at(400, "forged_registration", "workers"),)),
     "foreign_decline": drawn("foreign_decline", first=0),
     "unnamed_base": Scene("counter", (STOP,)),
     "late_files_left": drawn("late_files_left", first=4),

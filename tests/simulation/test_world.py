@@ -34,6 +34,7 @@ MOMENTS: dict[str, Fault] = {
     "reorder": Fault("reorder", "all", at_ms=100, duration_ms=600, amount=20),
     "partition": Fault("partition", "workers", at_ms=300, duration_ms=200),
     "forged_ack": Fault("forged_ack", "workers", at_ms=100, duration_ms=600, probability=0.3),
+    "forged_registration": Fault("forged_registration", "workers", at_ms=400),
     "break_stream": Fault("break_stream", "workers", at_ms=400, amount=100),
     "cut_link": Fault("cut_link", "0-1", at_ms=400),
     "forged_frames": Fault("forged_frames", "workers", at_ms=400),
