@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import CheckpointKind, Deploy, NotifyCheckpointComplete, TaskState, TriggerCheckpoint
-from chaos.observations import Commanded, Led, Stored
+from barriers.messages import CheckpointKind, Deploy, NotifyCheckpointComplete, Registered, TaskState, TriggerCheckpoint
+from chaos.observations import Answered, Commanded, Impersonated, Led, Stored
 from coordinator.records import encode_record
+from statebackends.errors import AuthenticationError
 from statebackends.storage.operations import PutIfAbsent
 from tests.simulation.checker_world import JOB, STATE, Story
 
@@ -189,6 +190,17 @@ def test_a_worker_takes_a_command_of_another_attempt(story: Story) -> None:
 def test_a_worker_speaks_of_an_attempt_that_it_was_not_given(story: Story) -> None:
     story.report(TaskState.RUNNING, attempt=2)
     assert story.broken == ["I15"]
+
+
+TAKEN = Registered(1, "s", 1, None, 0, (), 1, 1)
+
+
+@pytest.mark.parametrize(("answer", "broken"), [(TAKEN, ["I15"]), (AuthenticationError("no"), [])])
+def test_a_slot_is_given_to_somebody_whom_nobody_launched(story: Story, answer: object, broken: list[str]) -> None:
+    story.tell(Impersonated(story.now_ms, "stranger-1", 0))
+    story.tell(Answered(story.now_ms, "coordinator-1", "stranger-1", "register", answer))
+    story.tell(Answered(story.now_ms, "coordinator-1", "worker-0.1", "register", TAKEN))
+    assert story.broken == broken
 
 
 def test_records_of_another_job_are_nobodys_business(story: Story) -> None:
