@@ -358,6 +358,19 @@ def test_what_is_no_http_is_counted_and_not_logged(served: Served, caplog: pytes
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("at_once", "told"), [(True, 400), (False, 401)], ids=["before its answer", "after its answer"])
+def test_a_body_that_is_no_http_has_one_answer_and_no_line_in_the_log(
+    served: Served, guard: ConnectionGuard, caplog: pytest.LogCaptureFixture, at_once: bool, told: int
+) -> None:
+    asked, broken = head("/v1/jobs", "Transfer-Encoding: chunked", token=None), b"zz\r\n"
+    with connect(served) as opened:
+        opened.sendall(asked + broken if at_once else asked)
+        assert status(opened) == told
+        opened.sendall(b"" if at_once else broken)
+        eventually("the connection closed", lambda: len(guard.budget) == 0)
+    assert (guard.malformed, caplog.records) == (1, [])
+
+
 def test_too_large_says_the_bound(served: Served) -> None:
     answer = served.request("POST", f"/v1/jobs/{JOB}/savepoints", b" " * 100_000)
     assert (answer.status, answer.headers["X-Holdfast-Error"]) == (413, BodyTooLargeError.__name__)
