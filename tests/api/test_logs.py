@@ -117,6 +117,28 @@ def test_the_level_counts_and_everything_is_as_it_was_afterwards() -> None:
     assert [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in LOGGERS] == before
 
 
+@pytest.mark.parametrize("first_leaves_first", [True, False])
+def test_two_coordinators_in_one_process_share_the_log(first_leaves_first: bool) -> None:
+    def state() -> list[tuple[int, bool, list[logging.Handler]]]:
+        return [(logger.level, logger.propagate, logger.handlers[:]) for logger in map(logging.getLogger, LOGGERS)]
+
+    before, logger = state(), logging.getLogger("coordinator.jobs")
+    streams, tokens = (io.StringIO(), io.StringIO()), ("token-of-the-first", "token-of-the-second")
+    first, second = (
+        writing_log("info", "text", stream=stream, secrets=(token,), everything=False)
+        for stream, token in zip(streams, tokens, strict=True)
+    )
+    first.__enter__()
+    second.__enter__()
+    logger.info("both of %s and %s", *tokens)
+    (first if first_leaves_first else second).__exit__(None, None, None)
+    logger.info("one")
+    (second if first_leaves_first else first).__exit__(None, None, None)
+    told = [line.rpartition(": ")[2] for stream in streams for line in stream.getvalue().splitlines()]
+    assert told == ["both of *** and ***", "one"]
+    assert state() == before
+
+
 def test_settings_by_flag_and_environment(tmp_path: Path) -> None:
     environment = {"HOLDFAST_LOG_LEVEL": "DEBUG", "HOLDFAST_LOG_FORMAT": "json"}
     found = server_settings(environment, state_dir=tmp_path)
