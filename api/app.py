@@ -4,7 +4,9 @@ It owns no thread and no socket; `api.main` serves it. Every error leaves as Fli
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -70,6 +72,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.settings = settings
     app.state.bodies = guard.bodies
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
+    app.state.describing = asyncio.Lock()
     app.state.disposals = Disposals(dispose_confined)
     app.state.registry = CollectorRegistry(auto_describe=False)
     app.state.registry.register(CoordinatorCollector(service))
@@ -159,17 +162,20 @@ class AnswerFailures:
 def _describe(app: FastAPI, *, authenticated: bool) -> None:
     """Complete the OpenAPI document: records that msgspec decodes, and the bearer token."""
     document = app.openapi
+    lock = threading.Lock()
 
     def complete() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = document()
-            _, components = msgspec.json.schema_components(_RECORDS, ref_template=REFERENCE)
-            parts = schema.setdefault("components", {})
-            parts["schemas"] = {**components, **parts.get("schemas", {})}
-            if authenticated:
-                parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-                schema["security"] = [{"bearer": []}]
-            app.openapi_schema = schema
-        return app.openapi_schema
+        with lock:  # FastAPI shows its part to all before ours is in it
+            if not hasattr(app.state, "description"):
+                schema = document()
+                _, components = msgspec.json.schema_components(_RECORDS, ref_template=REFERENCE)
+                parts = schema.setdefault("components", {})
+                parts["schemas"] = {**components, **parts.get("schemas", {})}
+                if authenticated:
+                    parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+                    schema["security"] = [{"bearer": []}]
+                app.state.description = schema
+            description: dict[str, Any] = app.state.description
+            return description
 
     app.openapi = complete  # type: ignore[method-assign]
