@@ -249,11 +249,12 @@ class Gateway:
         try:
             return ask()
         except RefusedError as error:
-            if not error.fenced:
-                self._http.failed(error, asked)
+            refused = refuse_post(request, error.message, error.named if error.fenced else {})
             if request == "register" and error.fenced:
-                return refuse_registration(error.message, error.named, submission=self._identity.submission)
-            return refuse_post(request, error.message, error.named if error.fenced else {})
+                refused = refuse_registration(error.message, error.named, submission=self._identity.submission)
+            if refused.outdated or not error.fenced:
+                self._http.failed(error, asked)
+            return refused
         except HoldfastError as error:
             if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error

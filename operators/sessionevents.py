@@ -80,6 +80,8 @@ class RequestRefused(msgspec.Struct, frozen=True):
     """A registration: another process holds the slot, or nobody says why not this one."""
     over: bool = False
     """A registration: the job has ended."""
+    outdated: bool = False
+    """A registration: who answered knows an older submission alone. It slept through ours, and another coordinator leads it."""
     discarded: bool = False
     """Acknowledgements: each is of an attempt that is over. The leader has noted the files that they name, and wants none again."""
     rejected: bool = False
@@ -99,6 +101,8 @@ def refuse_registration(message: str, fields: Mapping[str, Any], *, submission: 
         return RequestRefused("register", message, superseded=True)
     if "state" in fields:
         return RequestRefused("register", message, over=True)
+    if isinstance(newer, int) and newer < submission and "slot" not in fields:
+        return RequestRefused("register", message, outdated=True)
     return RequestRefused("register", message, displaced=True)
 
 

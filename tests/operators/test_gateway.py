@@ -73,6 +73,8 @@ class FakeCoordinator:
         self.commands: list[WorkerCommand] = []
         self.refuse: dict[str, tuple[int, str]] = {}
         self.refused: list[str] = []
+        self.fields: dict[str, Any] = {}
+        """Of the errors with which it refuses."""
         self.held = threading.Event()
         """Bodies of acknowledgements are read on while it is set."""
         self.held.set()
@@ -143,6 +145,8 @@ class FakeCoordinator:
                 self.send_response(status)
                 if kind:
                     self.send_header(ERROR_HEADER, kind)
+                if status != 200 and fake.fields:
+                    self.send_header(FIELDS_HEADER, json.dumps(fake.fields))
                 if fake.leader is not None:
                     url, epoch = fake.leader
                     self.send_header(FIELDS_HEADER, json.dumps({"job": "job", "epoch": epoch, "url": url}))
@@ -372,6 +376,20 @@ def test_a_leader_that_is_gone_is_told_to_who_named_it(fake: FakeCoordinator, tm
     eventually(lambda: fake.of("register"), "the registration where the job is led again")
     eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
     client.gateway.close()
+
+
+def test_a_leader_of_an_older_submission_is_not_asked_again(fake: FakeCoordinator) -> None:
+    """It slept; where the address leads meanwhile, our submission is known."""
+    asleep = FakeCoordinator(epoch=4)
+    asleep.refuse["register"], asleep.fields = (409, "FencedError"), {"held": IDENTITY.submission, "newer": IDENTITY.submission - 1}
+    fake.leader = (asleep.url, 4)
+    client = Client(fake.url)
+    eventually(lambda: asleep.refused, "the answer of who slept")
+    fake.leader = None
+    eventually(lambda: fake.of("register"), "the registration")
+    assert client.delivered == []
+    client.gateway.close()
+    asleep.close()
 
 
 def test_two_that_name_each_other_are_asked_no_faster_than_one_that_is_away(fake: FakeCoordinator) -> None:
