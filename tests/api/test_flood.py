@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import urllib3
@@ -262,6 +264,15 @@ def test_a_burst_of_callers_with_the_token_is_heard(
         monkeypatch.setattr(fakes, "bind", bind)
         with serving(fake, tmp_path, connections_max=connections_max):
             assert [status(each) for each in opened] == [200] * callers
+
+
+def test_the_bound_on_what_is_accepted_at_once_does_not_depend_on_what_is_installed(
+    fake: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only asyncio's own loop keeps it; uvicorn would take another one that it finds."""
+    monkeypatch.setitem(sys.modules, "uvloop", ModuleType("uvloop"))
+    with serving(fake, tmp_path) as served:
+        assert served.request("GET", "/healthz").status == 200
 
 
 # -------------------------------------------------------------------------------------------------------------- bodies
