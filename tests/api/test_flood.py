@@ -361,6 +361,19 @@ def test_who_hangs_up_leaves_no_traceback(
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.WARNING]
 
 
+def test_who_leaves_before_the_answer_was_answered_nothing(
+    served: Served, guard: ConnectionGuard, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="holdfast.requests")
+    with connect(served) as opened:
+        opened.sendall(head("/v1/jobs", BODY_MAX) + b"{")
+        eventually("the body is held", lambda: guard.bodies.held > 0)
+    eventually("it is told", lambda: len(caplog.records) > 0)
+    (record,) = caplog.records
+    assert (record.levelno, record.__dict__["fields"]["status"]) == (logging.INFO, None)
+    assert record.getMessage().endswith("(token): left before it was answered")
+
+
 def test_what_is_no_http_is_counted_and_not_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with connect(served) as opened:
         opened.sendall(b"\x16\x03\x01 hello\r\n\r\n")
