@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import BearerAuth
 from api.bodies import REFERENCE
 from api.docs import page
-from api.errors import encode_error, error_body
+from api.errors import BusyError, encode_error, error_body
 from api.http_protocol import ConnectionGuard
 from api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from api.requestlog import LogChanges
@@ -36,7 +36,7 @@ from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, 
 from coordinator.interface import Coordinator
 from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
 from coordinator.preflight import PreflightReport
-from statebackends.errors import HoldfastError, NotLeaderError
+from statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
 log = logging.getLogger("holdfast.api")
 
@@ -96,12 +96,16 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     return app
 
 
+_ASK_AGAIN = (RecoveringError, NotLeaderError, BusyError)
+"""Answers of a service that is well. Each caller repeats its request, anybody may ask `/readyz`: a line each would fill the log."""
+
+
 async def _typed_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HoldfastError)
     if isinstance(error, NotLeaderError):
         _note_unreachable(request, error)
     wire = encode_error(error)
-    if wire.status >= 500:
+    if wire.status >= 500 and not isinstance(error, _ASK_AGAIN):
         told = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
         log.warning("%s %s: %s", *_asked(request.scope), told)
     return Response(wire.body, status_code=wire.status, headers=wire.headers)

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from api.client import RestClient
+from api.errors import BusyError
 from api.logs import LOGGERS, writing_log
 from api.main import EmbeddedCoordinator
 from api.settings import ServerSettings, server_settings
 from barriers.jobgraph import Submission
 from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from statebackends.errors import (
+    HoldfastError,
+    InvalidConfigError,
+    NotFoundError,
+    NotLeaderError,
+    RecoveringError,
+    StorageUnavailableError,
+)
 from tests.api.conftest import Served
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, make_graph
 
@@ -202,6 +210,18 @@ def test_refused_requests_are_told_with_their_status(
         client._call("POST", "/v1/savepoint-disposal", b'{"savepoint-path": "/somewhere/else"}')
     assert lines_of(caplog)[1:] == [("dispose of a savepoint", "", "/somewhere/else", "token", 400)]
     client.close()
+
+
+@pytest.mark.parametrize("error", [RecoveringError("not yet"), NotLeaderError("not here"), BusyError("not now")])
+def test_who_is_to_ask_again_writes_no_log(
+    served: Served, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture, error: HoldfastError
+) -> None:
+    coordinator.error = error
+    assert served.request("GET", f"/jobs/{JOB}").status == 503
+    assert caplog.records == []
+    coordinator.error = StorageUnavailableError("the disk is gone")
+    assert served.request("GET", f"/jobs/{JOB}").status == 503
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 # ------------------------------------------------------------------------------------------------------------- embedded
