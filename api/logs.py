@@ -15,10 +15,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from barriers.messages import clip_front
 from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
+
+TRACEBACK_BYTES_MAX = 10 * MESSAGE_CHARACTERS_MAX
+"""Of the end of a traceback, which names the error."""
 
 LOGGERS = ("holdfast", "coordinator", "api", "statebackends")
 """Of all that a coordinator process says by itself."""
@@ -37,7 +41,7 @@ class LineFormatter(logging.Formatter):
     def _traceback(self, record: logging.LogRecord) -> str:
         """Empty without one."""
         text = self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] is not None else ""
-        return self._without_secrets(text)[: 10 * MESSAGE_CHARACTERS_MAX]
+        return clip_front(self._without_secrets(text), TRACEBACK_BYTES_MAX)
 
     def _without_secrets(self, text: str) -> str:
         for secret in _log.secrets:
@@ -60,7 +64,10 @@ class JsonFormatter(LineFormatter):
             line.update((name, self._field(value)) for name, value in fields.items() if name not in line)
         if traceback := self._traceback(record):
             line["traceback"] = traceback
-        return json.dumps(line, default=str)  # which escapes line breaks
+        written = json.dumps(line, default=str)  # which escapes line breaks
+        for secret in _log.secrets:
+            written = written.replace(json.dumps(secret)[1:-1], "***")  # also in what is no text, but a list or an object
+        return written
 
     def _field(self, value: Any) -> Any:
         return self._without_secrets(value)[:MESSAGE_CHARACTERS_MAX] if isinstance(value, str) else value

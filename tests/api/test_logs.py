@@ -86,6 +86,30 @@ def test_the_token_is_never_written(style: str) -> None:
     assert "***" in stream.getvalue()
 
 
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_of_a_long_traceback_the_end_is_written(style: str) -> None:
+    stream = io.StringIO()
+    with writing_log("info", style, stream=stream, everything=False):
+        try:
+            try:
+                raise ValueError("x" * 100_000)
+            except ValueError as error:
+                raise RuntimeError("what it came to") from error
+        except RuntimeError:
+            logging.getLogger("coordinator.service").exception("it failed")
+    assert "RuntimeError: what it came to" in stream.getvalue()
+    assert len(stream.getvalue()) < 12 * MESSAGE_CHARACTERS_MAX
+
+
+def test_the_token_is_not_in_what_is_no_text_either() -> None:
+    stream, token = io.StringIO(), 'a"token\\of some length'
+    fields = {"each": [token, {"of": token}], "path": Path(token), "error": ValueError(token)}
+    with writing_log("info", "json", stream=stream, secrets=(token,), everything=False):
+        logging.getLogger("api").info("it failed", extra={"fields": fields})
+    line = json.loads(stream.getvalue())
+    assert (line["each"], line["path"], line["error"]) == (["***", {"of": "***"}], "***", "***")
+
+
 def test_long_texts_are_clipped() -> None:
     stream = io.StringIO()
     with writing_log("info", "json", stream=stream, everything=False):
