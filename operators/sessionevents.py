@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -30,7 +30,7 @@ from barriers.messages import (
     clip,
     clip_front,
 )
-from statebackends.handles import InlineHandle
+from statebackends.handles import InlineHandle, StateHandle
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
@@ -212,20 +212,22 @@ def bare_status(status: SubtaskStatus) -> SubtaskStatus:
     return msgspec.structs.replace(status, error=error, traceback="", metrics=None)
 
 
+def _parts(item: Answerable) -> Iterator[StateHandle]:
+    """Of all states that an answer brings."""
+    for state in item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ():
+        for keyed in state.keyed:
+            yield from keyed.parts
+        yield from (listed.part for listed in state.operator)
+
+
 def names_files(item: Answerable) -> bool:
     """Whether the leader may learn of files from it, which it deletes if nothing will name them."""
-    states = item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ()
-    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
-    parts += [listed.part for state in states for listed in state.operator]
-    return any(not isinstance(part, InlineHandle) for part in parts)
+    return any(not isinstance(part, InlineHandle) for part in _parts(item))
 
 
 def inline_bytes(item: Answerable) -> int:
     """Bytes of state that travel in an acknowledgement."""
-    states = item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ()
-    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
-    parts += [listed.part for state in states for listed in state.operator]
-    return sum(part.length for part in parts if isinstance(part, InlineHandle))
+    return sum(part.length for part in _parts(item) if isinstance(part, InlineHandle))
 
 
 def first_batch(items: Iterable[Answerable], items_max: int, bytes_max: int) -> tuple[Answerable, ...]:
