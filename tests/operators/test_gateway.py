@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,15 @@ from barriers.messages import (
 )
 from barriers.socketfolder import SocketFolder, make_socket_folder
 from operators import worker_main
-from operators.control_client import ADDRESS_FILE, PIECE_BYTES, CoordinatorAddress, CoordinatorHttp, UnreachableError
+from operators.control_client import (
+    ADDRESS_FILE,
+    CONNECT_TIMEOUT_S,
+    PIECE_BYTES,
+    READ_TIMEOUT_S,
+    CoordinatorAddress,
+    CoordinatorHttp,
+    UnreachableError,
+)
 from operators.gateway import Gateway
 from operators.pool import SystemClock, ThreadPool
 from operators.session import REGISTER_BYTES_MAX
@@ -221,6 +230,28 @@ def test_refused_registration_ends_the_worker(fake: FakeCoordinator) -> None:
     client = Client(fake.url)
     eventually(lambda: client.delivered == [ShutdownWorker("displaced: refused", respawn=True)], "the end")
     client.gateway.close()
+
+
+def test_a_worker_that_leaves_waits_for_one_request_and_not_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_s = 0.0
+
+    class Asking:
+        """A thread whose request is not answered in time."""
+
+        def is_alive(self) -> bool:
+            return True
+
+        def join(self, timeout_s: float) -> None:
+            nonlocal waited_s
+            waited_s += timeout_s
+
+    monkeypatch.setattr("operators.gateway.time", SimpleNamespace(monotonic=lambda: waited_s), raising=False)
+    address = CoordinatorAddress("http://127.0.0.1:9", None)
+    gateway = Gateway(IDENTITY, address, SystemClock(), deliver=lambda _: None, metrics=lambda attempt: ())
+    monkeypatch.setattr(gateway, "_thread", Asking())
+    monkeypatch.setattr(gateway, "_sender", Asking())
+    gateway.close()
+    assert waited_s == CONNECT_TIMEOUT_S + READ_TIMEOUT_S
 
 
 def test_broken_answer_is_retried(fake: FakeCoordinator, client: Client) -> None:
