@@ -4,7 +4,9 @@ It owns no thread and no socket; `api.main` serves it. Every error leaves as Fli
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import BearerAuth
 from api.bodies import REFERENCE
 from api.docs import page
-from api.errors import encode_error, error_body
+from api.errors import BusyError, encode_error, error_body
 from api.http_protocol import ConnectionGuard
 from api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from api.requestlog import LogChanges
@@ -34,7 +36,7 @@ from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, 
 from coordinator.interface import Coordinator
 from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
 from coordinator.preflight import PreflightReport
-from statebackends.errors import HoldfastError, NotLeaderError
+from statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
 log = logging.getLogger("holdfast.api")
 
@@ -70,6 +72,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.settings = settings
     app.state.bodies = guard.bodies
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
+    app.state.describing = asyncio.Lock()
     app.state.disposals = Disposals(dispose_confined)
     app.state.registry = CollectorRegistry(auto_describe=False)
     app.state.registry.register(CoordinatorCollector(service))
@@ -93,12 +96,16 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     return app
 
 
+_ASK_AGAIN = (RecoveringError, NotLeaderError, BusyError)
+"""Answers of a service that is well. Each caller repeats its request, anybody may ask `/readyz`: a line each would fill the log."""
+
+
 async def _typed_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HoldfastError)
     if isinstance(error, NotLeaderError):
         _note_unreachable(request, error)
     wire = encode_error(error)
-    if wire.status >= 500:
+    if wire.status >= 500 and not isinstance(error, _ASK_AGAIN):
         told = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
         log.warning("%s %s: %s", *_asked(request.scope), told)
     return Response(wire.body, status_code=wire.status, headers=wire.headers)
@@ -159,17 +166,20 @@ class AnswerFailures:
 def _describe(app: FastAPI, *, authenticated: bool) -> None:
     """Complete the OpenAPI document: records that msgspec decodes, and the bearer token."""
     document = app.openapi
+    lock = threading.Lock()
 
     def complete() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = document()
-            _, components = msgspec.json.schema_components(_RECORDS, ref_template=REFERENCE)
-            parts = schema.setdefault("components", {})
-            parts["schemas"] = {**components, **parts.get("schemas", {})}
-            if authenticated:
-                parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-                schema["security"] = [{"bearer": []}]
-            app.openapi_schema = schema
-        return app.openapi_schema
+        with lock:  # FastAPI shows its part to all before ours is in it
+            if not hasattr(app.state, "description"):
+                schema = document()
+                _, components = msgspec.json.schema_components(_RECORDS, ref_template=REFERENCE)
+                parts = schema.setdefault("components", {})
+                parts["schemas"] = {**components, **parts.get("schemas", {})}
+                if authenticated:
+                    parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+                    schema["security"] = [{"bearer": []}]
+                app.state.description = schema
+            description: dict[str, Any] = app.state.description
+            return description
 
     app.openapi = complete  # type: ignore[method-assign]

@@ -192,6 +192,30 @@ class ConnectionBudget:
 
     def handle(self, event: Event, *, now_ms: int) -> list[CloseConnection]:
         """Digest one event; what is to be closed counts as closed from here on."""
+        closing = self._digest(event, now_ms)
+        self.check_invariants()
+        return closing
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError if the counts disagree; runs after every event, in constant time."""
+        unknown, waiting = self._standings[Standing.UNKNOWN], len(self._waiting[Standing.UNKNOWN])
+        if self._standings.total() != len(self._connections) or not waiting <= unknown:
+            raise InvariantError(f"{dict(self._standings)} of {len(self._connections)} connections, {waiting} unknown ones wait")
+
+    def check_lists(self) -> None:
+        """Raise InvariantError if the lists of connections disagree with one another. It looks at all of them: for tests."""
+        unknown = Counter(each.address for each in self._connections.values() if each.standing is Standing.UNKNOWN)
+        listed = {address: set(waiting) for address, waiting in self._waiting_at.items()}
+        room = {number: each for number, each in self._connections.items() if each.makes_room}
+        if self._unknown != unknown or not self._timed <= self._connections.keys():
+            raise InvariantError(f"{dict(self._unknown)} are counted, {dict(unknown)} are open")
+        for standing, waiting in self._waiting.items():
+            if set(waiting) != {number for number, each in room.items() if each.standing is standing}:
+                raise InvariantError(f"{list(waiting)} of standing {standing} make room, and not all of them")
+        if set().union(*listed.values()) != set(self._waiting[Standing.UNKNOWN]) or not all(listed.values()):
+            raise InvariantError(f"{listed} are listed by address, {list(self._waiting[Standing.UNKNOWN])} in all")
+
+    def _digest(self, event: Event, now_ms: int) -> list[CloseConnection]:
         match event:
             case Accepted():
                 return self._accept(event, now_ms)

@@ -184,8 +184,15 @@ class GuardedProtocol(H11Protocol):
         self.guard.forget(self.number, self.loop)
 
     def send_400_response(self, msg: str) -> None:
+        """What it is part of may be answered already, or about to be: there is one answer, and nothing is logged about it."""
         self.guard.malformed += 1
-        super().send_400_response(msg)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     # -------------------------------------------------------------------------------------------------------- phases
 

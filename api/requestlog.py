@@ -56,9 +56,10 @@ class LogChanges:
             await self._app(scope, receive, watch)
         finally:
             if not answered:
-                self._write(scope, 500)
+                self._write(scope, None)
 
-    def _write(self, scope: Scope, status: int) -> None:
+    def _write(self, scope: Scope, status: int | None) -> None:
+        """`status` None: nobody was there to answer any more."""
         route = str(getattr(scope.get("route"), "path", ""))
         if route.startswith(_QUIET):
             return
@@ -78,7 +79,8 @@ class LogChanges:
             "credential": self._credential,
             "status": status,
         }
-        level = logging.INFO if status < 400 else logging.WARNING
+        level = logging.INFO if status is None or status < 400 else logging.WARNING
+        outcome = "left before it was answered" if status is None else str(status)
         told = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
         extra = {"fields": printable_fields(fields)}
-        logger.log(level, "%s of %s by %s (%s): %d", *told, self._credential, status, extra=extra)
+        logger.log(level, "%s of %s by %s (%s): %s", *told, self._credential, outcome, extra=extra)

@@ -138,6 +138,7 @@ class RestServer(uvicorn.Server):
             uvicorn.Config(
                 create_app(service, settings, guard=guard),
                 http=functools.partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
+                loop="asyncio",  # uvloop, if installed, would accept a whole backlog in one turn, whatever `backlog` says
                 log_config=None,
                 access_log=False,
                 lifespan="off",

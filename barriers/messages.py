@@ -5,6 +5,7 @@ is idempotent and fenced: it carries the coordinator's epoch and the job's attem
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
@@ -41,6 +42,14 @@ def clip_front(text: str, bytes_max: int = TRACEBACK_BYTES_MAX) -> str:
     if len(encoded) <= bytes_max:
         return encoded.decode()
     return "..." + encoded[3 - bytes_max :].decode("utf-8", "ignore")
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def has_control_characters(text: str) -> bool:
+    """Those of Unicode's category Cc, which no path of ours has."""
+    return _CONTROL.search(text) is not None
 
 
 class CheckpointKind(StrEnum):

@@ -175,7 +175,10 @@ class SimGateway:
         if status == 409:
             if request != "register":
                 return on.refuse_post(request, error.message, error.fields)
-            return on.refuse_registration(error.message, error.fields, submission=self._identity.submission)
+            refused = on.refuse_registration(error.message, error.fields, submission=self._identity.submission)
+            if refused.outdated:
+                self._target = self._network.next_target(self._target, error)
+            return refused
         if status in REJECTED_STATUS and request == "register":
             self.rejection = error
             return on.RequestRefused(request, error.message, rejected=True)

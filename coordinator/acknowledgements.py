@@ -13,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from barriers.messages import AcknowledgeCheckpoint
+from barriers.messages import AcknowledgeCheckpoint, has_control_characters
 from coordinator.pending import PendingCheckpoint
 from coordinator.sharedfiles import SharedFiles
 from statebackends.handles import (
@@ -52,8 +52,6 @@ _CHECKSUM = re.compile(r"xxh3_128:[0-9a-f]{32}")
 _REST = re.compile(r"[0-9A-Za-z]+-[A-Za-z0-9._%~-]+")
 """Behind the prefix of a writer: its nonce, and the escaped name of a part."""
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Unicode's category Cc."""
 _EXTERNAL_KINDS = frozenset({"source", "sink_writer", "sink_committer"})
 _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 
@@ -350,7 +348,7 @@ def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:
 
 def _check_external(entry: str) -> None:
     """No more than what a sink's or a source's path may be: a space of another width, or a joiner of letters, is part of a name."""
-    is_text = len(entry) <= EXTERNAL_CHARS_MAX and _CONTROL.search(entry) is None
+    is_text = len(entry) <= EXTERNAL_CHARS_MAX and not has_control_characters(entry)
     if not is_text or not all(place and ".." not in place.split("/") for place in external_places(entry)):
         raise _Refused(f"{_shown(entry)}, which is not the place of a file outside the snapshot")
 

@@ -5,7 +5,6 @@ It says which processes may serve, which are gone, and numbers what is sent to t
 from __future__ import annotations
 
 import random
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from barriers.messages import (
     ShutdownWorker,
     WorkerCommand,
     clip,
+    has_control_characters,
 )
 from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
 from coordinator.notes import Note
@@ -263,7 +263,7 @@ def _is_socket_path(text: str) -> bool:
         size = len(text.encode())
     except UnicodeEncodeError:
         return False
-    return text.startswith("/") and size <= SOCKET_PATH_BYTES_MAX and not any(unicodedata.category(each) == "Cc" for each in text)
+    return text.startswith("/") and size <= SOCKET_PATH_BYTES_MAX and not has_control_characters(text)
 
 
 def _view(slot: Slot) -> WorkerView:

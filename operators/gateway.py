@@ -11,6 +11,7 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -160,15 +161,15 @@ class Gateway:
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """End the threads without waiting for answers. Idempotent."""
+        """End the threads without waiting for answers, both within the time of one request. Idempotent."""
         self._stopping = True
         self._inbox.put(None)
         self._large.put(None)
         self._end_stream()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(CONNECT_TIMEOUT_S + READ_TIMEOUT_S)
-        if self._sender.is_alive():
-            self._sender.join(CONNECT_TIMEOUT_S + READ_TIMEOUT_S)
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S + READ_TIMEOUT_S
+        for thread in (self._thread, self._sender):
+            if thread.is_alive() and threading.current_thread() is not thread:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
         self._http.close()
 
     # -------------------------------------------------------------------------------------------------- control thread
@@ -249,11 +250,12 @@ class Gateway:
         try:
             return ask()
         except RefusedError as error:
-            if not error.fenced:
-                self._http.failed(error, asked)
+            refused = refuse_post(request, error.message, error.named if error.fenced else {})
             if request == "register" and error.fenced:
-                return refuse_registration(error.message, error.named, submission=self._identity.submission)
-            return refuse_post(request, error.message, error.named if error.fenced else {})
+                refused = refuse_registration(error.message, error.named, submission=self._identity.submission)
+            if refused.outdated or not error.fenced:
+                self._http.failed(error, asked)
+            return refused
         except HoldfastError as error:
             if isinstance(error, RejectedError) and request == "register":
                 self.rejection = error.error

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from barriers.launches import launch_token
-from operators.worker_main import EXIT_RESPAWN, WorkerSpec
+from operators.worker_main import WorkerSpec
 from statebackends.errors import InvalidConfigError
 
 RESPAWN_DELAY_MS_MIN = 20
@@ -121,7 +121,7 @@ class LocalProcessSlots:
                 slot.has_left = True
                 self._changed.notify_all()
             return
-        if code == EXIT_RESPAWN or now_s - slot.started_s > HEALTHY_AFTER_S:
+        if now_s - slot.started_s > HEALTHY_AFTER_S:
             slot.delay_ms = RESPAWN_DELAY_MS_MIN
         slot.respawn_at_s = now_s + slot.delay_ms / 1000
         slot.delay_ms = min(RESPAWN_DELAY_MS_MAX, slot.delay_ms * 2)

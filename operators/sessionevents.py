@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -30,7 +30,7 @@ from barriers.messages import (
     clip,
     clip_front,
 )
-from statebackends.handles import InlineHandle
+from statebackends.handles import InlineHandle, StateHandle
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
@@ -80,6 +80,8 @@ class RequestRefused(msgspec.Struct, frozen=True):
     """A registration: another process holds the slot, or nobody says why not this one."""
     over: bool = False
     """A registration: the job has ended."""
+    outdated: bool = False
+    """A registration: who answered knows an older submission alone. It slept through ours, and another coordinator leads it."""
     discarded: bool = False
     """Acknowledgements: each is of an attempt that is over. The leader has noted the files that they name, and wants none again."""
     rejected: bool = False
@@ -99,6 +101,8 @@ def refuse_registration(message: str, fields: Mapping[str, Any], *, submission: 
         return RequestRefused("register", message, superseded=True)
     if "state" in fields:
         return RequestRefused("register", message, over=True)
+    if isinstance(newer, int) and newer < submission and "slot" not in fields:
+        return RequestRefused("register", message, outdated=True)
     return RequestRefused("register", message, displaced=True)
 
 
@@ -210,20 +214,22 @@ def bare_status(status: SubtaskStatus) -> SubtaskStatus:
     return msgspec.structs.replace(status, error=error, traceback="", metrics=None)
 
 
+def _parts(item: Answerable) -> Iterator[StateHandle]:
+    """Of all states that an answer brings."""
+    for state in item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ():
+        for keyed in state.keyed:
+            yield from keyed.parts
+        yield from (listed.part for listed in state.operator)
+
+
 def names_files(item: Answerable) -> bool:
     """Whether the leader may learn of files from it, which it deletes if nothing will name them."""
-    states = item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ()
-    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
-    parts += [listed.part for state in states for listed in state.operator]
-    return any(not isinstance(part, InlineHandle) for part in parts)
+    return any(not isinstance(part, InlineHandle) for part in _parts(item))
 
 
 def inline_bytes(item: Answerable) -> int:
     """Bytes of state that travel in an acknowledgement."""
-    states = item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ()
-    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
-    parts += [listed.part for state in states for listed in state.operator]
-    return sum(part.length for part in parts if isinstance(part, InlineHandle))
+    return sum(part.length for part in _parts(item) if isinstance(part, InlineHandle))
 
 
 def first_batch(items: Iterable[Answerable], items_max: int, bytes_max: int) -> tuple[Answerable, ...]:

@@ -61,6 +61,35 @@ class Connection:
 Connect = Callable[[LaunchOptions], Connection]
 
 
+class _SlotCount:
+    """Spark slots of one session's jobs: of those that threads are starting just now, and then of their handles. Any thread may
+    ask; none waits with the lock held."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starting = 0
+        self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
+
+    def take(self, slots: int, room: int) -> int:
+        """Slots that other jobs hold; so many for ours are taken if there is room for all."""
+        with self._lock:
+            occupied = self._starting + sum(handle.slots_held for handle in self._handles)
+            if occupied + slots <= room:
+                self._starting += slots
+            return occupied
+
+    def give_back(self, slots: int) -> None:
+        """The job did not start."""
+        with self._lock:
+            self._starting -= slots
+
+    def pass_on(self, slots: int, handle: SparkJobHandle) -> None:
+        """The job's handle tells from now on what it holds."""
+        with self._lock:
+            self._starting -= slots
+            self._handles.add(handle)
+
+
 class SparkLauncher:
     """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, if the route's
     address is not the right one."""
@@ -69,10 +98,7 @@ class SparkLauncher:
         self._spark = spark
         self._connect = connect
         self._advertised_host = advertised_host
-        self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
-        self._counting = threading.Lock()
-        self._reserved = 0
-        """Slots of jobs that other threads are starting just now."""
+        self._slots = _SlotCount()
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         """Submit and start; returns when every worker is registered.
@@ -83,14 +109,13 @@ class SparkLauncher:
             log.warning("%s", warning)
         _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
-        with self._counting:
-            await_slots(context, slots, self._reserved + sum(handle.slots_held for handle in self._handles))
-            self._reserved += slots
+        await_slots(context, slots, functools.partial(self._slots.take, slots))
         try:
             handle = self._submit(plan, options)
-        finally:
-            with self._counting:
-                self._reserved -= slots
+        except BaseException:
+            self._slots.give_back(slots)
+            raise
+        self._slots.pass_on(slots, handle)
         try:
             handle.wait_for_workers(WORKERS_START_S)
         except BaseException:
@@ -151,7 +176,6 @@ class SparkLauncher:
             directory_nonce=accepted.directory_nonce,
         )
         backend = RddBackend(context, template, plan.graph.name, launch_key=launch_key)
-        self._handles.add(handle)
         handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))
         atexit.register(_leave_at_exit, weakref.ref(handle))
 

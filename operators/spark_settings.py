@@ -79,14 +79,21 @@ def concurrent_tasks(context: SparkContext) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def await_slots(context: SparkContext, workers: int, occupied: int = 0, timeout_s: float = SLOTS_WAIT_S) -> None:
+def await_slots(
+    context: SparkContext, workers: int, take: Callable[[int], int] = lambda room: 0, timeout_s: float = SLOTS_WAIT_S
+) -> None:
     """Wait until there is a slot for each worker and one for Spark SQL. Raises NotEnoughSlotsError.
 
-    occupied: slots that other jobs' workers of this driver hold. On local[N] the number never changes: no wait."""
-    required = workers + occupied + 1
+    `take` is given the slots that workers may have in all, takes ours if they are free, and says how many other jobs' workers of
+    this driver hold. On local[N] the number never changes: no wait."""
     local = context.master.startswith("local") and not context.master.startswith("local-cluster")
     deadline = time.monotonic() + (0.0 if local else timeout_s)
-    while (available := concurrent_tasks(context)) < required:
+    while True:
+        available = concurrent_tasks(context)
+        occupied = take(available - 1)
+        required = workers + occupied + 1
+        if available >= required:
+            return
         if time.monotonic() >= deadline:
             raise NotEnoughSlotsError(
                 f"the job needs {required} slots ({workers} workers"

@@ -133,28 +133,9 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
         gateway.report(item)
 
     directory_nonce = _directory_nonce(storage)
-    recovery = LocalRecovery(
-        spec.local_directory, job_id=spec.job_id, state_directory=f"{spec.state_directory} {directory_nonce}", storage=storage
-    )
+    recovery = _recovery(spec, storage, directory_nonce)
     worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery)
-    identity = WorkerIdentity(
-        spec.job_id,
-        spec.slot,
-        spec.submission,
-        spec.task_attempt,
-        nonce,
-        os.getpid(),
-        host,
-        transport.address,
-        directory_nonce,
-        transport.key,
-        transport.socket_path,
-        spawn=spec.spawn,
-        launch_token=spec.launch_token,
-        fingerprint=fingerprint_of(os.getpid()),
-    )
-    is_shared = spec.directory_nonce in ("", directory_nonce)
-    address = CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
+    address, identity = _address(spec, directory_nonce), _identity(spec, nonce, host, directory_nonce, transport)
     gateway = Gateway(
         identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
     )
@@ -170,6 +151,37 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     if gateway.rejection is not None:
         raise gateway.rejection
     return reason
+
+
+def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> LocalRecovery:
+    """What this host keeps of the job's state, under the state directory's name and nonce: another one may come by its name."""
+    state_directory = f"{spec.state_directory} {directory_nonce}"
+    return LocalRecovery(spec.local_directory, job_id=spec.job_id, state_directory=state_directory, storage=storage)
+
+
+def _address(spec: WorkerSpec, directory_nonce: str) -> CoordinatorAddress:
+    """Of the coordinator; a state directory of that name which is another one tells nothing about it."""
+    is_shared = spec.directory_nonce in ("", directory_nonce)
+    return CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
+
+
+def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, transport: ZmqTransport) -> WorkerIdentity:
+    return WorkerIdentity(
+        spec.job_id,
+        spec.slot,
+        spec.submission,
+        spec.task_attempt,
+        nonce,
+        os.getpid(),
+        host,
+        transport.address,
+        directory_nonce,
+        transport.key,
+        transport.socket_path,
+        spawn=spec.spawn,
+        launch_token=spec.launch_token,
+        fingerprint=fingerprint_of(os.getpid()),
+    )
 
 
 @contextlib.contextmanager

@@ -59,10 +59,11 @@ OPEN_PATHS = frozenset({OPENAPI_PATH, PAGE_PATH, *(f"{PAGE_PATH}/{name}" for nam
 
 @router.get(OPENAPI_PATH)
 async def openapi(request: Request) -> Response:
-    """The description, built at the first request, and not on the event loop."""
+    """The description, built at the first request, and not on the event loop; who asks meanwhile waits without a thread."""
     state = request.app.state
-    if not hasattr(state, "openapi"):
-        state.openapi = await run_in_threadpool(lambda: json.dumps(request.app.openapi()).encode())
+    async with state.describing:
+        if not hasattr(state, "openapi"):
+            state.openapi = await run_in_threadpool(lambda: json.dumps(request.app.openapi()).encode())
     return _answer(request, state.openapi, "application/json")
 
 

@@ -27,19 +27,16 @@ DIRECTORIES_NAMED_MAX = 10
 class SnapshotDirectories:
     """The directories below which snapshots may be looked at."""
 
-    def __init__(self, directories: Iterable[str]) -> None:
-        """The first one is the state directory; relative paths are below it."""
+    def __init__(self, directories: Iterable[str], *, folders: Iterable[str] = ()) -> None:
+        """The first directory is the state directory; relative paths are below it. `folders`: of single snapshots, resolved."""
         self._directories = [_resolved(directory) for directory in directories]
-        self._folders: frozenset[str] = frozenset()
-        """Of single snapshots."""
+        self._folders = frozenset(folders)
 
     def with_savepoints(self, places: SavepointPlaces) -> SnapshotDirectories:
         """These, and where jobs have savepoints: below the directories that they name, but for the root, and single folders."""
-        wider = SnapshotDirectories(self._directories)
         named = sorted(place for place in map(_resolved_place, places.directories) if place not in ("", "/"))
-        wider._directories += [directory for directory in named if directory not in wider._directories]
-        wider._folders = frozenset(map(_resolved_place, places.folders)) - {""}
-        return wider
+        directories = dict.fromkeys([*self._directories, *named])
+        return SnapshotDirectories(directories, folders=frozenset(map(_resolved_place, places.folders)) - {""})
 
     def open(self, path: str) -> Snapshot:
         """Raises InvalidConfigError for a path that leads out, also through a savepoint's pointer, or as `Snapshot` does."""

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from barriers.messages import has_control_characters
 from operators.base import Operator
 from operators.sinks.committer import FileCommitter
 from operators.sinks.log import read_log_flow
@@ -52,7 +52,7 @@ class ParquetSink:
             raise InvalidConfigError(f"file_size_max must be at least 1, got {file_size_max}", setting="file_size_max")
         if not text:
             raise InvalidConfigError("a sink needs a path", setting="path")
-        if any(unicodedata.category(each) == "Cc" for each in text) or ("://" in text and ".." in text.split("/")):
+        if has_control_characters(text) or ("://" in text and ".." in text.split("/")):
             # Its staged files would be refused when a checkpoint names them.
             raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
         self.name = name

@@ -40,7 +40,10 @@ class Bench:
 
     def at(self, now_ms: int, *events: Event) -> list[tuple[int, CloseReason]]:
         """Closed by these events."""
-        actions = [action for event in events for action in self.budget.handle(event, now_ms=now_ms)]
+        actions = []
+        for event in events:
+            actions += self.budget.handle(event, now_ms=now_ms)
+            self.budget.check_lists()
         found = [(action.connection, action.reason) for action in actions]
         self.closed += found
         return found
@@ -57,6 +60,13 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_counts_that_disagree_are_found(bench: Bench) -> None:
+    bench.accept(1)
+    bench.budget._standings[Standing.UNKNOWN] += 1
+    with pytest.raises(InvariantError, match="of 2 connections"):
+        bench.accept(2)
 
 
 def test_a_silent_connection_is_closed_after_the_time_for_a_head(bench: Bench) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from api.docs.page import OPEN_PATHS
-from tests.api.fakes import Served
+from api.docs.page import OPEN_PATHS, OPENAPI_PATH
+from tests.api.fakes import FakeCoordinator, Served, serving
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
@@ -33,3 +38,26 @@ def test_the_page_names_no_other_host_and_only_what_is_served(served: Served) ->
 def test_nothing_else_of_the_folder_is_shown(served: Served, path: str) -> None:
     assert served.http.request("GET", served.url + path).status == 401
     assert served.request("GET", path).status == 404
+
+
+def test_the_description_is_built_once_and_nobody_gets_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callers, built = 16, []
+    components = msgspec.json.schema_components
+
+    def watched(*arguments: object, **options: object) -> object:
+        built.append(threading.current_thread().name)
+        return components(*arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(msgspec.json, "schema_components", watched)
+    at_once = threading.Barrier(callers)
+    with serving(FakeCoordinator(), tmp_path) as fresh, ThreadPoolExecutor(callers) as pool:
+
+        def ask(_: int) -> bytes:
+            at_once.wait()
+            return fresh.http.request("GET", fresh.url + OPENAPI_PATH).data
+
+        answers = set(pool.map(ask, range(callers)))
+    assert len(built) == 1
+    (whole,) = map(json.loads, answers)
+    assert whole["security"] == [{"bearer": []}]
+    assert "RegisterWorker" in whole["components"]["schemas"]

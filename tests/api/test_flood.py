@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import urllib3
@@ -264,6 +266,15 @@ def test_a_burst_of_callers_with_the_token_is_heard(
             assert [status(each) for each in opened] == [200] * callers
 
 
+def test_the_bound_on_what_is_accepted_at_once_does_not_depend_on_what_is_installed(
+    fake: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only asyncio's own loop keeps it; uvicorn would take another one that it finds."""
+    monkeypatch.setitem(sys.modules, "uvloop", ModuleType("uvloop"))
+    with serving(fake, tmp_path) as served:
+        assert served.request("GET", "/healthz").status == 200
+
+
 # -------------------------------------------------------------------------------------------------------------- bodies
 
 
@@ -350,12 +361,38 @@ def test_who_hangs_up_leaves_no_traceback(
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.WARNING]
 
 
+def test_who_leaves_before_the_answer_was_answered_nothing(
+    served: Served, guard: ConnectionGuard, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="holdfast.requests")
+    with connect(served) as opened:
+        opened.sendall(head("/v1/jobs", BODY_MAX) + b"{")
+        eventually("the body is held", lambda: guard.bodies.held > 0)
+    eventually("it is told", lambda: len(caplog.records) > 0)
+    (record,) = caplog.records
+    assert (record.levelno, record.__dict__["fields"]["status"]) == (logging.INFO, None)
+    assert record.getMessage().endswith("(token): left before it was answered")
+
+
 def test_what_is_no_http_is_counted_and_not_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with connect(served) as opened:
         opened.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert status(opened) == 400
     assert "holdfast_requests_malformed_total 1.0" in served.request("GET", "/metrics").data.decode()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("at_once", "told"), [(True, 400), (False, 401)], ids=["before its answer", "after its answer"])
+def test_a_body_that_is_no_http_has_one_answer_and_no_line_in_the_log(
+    served: Served, guard: ConnectionGuard, caplog: pytest.LogCaptureFixture, at_once: bool, told: int
+) -> None:
+    asked, broken = head("/v1/jobs", "Transfer-Encoding: chunked", token=None), b"zz\r\n"
+    with connect(served) as opened:
+        opened.sendall(asked + broken if at_once else asked)
+        assert status(opened) == told
+        opened.sendall(b"" if at_once else broken)
+        eventually("the connection closed", lambda: len(guard.budget) == 0)
+    assert (guard.malformed, caplog.records) == (1, [])
 
 
 def test_too_large_says_the_bound(served: Served) -> None:

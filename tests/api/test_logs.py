@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from api.client import RestClient
+from api.errors import BusyError
 from api.logs import LOGGERS, writing_log
 from api.main import EmbeddedCoordinator
 from api.settings import ServerSettings, server_settings
 from barriers.jobgraph import Submission
 from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from statebackends.errors import (
+    HoldfastError,
+    InvalidConfigError,
+    NotFoundError,
+    NotLeaderError,
+    RecoveringError,
+    StorageUnavailableError,
+)
 from tests.api.conftest import Served
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, make_graph
 
@@ -78,6 +86,30 @@ def test_the_token_is_never_written(style: str) -> None:
     assert "***" in stream.getvalue()
 
 
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_of_a_long_traceback_the_end_is_written(style: str) -> None:
+    stream = io.StringIO()
+    with writing_log("info", style, stream=stream, everything=False):
+        try:
+            try:
+                raise ValueError("x" * 100_000)
+            except ValueError as error:
+                raise RuntimeError("what it came to") from error
+        except RuntimeError:
+            logging.getLogger("coordinator.service").exception("it failed")
+    assert "RuntimeError: what it came to" in stream.getvalue()
+    assert len(stream.getvalue()) < 12 * MESSAGE_CHARACTERS_MAX
+
+
+def test_the_token_is_not_in_what_is_no_text_either() -> None:
+    stream, token = io.StringIO(), 'a"token\\of some length'
+    fields = {"each": [token, {"of": token}], "path": Path(token), "error": ValueError(token)}
+    with writing_log("info", "json", stream=stream, secrets=(token,), everything=False):
+        logging.getLogger("api").info("it failed", extra={"fields": fields})
+    line = json.loads(stream.getvalue())
+    assert (line["each"], line["path"], line["error"]) == (["***", {"of": "***"}], "***", "***")
+
+
 def test_long_texts_are_clipped() -> None:
     stream = io.StringIO()
     with writing_log("info", "json", stream=stream, everything=False):
@@ -115,6 +147,28 @@ def test_the_level_counts_and_everything_is_as_it_was_afterwards() -> None:
         logging.getLogger("coordinator.jobs").warning("this")
     assert [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()] == ["this"]
     assert [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in LOGGERS] == before
+
+
+@pytest.mark.parametrize("first_leaves_first", [True, False])
+def test_two_coordinators_in_one_process_share_the_log(first_leaves_first: bool) -> None:
+    def state() -> list[tuple[int, bool, list[logging.Handler]]]:
+        return [(logger.level, logger.propagate, logger.handlers[:]) for logger in map(logging.getLogger, LOGGERS)]
+
+    before, logger = state(), logging.getLogger("coordinator.jobs")
+    streams, tokens = (io.StringIO(), io.StringIO()), ("token-of-the-first", "token-of-the-second")
+    first, second = (
+        writing_log("info", "text", stream=stream, secrets=(token,), everything=False)
+        for stream, token in zip(streams, tokens, strict=True)
+    )
+    first.__enter__()
+    second.__enter__()
+    logger.info("both of %s and %s", *tokens)
+    (first if first_leaves_first else second).__exit__(None, None, None)
+    logger.info("one")
+    (second if first_leaves_first else first).__exit__(None, None, None)
+    told = [line.rpartition(": ")[2] for stream in streams for line in stream.getvalue().splitlines()]
+    assert told == ["both of *** and ***", "one"]
+    assert state() == before
 
 
 def test_settings_by_flag_and_environment(tmp_path: Path) -> None:
@@ -180,6 +234,18 @@ def test_refused_requests_are_told_with_their_status(
         client._call("POST", "/v1/savepoint-disposal", b'{"savepoint-path": "/somewhere/else"}')
     assert lines_of(caplog)[1:] == [("dispose of a savepoint", "", "/somewhere/else", "token", 400)]
     client.close()
+
+
+@pytest.mark.parametrize("error", [RecoveringError("not yet"), NotLeaderError("not here"), BusyError("not now")])
+def test_who_is_to_ask_again_writes_no_log(
+    served: Served, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture, error: HoldfastError
+) -> None:
+    coordinator.error = error
+    assert served.request("GET", f"/jobs/{JOB}").status == 503
+    assert caplog.records == []
+    coordinator.error = StorageUnavailableError("the disk is gone")
+    assert served.request("GET", f"/jobs/{JOB}").status == 503
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 # ------------------------------------------------------------------------------------------------------------- embedded

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,15 @@ from barriers.messages import (
 )
 from barriers.socketfolder import SocketFolder, make_socket_folder
 from operators import worker_main
-from operators.control_client import ADDRESS_FILE, PIECE_BYTES, CoordinatorAddress, CoordinatorHttp, UnreachableError
+from operators.control_client import (
+    ADDRESS_FILE,
+    CONNECT_TIMEOUT_S,
+    PIECE_BYTES,
+    READ_TIMEOUT_S,
+    CoordinatorAddress,
+    CoordinatorHttp,
+    UnreachableError,
+)
 from operators.gateway import Gateway
 from operators.pool import SystemClock, ThreadPool
 from operators.session import REGISTER_BYTES_MAX
@@ -74,6 +83,8 @@ class FakeCoordinator:
         self.commands: list[WorkerCommand] = []
         self.refuse: dict[str, tuple[int, str]] = {}
         self.refused: list[str] = []
+        self.fields: dict[str, Any] = {}
+        """Of the errors with which it refuses."""
         self.held = threading.Event()
         """Bodies of acknowledgements are read on while it is set."""
         self.held.set()
@@ -144,6 +155,8 @@ class FakeCoordinator:
                 self.send_response(status)
                 if kind:
                     self.send_header(ERROR_HEADER, kind)
+                if status != 200 and fake.fields:
+                    self.send_header(FIELDS_HEADER, json.dumps(fake.fields))
                 if fake.leader is not None:
                     url, epoch = fake.leader
                     self.send_header(FIELDS_HEADER, json.dumps({"job": "job", "epoch": epoch, "url": url}))
@@ -224,6 +237,28 @@ def test_refused_registration_ends_the_worker(fake: FakeCoordinator) -> None:
     client = Client(fake.url)
     eventually(lambda: client.delivered == [ShutdownWorker("displaced: refused", respawn=True)], "the end")
     client.gateway.close()
+
+
+def test_a_worker_that_leaves_waits_for_one_request_and_not_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_s = 0.0
+
+    class Asking:
+        """A thread whose request is not answered in time."""
+
+        def is_alive(self) -> bool:
+            return True
+
+        def join(self, timeout_s: float) -> None:
+            nonlocal waited_s
+            waited_s += timeout_s
+
+    monkeypatch.setattr("operators.gateway.time", SimpleNamespace(monotonic=lambda: waited_s), raising=False)
+    address = CoordinatorAddress("http://127.0.0.1:9", None)
+    gateway = Gateway(IDENTITY, address, SystemClock(), deliver=lambda _: None, metrics=lambda attempt: ())
+    monkeypatch.setattr(gateway, "_thread", Asking())
+    monkeypatch.setattr(gateway, "_sender", Asking())
+    gateway.close()
+    assert waited_s == CONNECT_TIMEOUT_S + READ_TIMEOUT_S
 
 
 def test_broken_answer_is_retried(fake: FakeCoordinator, client: Client) -> None:
@@ -403,6 +438,20 @@ def test_a_leader_that_is_gone_is_told_to_who_named_it(fake: FakeCoordinator, tm
     eventually(lambda: fake.of("register"), "the registration where the job is led again")
     eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
     client.gateway.close()
+
+
+def test_a_leader_of_an_older_submission_is_not_asked_again(fake: FakeCoordinator) -> None:
+    """It slept; where the address leads meanwhile, our submission is known."""
+    asleep = FakeCoordinator(epoch=4)
+    asleep.refuse["register"], asleep.fields = (409, "FencedError"), {"held": IDENTITY.submission, "newer": IDENTITY.submission - 1}
+    fake.leader = (asleep.url, 4)
+    client = Client(fake.url)
+    eventually(lambda: asleep.refused, "the answer of who slept")
+    fake.leader = None
+    eventually(lambda: fake.of("register"), "the registration")
+    assert client.delivered == []
+    client.gateway.close()
+    asleep.close()
 
 
 def test_two_that_name_each_other_are_asked_no_faster_than_one_that_is_away(fake: FakeCoordinator) -> None:

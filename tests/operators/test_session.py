@@ -159,6 +159,18 @@ def test_only_a_newer_submission_supersedes(driver: Driver, error: FencedError, 
     assert driver.session.next_deadline_ms() is None
 
 
+def test_a_coordinator_that_knows_an_older_submission_alone_sends_nobody_home(driver: Driver) -> None:
+    driver.handle(DeadlineReached())
+    error = FencedError("submission 2 of job j runs, not 3", held=3, newer=2)
+    assert driver.handle(refuse_registration(error.message, error.fields, submission=3)) == []
+    assert driver.session.state is not SessionState.ENDED
+    assert driver.session.unreachable_since_ms == driver.now
+    due = driver.session.next_deadline_ms()
+    assert due is not None
+    driver.now = due
+    assert [type(action) for action in driver.handle(DeadlineReached())] == [SendRegister]
+
+
 def test_rejected_process_leaves_and_does_not_ask_again(driver: Driver) -> None:
     driver.handle(DeadlineReached())
     actions = driver.handle(RequestRefused("register", "missing or wrong bearer token", rejected=True))

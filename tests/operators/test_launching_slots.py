@@ -1,0 +1,110 @@
+"""Slots of Spark, counted while several threads start jobs on one session: no job is counted twice, and none waits for another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from operators import spark, spark_settings
+from operators.spark import SparkLauncher
+
+DEADLINE_S = 10.0
+
+
+class Handle:
+    """Of a job whose workers run until it is closed."""
+
+    def __init__(self, job_id: str, client: Any, graph: Any, slots: int, **_: Any) -> None:
+        self.client = client
+        self.slots_held = 0
+        self._slots = slots
+
+    def start(self, runner: Any) -> None:
+        self.slots_held = self._slots
+
+    def give_up(self, *_: Any) -> None: ...
+
+    def wait_for_workers(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None:
+        self.slots_held = 0
+
+
+class Cluster:
+    """A session without Spark; what a test looks at happens in `on_started`, when a job's workers have just been started."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, master: str, tasks: int) -> None:
+        self.tasks = tasks
+        self.asked = threading.Event()
+        self.on_started: Callable[[], object] = lambda: None
+        context = SimpleNamespace(master=master)
+        patch.setattr(spark_settings, "concurrent_tasks", self._concurrent_tasks)
+        patch.setattr(spark, "atexit", SimpleNamespace(register=lambda *_: self.on_started()))
+        patch.setattr(spark, "SparkJobHandle", Handle)
+        patch.setattr(spark, "apply_settings", lambda _: [])
+        patch.setattr(spark, "ship_package", lambda _: None)
+        patch.setattr(spark, "pickle_plan", lambda _: b"")
+        patch.setattr(spark, "_submission", lambda plan, _: SimpleNamespace(graph=plan.graph, launch_key=""))
+        for name in ("RddBackend", "SlotRunner"):
+            patch.setattr(spark, name, lambda *_, **__: None)
+        patch.setattr(spark.SlotSupervisor, "of", lambda *_: None)
+        connection = SimpleNamespace(client=SimpleNamespace(url="", token=None, submit=self._submit), close=lambda: None)
+        self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type]
+
+    def launch(self, slots: int) -> Any:
+        graph = SimpleNamespace(name="job", slots_required=slots, config=SimpleNamespace(cancellation_timeout_ms=0))
+        options = SimpleNamespace(progress=False, fresh=False, allow_output_repeat=False)
+        plan = SimpleNamespace(graph=graph, operators={}, sources={})
+        return self._launcher.launch(plan, options)  # type: ignore[arg-type]
+
+    def _concurrent_tasks(self, context: object) -> int:
+        self.asked.set()
+        return self.tasks
+
+    def _submit(self, submission: Any) -> SimpleNamespace:
+        slots = submission.graph.slots_required
+        return SimpleNamespace(notes=(), job_id="job", slots=slots, submission=1, directory="", directory_nonce="")
+
+
+def test_a_job_whose_workers_are_just_starting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, started = Cluster(monkeypatch, "local[4]", 4), []
+
+    def second() -> None:
+        cluster.on_started = lambda: None
+        started.append(cluster.launch(2))
+
+    cluster.on_started = second
+    started.append(cluster.launch(1))
+    assert [handle.slots_held for handle in started] == [2, 1]
+
+
+def test_a_job_that_waits_for_slots_keeps_no_smaller_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, smaller = Cluster(monkeypatch, "yarn", 3), []
+    large = threading.Thread(target=cluster.launch, args=(5,), daemon=True)
+    large.start()
+    assert cluster.asked.wait(DEADLINE_S)
+    small = threading.Thread(target=lambda: smaller.append(cluster.launch(1)), daemon=True)
+    small.start()
+    small.join(DEADLINE_S)
+    assert len(smaller) == 1
+    smaller[0].close()
+    cluster.tasks = 6
+    large.join(DEADLINE_S)
+    assert not large.is_alive()
+
+
+def test_a_job_that_does_not_start_gives_its_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[4]", 4)
+
+    def fail() -> None:
+        cluster.on_started = lambda: None
+        raise OSError("no more threads")
+
+    cluster.on_started = fail
+    with pytest.raises(OSError, match="no more threads"):
+        cluster.launch(3)
+    assert cluster.launch(3).slots_held == 3
