@@ -65,7 +65,7 @@ SOMETIMES: dict[str, str] = {
     "register_lost": "two processes want one id and one of them loses it",
     "write_ambiguous": "the store can't tell whether a write happened",
     "wire_answer_lost": "S3 does not answer a create, and its sender finds out that the object is its own",
-    "wire_request_late": "a request to S3 arrives when its sender has asked again",
+    "wire_request_late": "a request to S3 arrives when its sender waits no more: it has asked again, and has its answer",
     "hung_worker_cancelled": "a worker that stands still past its lease is cancelled by its driver",
     "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
 import msgspec
@@ -44,7 +45,7 @@ class StoreDecision(msgspec.Struct, frozen=True):
     fraction: float = 0.0
     """Of a partial one: how far it gets, 0..1."""
     delay_ms: int = 0
-    """Of a late one."""
+    """Of a late one: after its sender has given it up. On the wire of its late request: after the operation has its answer."""
 
 
 OK = StoreDecision("ok")
@@ -232,11 +233,15 @@ class StoreClient:
         if decision.outcome == "unsynced":  # an object is durable with its name
             decision = msgspec.structs.replace(decision, outcome="lie")
 
-        def later(act: Callable[[], Any]) -> None:
-            self._around.kernel.after(decision.delay_ms * 1000, lambda: self._arrive(actor, sent, act))
-
-        with wire.troubled(decision.outcome, decision.fraction, later):
-            return self._perform(actor, operation, "postponed" if decision.outcome == "late" else decision.outcome)
+        late: list[Callable[[], Any]] = []
+        began_ms = wire.waited_ms
+        try:
+            with wire.troubled(decision.outcome, decision.fraction, late.append):
+                return self._perform(actor, operation, "postponed" if decision.outcome == "late" else decision.outcome)
+        finally:  # until then its sender waits, and asks again at this very moment of the schedule
+            gone_us = int((wire.waited_ms - began_ms + decision.delay_ms) * 1_000)
+            for act in late:
+                self._around.kernel.after(gone_us, partial(self._arrive, actor, sent, act))
 
     def _arrive(self, actor: str, operation: Operation, act: Callable[[], Any]) -> None:
         """One late request of an operation."""

@@ -60,7 +60,7 @@ class Fate(StrEnum):
     REPEATED = "repeated"
     """Something on the way sends it twice; the second answer is the one that comes back."""
     LATE = "late"
-    """Nothing comes back; it arrives when its sender waits no more."""
+    """Nothing comes back; it arrives when its sender waits no more, nor for those that it sent in its place."""
     CUT = "cut"
     """The body of the answer ends early."""
 
@@ -74,7 +74,7 @@ class ServiceError(Exception):
 
 
 Later = Callable[[Callable[[], Any]], None]
-"""Carries out a request that is on its way when its sender has given it up."""
+"""Takes a request that is still on its way when its sender has given it up, to carry it out afterwards."""
 
 
 class Trouble:

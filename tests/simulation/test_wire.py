@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.observations import Stored
-from chaos.stores import StoreDecision
+from chaos.stores import Outcome, StoreDecision
 from chaos.wire import HICCUPS_MAX, Fate, SimClient, SimS3, Trouble
 from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
 from statebackends.storage import operations as ops
@@ -69,6 +69,20 @@ def test_a_late_create_finds_that_its_sender_asked_again() -> None:
     assert bench.last.fate == "late"
     assert bench.last.result is False
     assert bench.view.peek(NEW) == DATA
+
+
+@pytest.mark.parametrize(("outcome", "delay_ms"), [("late", 0), ("late", 50), ("late", 400), ("late", 2_500), ("lie", 50)])
+def test_what_is_late_arrives_when_its_sender_has_gone_on(outcome: Outcome, delay_ms: int) -> None:
+    """It waits for each of its requests, and before it asks again: all of that is over."""
+    arrivals = 0
+    for seed in range(40):
+        bench = wired(seed)
+        assert bench.told(ops.PutIfAbsent(NEW, DATA), StoreDecision(outcome, delay_ms=delay_ms)) is True
+        while bench.kernel.step():
+            assert bench.last.fate == "late"
+            assert bench.kernel.now_us >= bench.client.waited_us() + delay_ms * 1_000 - 1, seed  # whole us
+            arrivals += 1
+    assert arrivals > 0
 
 
 def test_a_late_create_comes_back_when_its_object_was_deleted() -> None:
