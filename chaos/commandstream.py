@@ -72,6 +72,11 @@ class CommandStream:
             self._shut()
             self._leave()
 
+    @property
+    def is_open(self) -> bool:
+        """At both ends, as far as its reader knows."""
+        return self._open and self._subscription is not None
+
     def is_of(self, process: Process) -> bool:
         """It is open, and a process reads it."""
         return process is self._call.sender and self._subscription is not None

@@ -90,6 +90,11 @@ class SimGateway:
         return self.session.unreachable_since_ms
 
     @property
+    def hears_commands(self) -> bool:
+        """Its command stream is open."""
+        return self._stream is not None and self._stream.is_open
+
+    @property
     def is_flushed(self) -> bool:
         """Nothing that was reported waits to be sent."""
         return not (self._busy or self._inbox or self._answers or self._actions)

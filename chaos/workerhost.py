@@ -163,6 +163,10 @@ class WorkerHost:
     def session(self) -> Any:
         return self.gateway.session
 
+    @property
+    def hears_commands(self) -> bool:
+        return self.gateway.hears_commands
+
     def _identity(self, storage: StoreClient, nonce: str) -> WorkerIdentity:
         spec = self.spec
         seen = _directory_nonce(storage)

@@ -1,41 +1,45 @@
 """Tasks are told of checkpoints that are off (I30): no task waits for a barrier, or stores state, that nobody wants any more.
 
 Who is not told goes on with the asynchronous part of the snapshot, which holds a copy of its state, and keeps the channels of an
-alignment blocked until the next barrier comes, if one does. A leader that aborts a checkpoint of the attempt that runs tells its
-workers at once; what the network makes of that is not its fault. A worker without a session is told when it registers, and one
-that runs nothing of that attempt, since it has just replaced another, need not be told at all."""
+alignment blocked until the next barrier comes, if one does. A leader that aborts a checkpoint of the attempt that runs tells each
+of its workers at once; what the network makes of that is not its fault. A worker without a session is told when it registers, one
+whose command stream broke when it has another, and one that runs nothing of that attempt, since it has just replaced another, need
+not be told at all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from barriers.messages import CancelTasks, FinishTasks, NotifyCheckpointAborted, TriggerCheckpoint
+from barriers.messages import CancelTasks, FinishTasks, NotifyCheckpointAborted, Registered, TriggerCheckpoint
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import AttemptRecorded, Decided, EpochTaken, JobLedger, ResultRecorded
-from chaos.observations import Commanded, Lifecycle, Observation, Report, Stored, WorldView
+from chaos.observations import Answered, Commanded, Lifecycle, Observation, Report, Stored, WorldView
 from chaos.scenario import Scenario
 
 NOTICE_MS_MAX = 200
-"""How long a leader that is awake may take from the stored decision to its notice."""
+"""How long a leader that is awake may take to tell a worker that it can tell of a stored decision."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Due:
-    """A notice that is to be given."""
+    """A notice that is to be given to whoever runs tasks of an attempt, as long as that lasts."""
 
-    at_ms: int
-    """Since when: first the time of the decision."""
+    aborted_ms: int
     leader: str
     """The process that has to tell."""
     attempt: int
+    told: set[int] = field(default_factory=set)
+    """Slots whose workers know it: by a command, or by what they were answered when they registered."""
+    tellable: dict[tuple[int, str], int] = field(default_factory=dict)
+    """(slot, session) of who is not told and can be -> since when, as far as was looked."""
 
 
 class NoticesChecker(Checker):
-    """Remembers the aborted checkpoints of which nobody has been told yet."""
+    """Remembers the aborted checkpoints of the attempt that runs, and who has been told of each."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I30",)
-    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Lifecycle)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -54,8 +58,13 @@ class NoticesChecker(Checker):
         match observation:
             case Commanded(command=TriggerCheckpoint(checkpoint_id=number), actor=actor):
                 self._triggered.setdefault(number, actor)
-            case Commanded(command=NotifyCheckpointAborted(checkpoint_id=number)):
-                self._due.pop(number, None)
+            case Commanded(command=NotifyCheckpointAborted(checkpoint_id=number), slot=slot):
+                if number in self._due:
+                    self._due[number].told.add(slot)
+            case Answered(answer=Registered(live_checkpoints=live), actor=actor, receiver=receiver):
+                for number, due in self._due.items():
+                    if number not in live and due.leader == actor:
+                        due.told.add(slot_of(receiver))
             case Commanded(command=CancelTasks(attempt=attempt) | FinishTasks(attempt=attempt)):
                 self._cancelled = max(self._cancelled, attempt)
                 self._due.clear()
@@ -81,27 +90,33 @@ class NoticesChecker(Checker):
                     pass
 
     def look(self) -> None:
+        now_ms = self.world.now_ms
         for number, due in list(self._due.items()):
-            if self.world.now_ms - due.at_ms <= NOTICE_MS_MAX:
-                continue
-            if self._can_tell(number, due):
+            due.tellable = {each: due.tellable.get(each, now_ms) for each in self._tellable(number, due)}
+            late = [slot for (slot, _), since_ms in due.tellable.items() if now_ms - since_ms > NOTICE_MS_MAX]
+            if late:
                 del self._due[number]
-                said = f"checkpoint {number} was aborted at {due.at_ms} ms, and {due.leader} has told no task of it"
-                self.report("I30", said)
-            else:
-                self._due[number] = replace(due, at_ms=self.world.now_ms)
+                said = f"checkpoint {number} was aborted at {due.aborted_ms} ms, and {due.leader} has told no task"
+                self.report("I30", f"{said} in slot {late[0]} of it")
 
-    def _can_tell(self, number: int, due: _Due) -> bool:
-        """The leader knows that the abort is stored, and the command stream of somebody who has tasks of the attempt is open: else
-        a notice waits."""
+    def _tellable(self, number: int, due: _Due) -> list[tuple[int, str]]:
+        """(slot, session) of whoever is not told, has tasks of the attempt and an open command stream, if the leader knows that the
+        abort is stored: else a notice waits."""
         hosts = [host for host in self.world.coordinators() if host.process.name == due.leader]
         masters = [service._master for host in hosts for service in host.services]
         if all(master.coordinator.attempt is None for master in masters):
-            return False  # it has given up the attempt, and the next one is not on record yet: its tasks are all cancelled
+            return []  # it has given up the attempt, and the next one is not on record yet: its tasks are all cancelled
         if any(each.checkpoint_id == number for master in masters for each in master.coordinator.pending):
-            return False  # storage did not say clearly whether it is stored
+            return []  # storage did not say clearly whether it is stored
         sessions = {slot.session for master in masters for slot in master.workforce.slots if slot.connected}
-        return any(host.session.session in sessions for host in self.world.workers() if _runs(host, due.attempt))
+        untold = [host for host in self.world.workers() if host.slot not in due.told and _runs(host, due.attempt)]
+        open_here = [host for host in untold if host.session.session in sessions and host.hears_commands]
+        return [(host.slot, host.session.session) for host in open_here]
+
+
+def slot_of(worker: str) -> int:
+    """From the name of its process, `worker-<slot>.<number>`."""
+    return int(worker.removeprefix("worker-").partition(".")[0])
 
 
 def _runs(host: Any, attempt: int) -> bool:

@@ -148,6 +148,16 @@ def _keeps_aborts_to_itself(original: Any) -> Any:
     return broadcast
 
 
+def _tells_one_of_aborts(original: Any) -> Any:
+    def broadcast(self: Workforce, command: WorkerCommand) -> None:
+        if isinstance(command, NotifyCheckpointAborted):
+            self.send(self.slots[0], command)
+        else:
+            original(self, command)
+
+    return broadcast
+
+
 def _hears_of_none_when_it_registers(original: Any) -> Any:
     def reconcile(self: Session, registered: Registered) -> Any:
         live = tuple(sorted({*registered.live_checkpoints, *self._open_triggers}))
@@ -261,6 +271,13 @@ SABOTAGES = (
             Mutant(Workforce, "broadcast", _keeps_aborts_to_itself),
             Mutant(Session, "_reconcile", _hears_of_none_when_it_registers),
         ),
+        kinds=("store_fails", "disk_full"),
+    ),
+    Sabotage(
+        "half_told_abort",
+        "the tasks of one worker alone are told that a checkpoint is off",
+        ("I30",),
+        (Mutant(Workforce, "broadcast", _tells_one_of_aborts),),
         kinds=("store_fails", "disk_full"),
     ),
     Sabotage(

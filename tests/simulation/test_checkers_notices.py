@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from barriers.messages import CancelTasks
+from barriers.messages import CancelTasks, NotifyCheckpointAborted, Registered
 from chaos.checkers.notices import NOTICE_MS_MAX, NoticesChecker
-from chaos.observations import Lifecycle
+from chaos.observations import Answered, Lifecycle
 from tests.simulation.checker_world import Story, process
 
 
@@ -29,10 +29,11 @@ def story() -> Story:
     return story
 
 
-def worker(session: str, *attempts: int) -> SimpleNamespace:
+def worker(session: str, *attempts: int, slot: int = 0) -> SimpleNamespace:
     """A worker with tasks of these attempts."""
     subtasks = [SimpleNamespace(subtask=SimpleNamespace(attempt=attempt)) for attempt in attempts]
-    return process("worker-0.1", session=SimpleNamespace(session=session), subtasks=lambda: subtasks)
+    parts = {"slot": slot, "session": SimpleNamespace(session=session), "hears_commands": True}
+    return process(f"worker-{slot}.1", subtasks=lambda: subtasks, **parts)
 
 
 def broken_later(story: Story) -> list[str]:
@@ -51,6 +52,45 @@ def test_nobody_is_told(story: Story) -> None:
 def test_everybody_is_told(story: Story) -> None:
     story.notify_aborted(2)
     assert broken_later(story) == []
+
+
+@pytest.fixture
+def wide(story: Story) -> Story:
+    """Another worker has tasks, too."""
+    story.live_workers.append(worker("t", story.attempt, slot=1))
+    story.live_coordinators[0].services[0]._master.workforce.slots.append(SimpleNamespace(connected=True, session="t"))
+    return story
+
+
+def test_one_is_told_and_another_is_not(wide: Story) -> None:
+    decided_ms = wide.now_ms - 1  # when the abort was stored
+    wide.command(NotifyCheckpointAborted(wide.attempt, 2), 0)
+    assert broken_later(wide) == ["I30"]
+    told = f"checkpoint 2 was aborted at {decided_ms} ms, and coordinator-1 has told no task in slot 1 of it"
+    assert wide.violations == [("I30", told)]
+
+
+def test_each_is_told(wide: Story) -> None:
+    wide.command(NotifyCheckpointAborted(wide.attempt, 2), 0)
+    wide.command(NotifyCheckpointAborted(wide.attempt, 2), 1)
+    assert broken_later(wide) == []
+
+
+@pytest.mark.parametrize(("live", "broken"), [((), []), ((2,), ["I30"])])
+def test_who_registers_is_told_by_the_answer(wide: Story, live: tuple[int, ...], broken: list[str]) -> None:
+    wide.command(NotifyCheckpointAborted(wide.attempt, 2), 0)
+    answer = Registered(1, "t", wide.attempt, None, 1, live, 1_000, 5_000)
+    wide.tell(Answered(wide.now_ms, "coordinator-1", "worker-1.1", "register", answer))
+    assert broken_later(wide) == broken
+
+
+def test_who_has_no_command_stream_is_told_when_it_is_open_again(wide: Story) -> None:
+    """Its reader knows that it broke, and its writer does not yet."""
+    wide.command(NotifyCheckpointAborted(wide.attempt, 2), 0)
+    wide.live_workers[1].hears_commands = False
+    assert broken_later(wide) == []
+    wide.live_workers[1].hears_commands = True
+    assert broken_later(wide) == ["I30"]
 
 
 @pytest.mark.parametrize("change", ["killed", "paused"])

@@ -109,6 +109,7 @@ SCENES = {
     "ambiguous_is_done": Scene("counter", (throughout("store_late", "coordinator:PutIfAbsent/_metadata", amount=60),)),
     "savepoint_commits": Scene("counter", (SAVEPOINT,)),
     "untold_abort": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
+    "half_told_abort": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
     "ignored_pause": Scene("counter", (SLOW_WRITES,)),
     "lasting_failures": Scene("windows", (throughout("store_fails", "worker:WriteFile", probability=0.15),)),
     "tolerated_failures": Scene("counter", (throughout("store_fails", "worker:WriteFile", probability=0.5),)),
