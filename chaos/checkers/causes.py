@@ -45,7 +45,8 @@ class CausesChecker(Checker):
     def observe(self, observation: Observation) -> None:
         match observation:
             case Stored():
-                if observation.fate or isinstance(observation.result, StorageUnavailableError):
+                told_wrongly = observation.fate and not observation.on_wire  # there its shell finds out what happened
+                if told_wrongly or isinstance(observation.result, StorageUnavailableError):
                     self._trouble_ms[observation.actor] = observation.at_ms
                 if observation.added:
                     self._stored(observation)

@@ -104,6 +104,23 @@ def test_a_call_that_tells_its_caller_of_a_failure_explains_it_too(story: Story)
     assert story.broken == []
 
 
+def test_a_call_that_gets_through_on_the_wire_explains_nothing(story: Story) -> None:
+    begin(story)
+    operation = PutIfAbsent(f"{JOB}/elsewhere", b"")
+    story.tell(Stored(story.now_ms, LEADER, STATE, operation, True, added=(operation.path,), fate="lie", on_wire=True))
+    abort(story, FailureReason.FINALIZE_FAILURE)
+    assert story.broken == ["I30"]
+
+
+def test_a_call_that_fails_on_the_wire_explains_it(story: Story) -> None:
+    begin(story)
+    operation = PutIfAbsent(f"{JOB}/elsewhere", b"")
+    error = StorageUnavailableError("no", path=operation.path)
+    story.tell(Stored(story.now_ms, LEADER, STATE, operation, error, fate="fail", on_wire=True))
+    abort(story, FailureReason.FINALIZE_FAILURE)
+    assert story.broken == []
+
+
 def test_a_read_that_went_well_explains_nothing(story: Story) -> None:
     begin(story)
     story.tell(Stored(story.now_ms, LEADER, STATE, ReadFile("x"), b""))
