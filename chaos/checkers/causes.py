@@ -35,6 +35,10 @@ class CausesChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._claimed_ms: dict[int, int] = {}
+        self._last_claimed_ms: dict[int, int] = {}
+        """Epoch -> when it took its newest id: until then it has not begun with the next one."""
+        self._not_begun_ms: dict[int, int] = {}
+        """Id -> the last time at which its leader had not begun with it, as far as others tell."""
         self._trouble_ms: dict[str, int] = {}
         """Process -> when a call of the store last failed it, or was told to it as failed."""
         self._declines: dict[tuple[int, int, FailureReason], dict[str, str]] = {}
@@ -61,7 +65,7 @@ class CausesChecker(Checker):
     def _stored(self, fact: Stored) -> None:
         for change in self.ledger.changes(fact):
             if isinstance(change, Claimed):
-                self._claimed_ms.setdefault(change.checkpoint_id, fact.at_ms)
+                self._claimed(change, fact)
             elif isinstance(change, Decided) and change.claim is not None and change.snapshot is None:
                 record = self.ledger.abort_record(change.checkpoint_id)
                 if record is not None and change.checkpoint_id in self.ledger.aborted:
@@ -89,13 +93,26 @@ class CausesChecker(Checker):
     def _is_explained(self, actor: str, number: int) -> bool:
         return self._unknown or self._trouble_ms.get(actor, -1) >= self._claimed_ms.get(number, 0)
 
+    def _claimed(self, change: Claimed, fact: Stored) -> None:
+        number, epoch = change.checkpoint_id, change.record.epoch
+        if number in self._claimed_ms:
+            return
+        self._claimed_ms[number] = fact.at_ms
+        if fact.fate != "late":  # its leader may have gone on long ago
+            if epoch in self._last_claimed_ms:
+                self._not_begun_ms[number] = self._last_claimed_ms[epoch]
+            self._last_claimed_ms[epoch] = fact.at_ms
+
     def _expired(self, number: int, kind: str, epoch: int) -> None:
-        """It had its time; when its leader began with it only the leader knows."""
+        """It had its time, which begins before its claim is stored, and behind the claim of the id that its leader took before.
+
+        When exactly, only the leader knows: what it says is believed if it shows the leader to be wrong."""
+        begun_ms = [self._not_begun_ms[number]] if number in self._not_begun_ms else []
+        limits_ms = []
         for host in self.world.coordinators():
-            for service in host.services:
-                pending = service._master.coordinator.pending if service.epoch == epoch else ()
-                for each in (each for each in pending if each.checkpoint_id == number):
-                    lasted_ms = self.world.now_ms - each.started_ms
-                    limit_ms = service._master.setup.graph.config.checkpoint_timeout_ms
-                    if lasted_ms < limit_ms:
-                        self.report("I30", f"{kind} {number} expired after {lasted_ms} ms; it has {limit_ms} ms")
+            for service in (each for each in host.services if each.epoch == epoch):
+                limits_ms.append(service._master.setup.graph.config.checkpoint_timeout_ms)
+                begun_ms += [each.started_ms for each in service._master.coordinator.pending if each.checkpoint_id == number]
+        lasted_ms = self.world.now_ms - max(begun_ms, default=0)
+        if limits_ms and begun_ms and lasted_ms < limits_ms[0]:
+            self.report("I30", f"{kind} {number} expired after {lasted_ms} ms or less; it has {limits_ms[0]} ms")

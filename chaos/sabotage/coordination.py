@@ -189,6 +189,18 @@ def _has_no_deadline(original: Any) -> Any:
     return init
 
 
+def _has_a_tenth_of_its_time(original: Any) -> Any:
+    """Its record says that it began as long ago as it should have."""
+
+    def init(self: PendingCheckpoint, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        assert self.deadline_ms is not None
+        cut_ms = (self.deadline_ms - self.started_ms) * 9 // 10
+        self.started_ms, self.deadline_ms = self.started_ms - cut_ms, self.deadline_ms - cut_ms
+
+    return init
+
+
 def _is_deaf_while_it_recovers(original: Any) -> Any:
     """It listens when every job is recovered: this one, whose clock runs from then on, and many others."""
 
@@ -316,6 +328,13 @@ SABOTAGES = (
         (Mutant(PendingCheckpoint, "__init__", _has_no_deadline),),
         kinds=("store_slow", "slow_operator", "blocked_operator"),
         seeds_max=80,
+    ),
+    Sabotage(
+        "hasty_expiry",
+        "a checkpoint is given up as expired after a tenth of its time, and is said to have begun as much earlier",
+        ("I30",),
+        (Mutant(PendingCheckpoint, "__init__", _has_a_tenth_of_its_time),),
+        plan=(throughout("store_slow", "worker:", amount=400, probability=0.3),),
     ),
     Sabotage(
         "trusted_acks",

@@ -166,6 +166,26 @@ def test_a_checkpoint_expires_when_its_time_is_over(story: Story, timeout_ms: in
     assert story.broken == broken
 
 
+def test_a_leader_whose_record_of_its_beginning_is_wrong_is_not_believed(story: Story) -> None:
+    """It took the id before this one 20 ms ago."""
+    began_ms = story.now_ms - 60_000
+    begin(story)
+    story.now_ms += 10
+    story.live_coordinators = [leader(began_ms, 5_000)]
+    abort(story, FailureReason.EXPIRED)
+    assert story.broken == ["I30"]
+
+
+def test_a_claim_that_took_long_is_part_of_the_time(story: Story) -> None:
+    story.now_ms += 5_000
+    began_ms = story.now_ms - 4_990
+    begin(story)
+    story.now_ms += 10
+    story.live_coordinators = [leader(began_ms, 5_000)]
+    abort(story, FailureReason.EXPIRED)
+    assert story.broken == []
+
+
 def test_a_savepoint_is_given_up_as_the_job_ends(story: Story) -> None:
     begin(story, CheckpointKind.SAVEPOINT)
     abort(story, FailureReason.END_OF_INPUT)

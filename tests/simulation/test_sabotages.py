@@ -128,6 +128,7 @@ SCENES = {
     "unasked_claim": Scene("counter", (STOP,)),
     "claimed_deleted_early": Scene("counter", (at(500, "restore"),)),
     "half_a_life": Scene("expiring"),
+    "hasty_expiry": Scene("counter", SABOTAGES["hasty_expiry"].plan or ()),
     "no_deadline": Scene("counter", (at(300, "blocked_operator", "count", amount=9_000),)),
     "claimed_never_deleted": Scene("counter", (at(500, "restore"),)),
     "needed_shared_file_deleted": Scene("counter", backend="rocksdb"),
