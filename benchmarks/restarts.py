@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
+from urllib3 import HTTPHeaderDict
 
 from api.client import RestClient
 from barriers import codec
@@ -47,7 +48,9 @@ from barriers.messages import (
     WorkerCommand,
 )
 from operators import sessionevents as on
+from operators.control_client import RefusedError, RejectedError, check_answer
 from operators.session import Session, SessionState
+from statebackends.errors import HoldfastError
 from statebackends.handles import OperatorSubtaskState
 
 T = TypeVar("T")
@@ -83,8 +86,8 @@ class Connection:
         self._head = f"Host: {parts.netloc}\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body. Raises UnansweredError."""
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by name in small letters, and body. Raises UnansweredError."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 status, headers = await self.begin(method, path, body)
@@ -95,7 +98,7 @@ class Connection:
             raise UnansweredError(repr(error)) from error
         if headers.get("connection") == "close":
             self.close()
-        return status, content
+        return status, headers, content
 
     async def begin(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str]]:
         """Send a request and read the head of its answer."""
@@ -131,6 +134,19 @@ class Connection:
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
+
+
+def refusal_of(request: str, error: HoldfastError, *, submission: int) -> on.Event:
+    """What an answer that is an error means for the session of a process of that submission, as `operators.gateway` has it."""
+    match error:
+        case RefusedError() if error.fenced and request == "register":
+            return on.refuse_registration(error.message, error.named, submission=submission)
+        case RefusedError():
+            return on.refuse_post(request, error.message, error.named if error.fenced else {})
+        case RejectedError() if request == "register" or (error.content and request in ("acks", "states")):
+            return on.RequestRefused(request, error.message, rejected=True)
+        case _:
+            return on.RequestFailed(request)
 
 
 class Worker:
@@ -198,14 +214,14 @@ class Worker:
     async def _ask(self, request: str, path: str, body: Any, made: Callable[[bytes], on.Event]) -> on.Event:
         self.requests += 1
         try:
-            status, data = await self._posts.ask("POST", self._base + path, codec.encode(body))
+            status, headers, data = await self._posts.ask("POST", self._base + path, codec.encode(body))
         except UnansweredError:
             return on.RequestFailed(request)
-        if status == 200:
-            return made(data)
-        if status in (404, 409):
-            return on.RequestRefused(request, data.decode(), superseded=request == "register" and status == 409)
-        return on.RequestFailed(request)
+        try:
+            check_answer(status, HTTPHeaderDict(headers), data)
+        except HoldfastError as error:
+            return refusal_of(request, error, submission=self._identity.submission)
+        return made(data)
 
     def _open(self, action: on.OpenStream) -> None:
         self._generation += 1

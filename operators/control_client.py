@@ -125,7 +125,7 @@ class CoordinatorHttp:
             answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(str(error)) from error
-        _check(answer.status, answer.headers, answer.data)
+        check_answer(answer.status, answer.headers, answer.data)
         return None if kind is None else codec.decode(answer.data, kind)
 
     def stream(self, action: OpenStream) -> urllib3.BaseHTTPResponse:
@@ -145,7 +145,7 @@ class CoordinatorHttp:
         if answer.status != 200:
             data = answer.read()
             answer.release_conn()
-            _check(answer.status, answer.headers, data)
+            check_answer(answer.status, answer.headers, data)
         return answer
 
     def close(self) -> None:
@@ -176,7 +176,8 @@ def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
             answer.close()
 
 
-def _check(status: int, headers: Mapping[str, str], data: bytes) -> None:
+def check_answer(status: int, headers: Mapping[str, str], data: bytes) -> None:
+    """Raises RefusedError, RejectedError, or an error that may pass, for any answer but 200. Names in `headers` fit in any case."""
     if status == 200:
         return
     kind = headers.get(ERROR_HEADER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,14 @@ import urllib3
 from api.main import EmbeddedCoordinator
 from api.settings import ServerSettings, server_settings
 from barriers import codec
+from barriers.headers import FIELDS_HEADER
 from barriers.jobgraph import Submission
 from barriers.messages import AckBatch, Heartbeat, Registered, RegisterWorker
-from benchmarks.restarts import Restarts, Sidecar, make_graph
+from benchmarks.restarts import Connection, Restarts, Sidecar, Worker, make_graph
 from coordinator.config import ServiceConfig
 from coordinator.interface import Coordinator
 from coordinator.service import CoordinatorService
+from operators import sessionevents as on
 from statebackends.storage.locations import open_storage
 from statebackends.storage.operations import Operation, Storage, path_of
 from tests.coordinator.doubles import wait_until
@@ -195,3 +198,33 @@ def test_kill_9_of_a_sidecar_with_live_jobs_begins_no_new_attempt(tmp_path: Path
 
     assert asyncio.run(run()) == 0
     assert "attempt_failed" not in (tmp_path / "log").read_text()
+
+
+REFUSALS: list[tuple[str, int, dict[str, int], on.Event]] = [
+    ("register", 409, {"held": 2, "newer": 2}, on.RequestRefused("register", "no", superseded=True)),
+    ("register", 409, {"held": 3, "slot": 0}, on.RequestRefused("register", "no", displaced=True)),
+    ("register", 409, {"state": 1}, on.RequestRefused("register", "no", over=True)),
+    ("register", 404, {}, on.RequestRefused("register", "no")),
+    ("register", 401, {}, on.RequestRefused("register", "no", rejected=True)),
+    ("acks", 409, {"attempt": 2}, on.RequestRefused("acks", "no", discarded=True)),
+    ("acks", 413, {}, on.RequestRefused("acks", "no", rejected=True)),
+    ("acks", 403, {}, on.RequestFailed("acks")),
+    ("acks", 503, {}, on.RequestFailed("acks")),
+]
+
+
+@pytest.mark.parametrize(("request_kind", "status", "fields", "told"), REFUSALS)
+def test_the_workers_of_the_benchmark_read_a_refusal_as_real_ones_do(
+    request_kind: str, status: int, fields: dict[str, int], told: on.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(self: Connection, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+        return status, {FIELDS_HEADER.lower(): json.dumps(fields)}, b'{"errors": ["no"]}'
+
+    monkeypatch.setattr(Connection, "ask", answer)
+    identity = on.WorkerIdentity("5" * 32, 0, 1, 1, "n", 1, "here", "tcp://127.0.0.1:1", "d")
+
+    async def ask() -> on.Event:
+        worker = Worker(URL, "", identity, random.Random(1))
+        return await worker._ask(request_kind, "/x", Heartbeat(0, "s", 1, ()), lambda data: on.StatesAnswered())
+
+    assert asyncio.run(ask()) == told
