@@ -10,27 +10,20 @@ from typing import Any, ClassVar
 from barriers.messages import DeclineCheckpoint, FailureReason
 from chaos.checkers.base import Checker
 from chaos.checkers.ledger import Claimed, Decided, JobLedger
-from chaos.faults import FAMILIES
-from chaos.observations import FaultBegan, Observation, Report, Reported, Stored, WorldView
+from chaos.observations import Observation, Report, Reported, Stored, WorldView
 from chaos.scenario import Scenario
 from coordinator.records import AbortRecord
 from statebackends.errors import StorageUnavailableError
 
 _OF_LEADER = (FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE)
 """Reasons that a leader has whose calls of the store fail, or leave it in the dark."""
-_AT_STORES = ("store_", "disk_full")
-"""Beginnings of kinds of faults that are seen at the stores, where each call tells how it went."""
-_ELSEWHERE = frozenset(
-    {*FAMILIES["crashes"], *FAMILIES["zombies"], *FAMILIES["messages"], *FAMILIES["data"], *FAMILIES["operators"]}
-) | frozenset({*FAMILIES["clocks"], *FAMILIES["users"], "power_loss"})
-"""Kinds of faults that make no file of a snapshot fail."""
 
 
 class CausesChecker(Checker):
     """Judges each id that is aborted by what failed since it was claimed."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I30",)
-    hears: ClassVar[tuple[type, ...]] = (Stored, Reported, FaultBegan)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Reported)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -43,8 +36,6 @@ class CausesChecker(Checker):
         """Process -> when a call of the store last failed it, or was told to it as failed."""
         self._declines: dict[tuple[int, int, FailureReason], dict[str, str]] = {}
         """(attempt, id, reason) -> who declined, and why."""
-        self._unknown = False
-        """A fault has hit of which this checker can't tell what it makes fail."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -57,8 +48,6 @@ class CausesChecker(Checker):
             case Reported(item=DeclineCheckpoint() as decline, actor=actor):
                 key = (decline.attempt, decline.checkpoint_id, decline.reason)
                 self._declines.setdefault(key, {})[actor] = decline.message
-            case FaultBegan(kind=kind):
-                self._unknown = self._unknown or not (kind.startswith(_AT_STORES) or kind in _ELSEWHERE)
             case _:
                 pass
 
@@ -87,11 +76,11 @@ class CausesChecker(Checker):
             self.report(
                 "I30", f"{kind} {number} is aborted as {reason.value} by {leader}, of whose calls none failed: {record.message}"
             )
-        elif reason is FailureReason.EXPIRED and not self._unknown:
+        elif reason is FailureReason.EXPIRED:
             self._expired(number, kind, record.epoch)
 
     def _is_explained(self, actor: str, number: int) -> bool:
-        return self._unknown or self._trouble_ms.get(actor, -1) >= self._claimed_ms.get(number, 0)
+        return self._trouble_ms.get(actor, -1) >= self._claimed_ms.get(number, 0)
 
     def _claimed(self, change: Claimed, fact: Stored) -> None:
         number, epoch = change.checkpoint_id, change.record.epoch

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason
-from chaos.faults import KINDS
-from chaos.observations import FaultBegan, Reported, Stored
+from chaos.observations import Reported, Stored
 from coordinator.records import AbortRecord, encode_record
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
 from statebackends.storage.operations import PutIfAbsent, ReadFile, WriteFile
@@ -69,15 +68,6 @@ def test_a_file_that_is_missing_is_no_failure_of_the_store(story: Story) -> None
     decline(story)
     abort(story, FailureReason.ASYNC_EXCEPTION)
     assert story.broken == ["I30"]
-
-
-def test_a_fault_that_the_checker_does_not_know_may_explain_it(story: Story) -> None:
-    begin(story)
-    story.tell(FaultBegan(story.now_ms, 0, "moths"))
-    decline(story)
-    abort(story, FailureReason.ASYNC_EXCEPTION)
-    assert story.broken == []
-    assert "moths" not in KINDS
 
 
 @pytest.mark.parametrize("reason", [FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE])
