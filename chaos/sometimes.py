@@ -64,7 +64,7 @@ SOMETIMES: dict[str, str] = {
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
     "write_ambiguous": "the store can't tell whether a write happened",
-    "wire_answer_lost": "S3 does not answer a create, and its sender finds out that the object is its own",
+    "wire_answer_lost": "S3's answer to a create is lost or wrong, and its sender finds out that the object is its own",
     "wire_request_late": "a request to S3 arrives when its sender waits no more: it has asked again, and has its answer",
     "hung_worker_cancelled": "a worker that stands still past its lease is cancelled by its driver",
     "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
@@ -191,7 +191,8 @@ class Sometimes:
             self._deletes_shared.add(fact.actor)
         elif fact.removed or fact.added:
             self._deletes_shared.discard(fact.actor)
-        if isinstance(fact.result, AmbiguousWriteError) or (fact.fate in ("lie", "late") and isinstance(operation, PutIfAbsent)):
+        told_wrongly = fact.fate in ("lie", "late") and not fact.on_wire  # there the shell finds out
+        if isinstance(fact.result, AmbiguousWriteError) or (told_wrongly and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
         if fact.on_wire and fact.fate == "late":
             self._visit("wire_request_late")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.observations import Stored
+from chaos.sometimes import Sometimes
 from chaos.stores import Outcome, StoreDecision
 from chaos.wire import HICCUPS_MAX, Fate, SimClient, SimS3, Trouble
 from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
@@ -168,3 +169,12 @@ def test_the_facts_say_that_a_wire_was_there() -> None:
     plain.told(ops.PutIfAbsent(PATH, DATA))
     assert not plain.last.on_wire
     assert isinstance(wired().observed[0], Stored)
+
+
+@pytest.mark.parametrize(("wire", "visited"), [(True, "wire_answer_lost"), (False, "write_ambiguous")])
+def test_a_write_is_ambiguous_only_if_its_caller_is_left_in_the_dark(wire: bool, visited: str) -> None:
+    bench = Bench(objects=True, wire=wire)
+    bench.told(ops.PutIfAbsent(NEW, DATA), StoreDecision("lie"))
+    sometimes = Sometimes()
+    sometimes.observe(bench.last)
+    assert set(sometimes.visits) == {visited}
