@@ -48,7 +48,20 @@ def test_workers_that_wait_for_a_leader_that_slept_are_not_told_of_attempts_of_i
         Fault("second_coordinator", at_ms=504, duration_ms=9_000),
         Fault("pause_coordinator", on="coordinator.recovering.PutIfAbsent.leader", duration_ms=1_500),
     )
-    lived(run_seed(RunRequest(seed, "counter", plan=plan, backend="memory")))
+    text = lived(run_seed(RunRequest(seed, "counter", plan=plan, backend="memory")))
+    sleeper, newer = "coordinator-2    ", "coordinator-3    "
+    story = (
+        f"{sleeper}paused",
+        f"{newer}leads                  epoch 3",
+        f"{sleeper}resumed",
+        "worker-0.1       asks register          coordinator-2",
+        f"{sleeper}refuses register       worker-0.1: job",
+    )
+    assert [text.find(step) for step in story] == sorted(text.find(step) for step in story)
+    assert all(step in text for step in story)
+    asked, refused = (text.index(step) for step in story[3:])
+    assert f"{sleeper}store                  ReadFile" in text[asked:refused], "the worker waits while it finds out who leads"
+    assert f"{sleeper}sends" not in text, "no command of its own"
 
 
 def test_end_that_was_read_while_another_leader_slept_before_its_submission_is_not_the_last_word() -> None:
