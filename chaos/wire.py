@@ -330,7 +330,7 @@ class SimClient:
         return self._ask("delete_objects", act)
 
     def _tag(self, key: str) -> str:
-        return hashlib.blake2b(self._store.peek(_name(key)) or b"", digest_size=8).hexdigest()
+        return _tag_of(self._store.peek(_name(key)) or b"")
 
     # ------------------------------------------------------------------------------------------------------------ uploads
 
@@ -344,7 +344,7 @@ class SimClient:
 
     def upload_part(self, *, Bucket: str, Key: str, UploadId: str, PartNumber: int, Body: Any) -> dict[str, Any]:
         content = bytes(Body)
-        return self._ask("upload_part", lambda: {"ETag": self._part(UploadId, PartNumber, content)})
+        return self._ask("upload_part", lambda: {"ETag": self._part(UploadId, Key, PartNumber, content)})
 
     def upload_part_copy(
         self,
@@ -364,16 +364,19 @@ class SimClient:
                 raise ServiceError(404, "NoSuchKey")
             if self._tag(CopySource["Key"]) != CopySourceIfMatch:
                 raise ServiceError(412, "PreconditionFailed")
-            return {"CopyPartResult": {"ETag": self._part(UploadId, PartNumber, content)}}
+            return {"CopyPartResult": {"ETag": self._part(UploadId, Key, PartNumber, content)}}
 
         return self._ask("upload_part_copy", act)
 
-    def _part(self, upload_id: str, number: int, content: bytes) -> str:
+    def _upload(self, upload_id: str, key: str) -> _Upload:
         upload = self._uploads.get(upload_id)
-        if upload is None:
+        if upload is None or upload.key != key:
             raise ServiceError(404, "NoSuchUpload")
-        upload.parts[number] = content
-        return str(number)
+        return upload
+
+    def _part(self, upload_id: str, key: str, number: int, content: bytes) -> str:
+        self._upload(upload_id, key).parts[number] = content
+        return _tag_of(content)
 
     def complete_multipart_upload(
         self,
@@ -385,10 +388,8 @@ class SimClient:
         IfNoneMatch: str,
     ) -> dict[str, Any]:
         def act() -> dict[str, Any]:
-            upload = self._uploads.get(UploadId)
-            if upload is None:
-                raise ServiceError(404, "NoSuchUpload")
-            content = b"".join(upload.parts[each["PartNumber"]] for each in MultipartUpload["Parts"])
+            upload = self._upload(UploadId, Key)
+            content = b"".join(_named_part(upload, each) for each in MultipartUpload["Parts"])
             answer = self._create(Key, content, upload.maker)
             del self._uploads[UploadId]
             return answer
@@ -397,8 +398,8 @@ class SimClient:
 
     def abort_multipart_upload(self, *, Bucket: str, Key: str, UploadId: str) -> dict[str, Any]:
         def act() -> dict[str, Any]:
-            if self._uploads.pop(UploadId, None) is None:
-                raise ServiceError(404, "NoSuchUpload")
+            self._upload(UploadId, Key)
+            del self._uploads[UploadId]
             return {}
 
         return self._ask("abort_multipart_upload", act)
@@ -432,6 +433,18 @@ class SimClient:
     def _folder(self, prefix: str) -> list[tuple[str, dict[str, Any]]]:
         names = (prefix + name for name in self._store.names(_name(prefix)))
         return [(name, {"Prefix": name} if name.endswith("/") else _entry(name, 0, 0)) for name in names]
+
+
+def _tag_of(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _named_part(upload: _Upload, named: dict[str, Any]) -> bytes:
+    """Raises ServiceError for a part that is not there, or is there with other content."""
+    content = upload.parts.get(named["PartNumber"])
+    if content is None or named["ETag"] != _tag_of(content):
+        raise ServiceError(400, "InvalidPart")
+    return content
 
 
 def _entry(key: str, size: int, modified_ms: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from chaos.observations import Stored
 from chaos.sometimes import Sometimes
 from chaos.stores import Outcome, StoreDecision
-from chaos.wire import HICCUPS_MAX, Fate, SimClient, SimS3, Trouble
+from chaos.wire import HICCUPS_MAX, Fate, ServiceError, SimClient, SimS3, Trouble
 from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
 from statebackends.storage import operations as ops
 from statebackends.storage.operations import Operation
@@ -147,21 +147,51 @@ def test_hiccups_end() -> None:
     assert sum(fate is not Fate.FINE for fate in fates) == HICCUPS_MAX
 
 
-def test_an_upload_is_completed_once() -> None:
+def begun() -> tuple[SimS3, SimClient, list[dict[str, Any]]]:
+    """An upload of two parts to the key `a`, and what its completion has to name."""
     store = SimS3(lambda: 0, random.Random(1))
     client = SimClient(store)
-
-    def complete() -> dict[str, Any]:
-        parts: dict[str, Any] = {"Parts": [{"PartNumber": 1}, {"PartNumber": 2}]}
-        return client.complete_multipart_upload(Bucket="sim", Key="a", UploadId="upload-1", MultipartUpload=parts, IfNoneMatch="*")
-
     client.create_multipart_upload(Bucket="sim", Key="a", Metadata={"holdfast-nonce": "n"})
-    client.upload_part(Bucket="sim", Key="a", UploadId="upload-1", PartNumber=2, Body=b"2")
-    client.upload_part(Bucket="sim", Key="a", UploadId="upload-1", PartNumber=1, Body=b"1")
-    complete()
+    tags = [upload_part(client, "a", number)["ETag"] for number in (2, 1)]
+    return store, client, [{"PartNumber": 1, "ETag": tags[1]}, {"PartNumber": 2, "ETag": tags[0]}]
+
+
+def upload_part(client: SimClient, key: str, number: int) -> dict[str, Any]:
+    return client.upload_part(Bucket="sim", Key=key, UploadId="upload-1", PartNumber=number, Body=b"%d" % number)
+
+
+def complete(client: SimClient, parts: list[dict[str, Any]], key: str = "a") -> None:
+    wanted = {"Parts": parts}
+    client.complete_multipart_upload(Bucket="sim", Key=key, UploadId="upload-1", MultipartUpload=wanted, IfNoneMatch="*")
+
+
+def test_an_upload_is_completed_once() -> None:
+    store, client, parts = begun()
+    complete(client, parts)
     assert (store.peek("/a"), store.maker("/a")) == (b"12", "n")
-    with pytest.raises(Exception, match="NoSuchUpload"):
-        complete()
+    with pytest.raises(ServiceError, match="NoSuchUpload"):
+        complete(client, parts)
+
+
+def test_an_upload_is_of_one_key() -> None:
+    store, client, parts = begun()
+    for ask in (
+        lambda: upload_part(client, "b", 3),
+        lambda: complete(client, parts, "b"),
+        lambda: client.abort_multipart_upload(Bucket="sim", Key="b", UploadId="upload-1"),
+    ):
+        with pytest.raises(ServiceError, match="NoSuchUpload"):
+            ask()
+    complete(client, parts)
+    assert (store.peek("/a"), store.peek("/b")) == (b"12", None)
+
+
+@pytest.mark.parametrize("wrong", [{"PartNumber": 3, "ETag": "x"}, {"PartNumber": 1, "ETag": "x"}], ids=["number", "tag"])
+def test_a_part_that_was_not_uploaded_completes_nothing(wrong: dict[str, Any]) -> None:
+    store, client, parts = begun()
+    with pytest.raises(ServiceError, match="InvalidPart"):
+        complete(client, [wrong, *parts[1:]])
+    assert store.peek("/a") is None
 
 
 def test_the_facts_say_that_a_wire_was_there() -> None:
