@@ -6,6 +6,7 @@ are judged file by file as they are committed; loss and repetition once the job 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import ClassVar
 from urllib.parse import quote
 
@@ -29,6 +30,9 @@ CUT_EVERY = 8
 """Commits of one attempt of which one is compared with its cut; the first one after a restore always is."""
 EMITTED_EVERY = 2
 """Checkpoints, by id, of which one is compared with what its operator's state holds no more; whatever ends the job always is."""
+
+_UNREADABLE = (HoldfastError, StateDoubledError, ValueError)
+"""What is wrong with the files of a snapshot, or with the positions in them: that is reported elsewhere."""
 
 
 class _Sink:
@@ -93,14 +97,12 @@ class OutputChecker(Checker):
         if not snapshot.is_recovery_point:
             return
         number, view = snapshot.checkpoint_id, SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
-        try:
+        with suppress(*_UNREADABLE):
             positions = view.positions(self._sources)
+            if not snapshot.claim.drain:
+                self._positions[number] = positions
             if number % EMITTED_EVERY == 0 or snapshot.kind is not CheckpointKind.CHECKPOINT:
                 self._emitted[number] = [self._emitted_at(number, each.expected, positions, view) for each in self._sinks]
-        except (HoldfastError, StateDoubledError, ValueError):
-            return  # what is wrong with its files, or with the positions in them, is reported elsewhere
-        if not snapshot.claim.drain:
-            self._positions[number] = positions
         for known in (self._positions, self._emitted):
             if len(known) > CUTS_KEPT_MAX:
                 del known[next(iter(known))]

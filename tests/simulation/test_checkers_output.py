@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from barriers.messages import CheckpointKind
-from chaos.scenario import CutExpectation, Positions, SinkExpectation
+from chaos.checkers.output import OutputChecker, _Sink
+from chaos.scenario import CutExpectation, Emitted, Positions, SinkExpectation
 from statebackends.handles import (
     InlineHandle,
     KeyedStateHandle,
@@ -261,6 +262,19 @@ def test_output_up_to_a_cut_lacks_a_row() -> None:
     complete(story, 1, 2, {0: 1, 1: 1})
     story.stage(story.staged_name(1), (0, 1))
     story.commit(1, story.staged_name(1))
+    assert story.broken == ["I7"]
+
+
+def test_output_up_to_a_cut_is_judged_although_what_another_operator_holds_makes_no_sense() -> None:
+    def raises(*_: Any) -> Counter[Any]:
+        raise ValueError("a window without an end")
+
+    story = cut_story()
+    output = next(each for each in story.checkers if isinstance(each, OutputChecker))
+    output._sinks.append(_Sink(story, SinkExpectation("/other", "other", None, emitted=Emitted("count", ("counts",), raises))))
+    complete(story, 2, 2, {0: 1, 1: 1})  # one of the ids at which that is looked at
+    story.stage(story.staged_name(2), (0, 1))
+    story.commit(2, story.staged_name(2))
     assert story.broken == ["I7"]
 
 
