@@ -45,7 +45,6 @@ Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 TURN_US = (10, 250)
 """Least and most time until an owner takes its next turn."""
 CALL_TIMEOUT_MS = 30_000
-RECOVERY_THREADS = 2
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -149,8 +148,7 @@ class CoordinatorHost:
         self._around.control.announce(self)
         self._around.observe(Listened(self._around.kernel.now_ms, self.process.name))
         self._on_ready(self)
-        for _ in range(RECOVERY_THREADS):
-            self._lead_on(None, None)
+        self._lead_on(None, None)  # one thread: a world has one job
         self._retry()
 
     def _lead_on(self, result: Any, error: BaseException | None) -> None:

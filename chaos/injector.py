@@ -234,7 +234,7 @@ _TAKEOVERS = ("second_coordinator", "old_leader_wakes")
 
 
 def _when_recovering(fault: Fault) -> Fault:
-    """Death of whoever recovers next: a worker that restores state, a coordinator that does not listen yet."""
+    """Death of whoever recovers next: a worker that restores state, a coordinator that has not tried to lead every job on yet."""
     if fault.target == "coordinator":
         return msgspec.structs.replace(fault, kind="kill_coordinator", on="coordinator.recovering.", at_ms=None, nth=3, target="")
     return msgspec.structs.replace(fault, kind="kill_worker", on="worker.restore.", at_ms=None, nth=1, target="")

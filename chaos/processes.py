@@ -27,7 +27,7 @@ class Process:
     last_point: str = "start"
     """Last point that it passed: where it dies, if it dies now."""
     phase: str = ""
-    """What it is about, part of the names of its points: a coordinator is `recovering` until it listens."""
+    """What it is about, part of the names of its points: a coordinator is `recovering` until it has tried to lead every job on."""
     wall_offset_ms: int = 0
     """Its wall clock against true time."""
     waiting: list[Act] = field(default_factory=list)
