@@ -26,6 +26,7 @@ from chaos.observations import (
     Answered,
     Commanded,
     Delivered,
+    FaultBegan,
     Impersonated,
     Lifecycle,
     Observation,
@@ -49,7 +50,7 @@ class AttemptsChecker(Checker):
     """Follows each process through its attempts."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I8", "I15", "I16")
-    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Impersonated, Answered, Delivered, Reported, Lifecycle)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Impersonated, Answered, Delivered, Reported, Lifecycle, FaultBegan)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -59,13 +60,14 @@ class AttemptsChecker(Checker):
         """Process -> attempts that it was given, ascending."""
         self._strangers: dict[str, int] = {}
         """Process that no launcher started -> the slot that it asks for."""
+        self._forged_frames = False
+        """Frames that nobody of the job sent have come to a data port."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
             case Reported(actor=actor, item=item):
                 if _is_broken(item):
-                    # Links lose and repeat nothing without telling, so that only a frame of somebody else can do this.
-                    self.report("I15", f"{actor} fails by what came to its data port")
+                    self._broken(actor, item)
                 if item.attempt not in self._given.get(actor, ()):
                     self.report("I15", f"{actor} reports {type(item).__name__} of attempt {item.attempt}, which it was not given")
             case Stored(added=()):
@@ -87,8 +89,17 @@ class AttemptsChecker(Checker):
                 self._deployed(deployment, epoch)
             case Delivered():
                 self._delivered(observation)
+            case FaultBegan(kind="forged_frames"):
+                self._forged_frames = True
             case _:
                 pass
+
+    def _broken(self, actor: str, item: SubtaskStatus | Answerable) -> None:
+        """Links lose and repeat nothing without telling: what came to a data port breaks a task if somebody else sent it."""
+        if self._forged_frames:
+            self.report("I15", f"{actor} fails by what came to its data port")
+        elif isinstance(item, SubtaskStatus):
+            self.report("I15", f"{actor} fails by what can't be: {item.error}")
 
     # ---------------------------------------------------------------------------------------------------------- records
 
