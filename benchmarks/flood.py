@@ -44,8 +44,10 @@ from barriers.messages import (
     WorkerCommand,
 )
 from benchmarks.acks import ROOT, Row, Sidecar, make_ack, make_graph, serving
+from benchmarks.harness import wait_until
 from operators.control_client import CoordinatorAddress
 from operators.gateway import Gateway
+from operators.pool import SystemClock
 from operators.sessionevents import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
 from statebackends.errors import HoldfastError
 from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
@@ -58,14 +60,6 @@ HEARTBEAT_MS, LEASE_MS = 500, 5_000
 PROBE_S = 0.05
 OPENED_AT_ONCE, OPENED_EVERY_S = 20, 0.01
 """Two thousand a second: more would only measure how the system shares two cores with the flood."""
-
-
-class _Monotonic:
-    def monotonic_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
 
 
 class TimedGateway(Gateway):
@@ -95,7 +89,7 @@ class SpeakingWorker:
         self.gateway = TimedGateway(
             identity,
             CoordinatorAddress(sidecar.url, sidecar.token),
-            _Monotonic(),
+            SystemClock(),
             deliver=self._deliver,
             metrics=lambda attempt: (),
         )
@@ -122,20 +116,12 @@ def checkpointing(sidecar: Sidecar) -> Iterator[tuple[RestClient, str, list[Spea
     try:
         for worker in workers:
             worker.gateway.start()
-        _await_completed(client, accepted.job_id, 1)
+        wait_until("a checkpoint", lambda: client.checkpoints(accepted.job_id)["counts"]["completed"], 60, every_s=0.05)
         yield client, accepted.job_id, workers
     finally:
         for worker in workers:
             worker.gateway.close()
         client.close()
-
-
-def _await_completed(client: RestClient, job_id: str, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while client.checkpoints(job_id)["counts"]["completed"] < count:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the job did not complete {count} checkpoints in 60 s")
-        time.sleep(0.05)
 
 
 class Probe:
