@@ -291,6 +291,7 @@ SABOTAGES = (
         ("I30",),
         (Mutant(Workforce, "broadcast", _tells_one_of_aborts),),
         kinds=("store_fails", "disk_full"),
+        seeds_max=60,
     ),
     Sabotage(
         "ignored_pause",
