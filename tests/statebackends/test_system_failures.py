@@ -402,6 +402,28 @@ def test_a_table_that_rots_under_a_running_job_is_the_disks_fault_and_not_the_sn
     store.close()
 
 
+def test_a_table_that_rots_under_a_new_database_is_the_disks_fault(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "db", is_new=True, operator="count")
+    written = rows()
+    store.write(written)
+    store.link_copy(str(tmp_path / "copy"))
+    table = max((tmp_path / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
+    with table.open("r+b") as file:  # the very file that the database has open
+        file.write(os.urandom(table.stat().st_size // 2))
+    for read in (lambda: store.get(written[0][0]), lambda: list(store.group_rows(GROUPS))):
+        with pytest.raises(StateBackendError, match=r"operator 'count': .*Corruption"):
+            read()
+    store.close()
+
+
+def test_a_copy_that_can_not_be_opened_any_more_is_the_disks_fault(stored: Path) -> None:
+    table = next(stored.glob("*.sst"))
+    table.unlink()
+    table.write_bytes(b"")
+    with pytest.raises(StateBackendError, match=r"operator 'count': .*Corruption"):
+        store_at(stored, is_whole=True, read_only=True, operator="count")
+
+
 # ------------------------------------------------------------------------------------------------------ storage, for real
 
 
