@@ -229,7 +229,9 @@ class RocksStore:
                         raise
                 if self._has_stopped():
                     self._db.flush()  # whose error says what the disk refused
-                    raise StorageUnavailableError(f"{self.folder}: its background work has failed", path=self.folder)
+                    message = f"{self.folder}: its background work has failed"
+                    self._refusal = StorageUnavailableError(message, path=self.folder)
+                    self.check()
                 time.sleep(STALL_S)
 
     def rows(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:

@@ -244,6 +244,30 @@ def test_a_background_flush_on_a_full_disk_ends_the_writes(disk: SmallDisk) -> N
     store.close()
 
 
+def test_background_work_that_has_failed_ends_the_writes_though_a_flush_goes_through(tmp_path: Path) -> None:
+    """Else a write behind the loop's back would be tried again, and nobody would learn of it."""
+    store = store_at(tmp_path / "db")
+    real = store._db
+
+    class Stalled:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def write(self, *_: Any) -> None:
+            raise Exception("Result incomplete: Write stall")
+
+        def property_int_value(self, name: str) -> int:
+            return 1
+
+    store._db = Stalled()
+    with pytest.raises(StorageUnavailableError, match="its background work has failed"):
+        store.write(rows(1))
+    store._db = real
+    with pytest.raises(StorageUnavailableError, match="its background work has failed"):
+        store.write(rows(1))
+    store.close()
+
+
 def test_a_copy_that_can_not_be_linked_stops_nothing(tmp_path: Path) -> None:
     store = store_at(tmp_path / "db")
     store.write(rows())
