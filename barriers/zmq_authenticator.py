@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 from zmq.utils.z85 import encode as z85_encode
 
-from barriers.authentication import Handshake, Judged, PeerAuthentication
+from barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
@@ -25,11 +25,11 @@ _FIELDS = 7
 class ZmqAuthenticator:
     """Serves all sockets of a context, which must be made after it. `allow` from any thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, held_timeout_ms: int = HELD_TIMEOUT_MS) -> None:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(ZAP_ADDRESS)
-        self._core = PeerAuthentication()
+        self._core = PeerAuthentication(held_timeout_ms=held_timeout_ms)
         self._tickets: dict[int, tuple[list[bytes], bytes]] = {}
         """Ticket -> (envelope, request id)."""
         self._asked = 0
