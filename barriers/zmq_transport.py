@@ -179,6 +179,7 @@ class ZmqTransport:
 
     def _connect(self, slot: int, peer: Peer, secret: str) -> None:
         push = self._context.socket(zmq.PUSH)
+        self._pushes[slot] = push  # closed with the others, whatever comes: the context's end would wait for it
         self._configure(push)
         push.setsockopt(zmq.RECONNECT_IVL, -1)
         over_socket = bool(self._socket_path and peer.socket and secret) and is_reachable(peer.socket)
@@ -189,7 +190,6 @@ class ZmqTransport:
             self._curve(push)
             push.curve_serverkey = peer.key.encode("ascii")
         monitor = push.get_monitor_socket(LOST_EVENTS)
-        self._pushes[slot] = push
         self._part_bytes_max[slot] = PART_BYTES_MAX if over_socket else PORT_PART_BYTES_MAX
         self._monitors[monitor] = slot
         self._poller.register(monitor, zmq.POLLIN)

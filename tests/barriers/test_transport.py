@@ -135,6 +135,21 @@ def test_a_cancellation_has_its_bounds(setting: int) -> None:
         JobConfig(cancellation_timeout_ms=setting).check()
 
 
+@pytest.mark.parametrize("peer", [Peer("tcp://127.0.0.1:1", "too short"), Peer("nonsense", "x" * 40)], ids=["key", "address"])
+def test_a_peer_that_cannot_be_reached_at_all_keeps_nothing_open(peer: Peer) -> None:
+    transport = ZmqTransport(0, CurveKeys.generate())
+    caught = None
+    try:
+        transport.start(AttemptPeers(1, {1: peer}, frozenset()))
+    except zmq.ZMQError as error:
+        caught = error  # with its frames, and what they refer to
+    assert caught
+    transport.stop()
+    assert not transport._pushes
+    transport.close()  # which waits for every socket, and would not come back
+    assert transport._context.closed
+
+
 @pytest.mark.parametrize(("bind", "path"), [("203.0.113.1", ""), ("127.0.0.1", "/nowhere/d")], ids=["address", "socket"])
 def test_what_cannot_be_bound_leaves_no_thread_and_no_descriptor(bind: str, path: str) -> None:
     """An advertised address that is another machine's, say."""
