@@ -42,6 +42,19 @@ ABORTED_FOLDERS_MAX = 100
 """Folders of aborted savepoints remembered for late acknowledgements."""
 
 
+REASONS_OF_TASKS = frozenset(
+    {
+        FailureReason.DECLINED,
+        FailureReason.TASK_NOT_READY,
+        FailureReason.ASYNC_EXCEPTION,
+        FailureReason.IO_EXCEPTION,
+        FailureReason.SUBSUMED,
+        FailureReason.END_OF_INPUT,
+    }
+)
+"""Why a task declines. The others say what the coordinator did: a failover, for one, counts as no failure."""
+
+
 class Decisions:
     """The pending checkpoints and the completed ones."""
 
@@ -126,7 +139,7 @@ class Decisions:
         if pending.status is not PendingStatus.AWAITING_ACKS:
             return AckStatus.DUPLICATE
         message = f"{decline.vertex} ({decline.subtask}) declined: {clip(decline.message) or decline.reason.value}"
-        self.abort(pending, decline.reason, message)
+        self.abort(pending, decline.reason if decline.reason in REASONS_OF_TASKS else FailureReason.DECLINED, message)
         return AckStatus.SUCCESS
 
     def _refuse_foreign(self, item: Answerable, slot: int, pending: PendingCheckpoint | None, next_id: int) -> AckStatus:

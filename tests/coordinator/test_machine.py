@@ -98,6 +98,13 @@ def test_f04_further_declines_change_nothing() -> None:
     assert not bench.all(on.FailJob)
 
 
+def test_a_decline_for_a_reason_that_is_the_coordinators_counts_as_one_of_a_task() -> None:
+    bench = Bench(tolerable_failed_checkpoints=1)
+    bench.trigger()
+    bench.decline(A, 1, FailureReason.JOB_FAILOVER)
+    assert (bench.reasons, bench.machine.failures.count) == ({1: "declined"}, 1)
+
+
 def test_f05_state_of_a_late_acknowledgement_is_discarded() -> None:
     bench = Bench()
     bench.trigger()
