@@ -11,11 +11,16 @@ from typing import NamedTuple
 HELD_HANDSHAKES_MAX = 1_024
 """Handshakes held at once; further ones that can't be judged at once are turned away."""
 
-HANDSHAKE_TIMEOUT_MS = 60_000
-"""How long either side of a connection waits for its handshake: longer than a worker may take to cancel its tasks (30 s)."""
+CANCELLATION_TIMEOUT_MS = 30_000
+"""How long a worker may take to cancel its tasks, unless its job says otherwise."""
 
-HELD_TIMEOUT_MS = 55_000
-"""How long an unknown peer is kept waiting before it is turned away."""
+HELD_SLACK_MS = 25_000
+"""How much longer than that an unknown peer is kept waiting before it is turned away: this worker may be the last to begin."""
+
+HANDSHAKE_SLACK_MS = 30_000
+"""How much longer than that either side of a connection waits for its handshake."""
+
+HELD_TIMEOUT_MS = CANCELLATION_TIMEOUT_MS + HELD_SLACK_MS
 
 
 class Handshake(NamedTuple):

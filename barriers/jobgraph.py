@@ -16,6 +16,8 @@ from statebackends.keygroups import check_parallelism
 from statebackends.settings import StateBackendSettings
 
 JOB_NAME_CHARS_MAX = 255
+CANCELLATION_TIMEOUT_MS_MAX = 24 * 3_600_000
+"""Workers keep the connections of their peers waiting for longer than this."""
 
 
 def check_job_name(name: str) -> None:
@@ -184,6 +186,9 @@ class JobConfig(msgspec.Struct, frozen=True):
         for name in ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms"):
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
+        if not 0 <= self.cancellation_timeout_ms <= CANCELLATION_TIMEOUT_MS_MAX:
+            message = f"cancellation_timeout_ms must be 0..{CANCELLATION_TIMEOUT_MS_MAX}, got {self.cancellation_timeout_ms}"
+            raise InvalidConfigError(message, setting="cancellation_timeout_ms")
         if self.max_parallelism is not None:
             check_parallelism(self.max_parallelism, 1)
         interval = self.checkpoint_interval_ms

@@ -25,6 +25,7 @@ INT_MAX = 2**63 - 1
 _Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=INT_MAX)]
 """What a record of ours, and every reader of it, can hold."""
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+_Millis: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
@@ -124,13 +125,13 @@ class SubtaskKey(msgspec.Struct, frozen=True, order=True):
 class CheckpointMetrics(msgspec.Struct, frozen=True):
     """Numbers of one subtask for one checkpoint; times in ms, sizes in bytes."""
 
-    alignment_duration_ms: float = 0
-    start_delay_ms: float = 0
-    sync_duration_ms: float = 0
-    async_duration_ms: float = 0
-    bytes_processed_during_alignment: _Int = 0
-    checkpointed_size: _Int = 0
-    state_size: _Int = 0
+    alignment_duration_ms: _Millis = 0
+    start_delay_ms: _Millis = 0
+    sync_duration_ms: _Millis = 0
+    async_duration_ms: _Millis = 0
+    bytes_processed_during_alignment: _Count = 0
+    checkpointed_size: _Count = 0
+    state_size: _Count = 0
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator
@@ -166,18 +167,18 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
 
     vertex: str
     subtask: _Int
-    records_in: _Int = 0
-    records_out: _Int = 0
-    bytes_in: _Int = 0
-    bytes_out: _Int = 0
-    late_dropped: _Int = 0
-    busy_ms: _Int = 0
-    idle_ms: _Int = 0
-    backpressured_ms: _Int = 0
+    records_in: _Count = 0
+    records_out: _Count = 0
+    bytes_in: _Count = 0
+    bytes_out: _Count = 0
+    late_dropped: _Count = 0
+    busy_ms: _Count = 0
+    idle_ms: _Count = 0
+    backpressured_ms: _Count = 0
     watermark_ms: _Int | None = None
-    restored_local_bytes: _Int = 0
+    restored_local_bytes: _Count = 0
     """Files of the restored snapshot that were read from this host's own copies."""
-    restored_remote_bytes: _Int = 0
+    restored_remote_bytes: _Count = 0
     """Files of it that were read from storage."""
 
 

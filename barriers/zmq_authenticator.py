@@ -9,12 +9,13 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import zmq
 from zmq.utils.z85 import encode as z85_encode
 
-from barriers.authentication import Handshake, Judged, PeerAuthentication
+from barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
@@ -25,16 +26,16 @@ _FIELDS = 7
 class ZmqAuthenticator:
     """Serves all sockets of a context, which must be made after it. `allow` from any thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, held_timeout_ms: int = HELD_TIMEOUT_MS) -> None:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(ZAP_ADDRESS)
-        self._core = PeerAuthentication()
+        self._core = PeerAuthentication(held_timeout_ms=held_timeout_ms)
         self._tickets: dict[int, tuple[list[bytes], bytes]] = {}
         """Ticket -> (envelope, request id)."""
         self._asked = 0
-        self._allowed: tuple[frozenset[str], str] | None = None
-        """Replaced whole; taken by the thread."""
+        self._allowed: deque[tuple[frozenset[str], str]] = deque()
+        """Taken by the thread, in order."""
         self._closed = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -44,7 +45,7 @@ class ZmqAuthenticator:
 
     def allow(self, keys: frozenset[str], secret: str) -> None:
         """Let in these peers, and no others, from now on."""
-        self._allowed = (keys, secret)
+        self._allowed.append((keys, secret))
         self._wake()
 
     def close(self) -> None:
@@ -72,9 +73,8 @@ class ZmqAuthenticator:
             if self._wake_read in events:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
-            allowed, self._allowed = self._allowed, None
-            if allowed is not None:
-                self._answer(self._core.allow(*allowed))
+            while self._allowed:
+                self._answer(self._core.allow(*self._allowed.popleft()))
             if self._socket in events:
                 self._take(self._socket.recv_multipart())
             self._answer(self._core.expire(now_ms=_now_ms()))

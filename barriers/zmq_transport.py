@@ -18,7 +18,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from barriers.admission import Admission, AttemptPeers, Peer
-from barriers.authentication import HANDSHAKE_TIMEOUT_MS
+from barriers.authentication import CANCELLATION_TIMEOUT_MS, HANDSHAKE_SLACK_MS, HELD_SLACK_MS
 from barriers.frames import PART_BYTES_MAX, PORT_PART_BYTES_MAX, Frame, FrameEncoder
 from barriers.socketfolder import is_reachable
 from barriers.transport import PeerLost, Received
@@ -68,9 +68,18 @@ class ZmqTransport:
     """Implements `transport.Transport`. Frames for the worker's own slot go through a deque and are never encoded.
 
     `bind` is a host address: the port there speaks CURVE only. `socket_path`: of a unix socket beside it, in a folder that is
-    private (socketfolder.py); peers of this host use it, since enciphering costs more there than all the rest."""
+    private (socketfolder.py); peers of this host use it, since enciphering costs more there than all the rest.
+    `cancellation_timeout_ms`: what the job allows the slowest of its workers before it begins the next attempt."""
 
-    def __init__(self, slot: int, keys: CurveKeys, *, bind: str = "127.0.0.1", socket_path: str = "") -> None:
+    def __init__(
+        self,
+        slot: int,
+        keys: CurveKeys,
+        *,
+        bind: str = "127.0.0.1",
+        socket_path: str = "",
+        cancellation_timeout_ms: int = CANCELLATION_TIMEOUT_MS,
+    ) -> None:
         self._slot = slot
         self._keys = keys
         self._admission = Admission(slot)
@@ -87,7 +96,8 @@ class ZmqTransport:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authenticator = ZmqAuthenticator(self._context)
+        self._authenticator = ZmqAuthenticator(self._context, held_timeout_ms=cancellation_timeout_ms + HELD_SLACK_MS)
+        self._handshake_timeout_ms = cancellation_timeout_ms + HANDSHAKE_SLACK_MS
         self._pulls: list[zmq.Socket[bytes]] = []
         self._poller = zmq.Poller()
         self._poller.register(self._wake_read, zmq.POLLIN)
@@ -134,11 +144,18 @@ class ZmqTransport:
         """Closed with the transport, bound or not."""
         pull = self._context.socket(zmq.PULL)
         self._pulls.append(pull)
-        _configure(pull)
+        self._configure(pull)
         pull.maxmsgsize = part_bytes_max + PART_SLACK_BYTES
         pull.backlog = BACKLOG_MAX
         self._poller.register(pull, zmq.POLLIN)
         return pull
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.setsockopt(zmq.HANDSHAKE_IVL, self._handshake_timeout_ms)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
 
     def _curve(self, socket: zmq.Socket[bytes]) -> None:
         socket.curve_publickey = self._keys.public.encode("ascii")
@@ -162,7 +179,8 @@ class ZmqTransport:
 
     def _connect(self, slot: int, peer: Peer, secret: str) -> None:
         push = self._context.socket(zmq.PUSH)
-        _configure(push)
+        self._pushes[slot] = push  # closed with the others, whatever comes: the context's end would wait for it
+        self._configure(push)
         push.setsockopt(zmq.RECONNECT_IVL, -1)
         over_socket = bool(self._socket_path and peer.socket and secret) and is_reachable(peer.socket)
         if over_socket:
@@ -172,7 +190,6 @@ class ZmqTransport:
             self._curve(push)
             push.curve_serverkey = peer.key.encode("ascii")
         monitor = push.get_monitor_socket(LOST_EVENTS)
-        self._pushes[slot] = push
         self._part_bytes_max[slot] = PART_BYTES_MAX if over_socket else PORT_PART_BYTES_MAX
         self._monitors[monitor] = slot
         self._poller.register(monitor, zmq.POLLIN)
@@ -269,14 +286,6 @@ class ZmqTransport:
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
-
-
-def _configure(socket: zmq.Socket[bytes]) -> None:
-    socket.linger = 0
-    socket.sndhwm = socket.rcvhwm = 0
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
 
 
 def _sender(part: zmq.Frame) -> str:

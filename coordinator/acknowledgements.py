@@ -105,15 +105,17 @@ class _Writer:
     def shared(self) -> str:
         return shared_prefix(self.checkpoint_id, self.operator.uid, self.subtask, self.attempt)
 
-    def wrote(self, path: str) -> bool:
-        """Whether a path, exclusive or shared, is that of a file of this writer. Names tell writers apart: see sharedpaths.py."""
+    def wrote(self, path: str, *, alone: bool = False) -> bool:
+        """Whether a path, exclusive or shared, is that of a file of this writer. Names tell writers apart: see sharedpaths.py.
+
+        They do among writers of one attempt. `alone`: nor can a rival's of another attempt be called so, nonce and all."""
         shared = path.startswith(_SHARED)
         name = path[len(_SHARED) :] if shared else path
         prefix = self.shared if shared else self.exclusive
         if not name.startswith(prefix) or len(name) > NAME_CHARS_MAX or _REST.fullmatch(name, len(prefix)) is None:
             return False
         for rival in self.operator.rivals:
-            numbers = r"[0-9]{1,5}-" if shared else rf"[0-9]{{1,5}}-{self.attempt}-"
+            numbers = r"[0-9]{1,5}-" if shared else rf"[0-9]{{1,5}}-{'[0-9]+' if alone else self.attempt}-"
             lead = f"{self.checkpoint_id}-{self.attempt}-" if shared else ""
             if re.match(re.escape(f"{lead}{rival}-") + numbers, name):
                 return False
@@ -159,7 +161,9 @@ class AcknowledgementJudge:
         return None
 
     def files_of_writer(self, ack: AcknowledgeCheckpoint) -> Iterator[str]:
-        """Paths in an acknowledgement, whatever else it says, that its own task alone can have written; never a record (`_*`)."""
+        """Paths in an acknowledgement, whatever else it says, that its own task alone can have written; never a record (`_*`).
+
+        Its attempt is what the sender says, and not that of a checkpoint: what a rival may have written in any other stays."""
         vertex = self._vertices.get(ack.vertex)
         if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
             return
@@ -171,7 +175,7 @@ class AcknowledgementJudge:
             parts: list[StateHandle] = [part for keyed in state.keyed for part in keyed.parts]
             parts += [listed.part for listed in state.operator]
             for part in parts:
-                if isinstance(part, FileHandle) and not part.path.startswith("_") and writer.wrote(part.path):
+                if isinstance(part, FileHandle) and not part.path.startswith("_") and writer.wrote(part.path, alone=True):
                     yield part.path
 
     # --------------------------------------------------------------------------------------------------------- operators

@@ -42,6 +42,19 @@ ABORTED_FOLDERS_MAX = 100
 """Folders of aborted savepoints remembered for late acknowledgements."""
 
 
+REASONS_OF_TASKS = frozenset(
+    {
+        FailureReason.DECLINED,
+        FailureReason.TASK_NOT_READY,
+        FailureReason.ASYNC_EXCEPTION,
+        FailureReason.IO_EXCEPTION,
+        FailureReason.SUBSUMED,
+        FailureReason.END_OF_INPUT,
+    }
+)
+"""Why a task declines. The others say what the coordinator did: a failover, for one, counts as no failure."""
+
+
 class Decisions:
     """The pending checkpoints and the completed ones."""
 
@@ -89,14 +102,16 @@ class Decisions:
 
     def acknowledge(self, ack: AcknowledgeCheckpoint, slot: int, next_id: int) -> AckStatus:
         """Count a task once, if it says what such a task can have stored: else the checkpoint is declined in its name. State that
-        no decision will name is discarded, unless it may be another's."""
+        no decision will name is discarded, unless it may be another's. An id that was never issued here is: a successor whose
+        answer was lost may have completed it. Such an id isn't below `next_id`, since a successor begins with a fence there."""
         pending = self.pending.get(ack.checkpoint_id)
         if ack.subtask != slot:
             return self._refuse_foreign(ack, slot, pending, next_id)
         if pending is None:
             if self.retained.is_completed(ack.checkpoint_id):
                 return AckStatus.DUPLICATE
-            self._discard_late(ack, self._folders.get(ack.checkpoint_id, f"{self._job_id}/chk-{ack.checkpoint_id}"))
+            if self.retained.is_ours(ack.checkpoint_id) and ack.checkpoint_id < next_id:
+                self._discard_late(ack, self._folders.get(ack.checkpoint_id, f"{self._job_id}/chk-{ack.checkpoint_id}"))
             return _answer_gone(ack.checkpoint_id, next_id)
         task = SubtaskKey(ack.vertex, ack.subtask)
         if pending.expects(task, ack.attempt) and (problem := self._judge.problem(ack, pending)) is not None:
@@ -124,7 +139,7 @@ class Decisions:
         if pending.status is not PendingStatus.AWAITING_ACKS:
             return AckStatus.DUPLICATE
         message = f"{decline.vertex} ({decline.subtask}) declined: {clip(decline.message) or decline.reason.value}"
-        self.abort(pending, decline.reason, message)
+        self.abort(pending, decline.reason if decline.reason in REASONS_OF_TASKS else FailureReason.DECLINED, message)
         return AckStatus.SUCCESS
 
     def _refuse_foreign(self, item: Answerable, slot: int, pending: PendingCheckpoint | None, next_id: int) -> AckStatus:

@@ -241,9 +241,11 @@ class StorageEffects:
         return (yield from self._confirm(outcome, on.AbortFailed(number, "nobody can tell who leads the job")))
 
     def _discard(self, action: on.DiscardState) -> Flow[job.Event | None]:
-        """Whatever could not be deleted is swept by the next recovery."""
+        """Whatever could not be deleted is swept by the next recovery. That an id is aborted, its record says; what a late
+        acknowledgement names a successor may have counted."""
         try:
             if action.files is not None:
+                yield from check_leadership(self._paths, self._identity.epoch)
                 yield from delete_files(_locations(action.folder, action.files))
             elif is_absolute_folder(action.folder):
                 yield DeleteFolder(action.folder)
@@ -251,6 +253,8 @@ class StorageEffects:
                 yield from discard_folder(action.folder)
                 if self._identity.graph.config.is_incremental:
                     yield from sweep_shared(self._paths, action.checkpoint_id)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
         except HoldfastError:
             return None
         return None

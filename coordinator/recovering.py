@@ -27,6 +27,7 @@ class RecoveryQueue:
         self._under_way: set[str] = set()
         self._waiters: dict[str, list[Future[None]]] = {}
         self._is_over = False
+        self._is_closed = False
 
     def begin(self, job_ids: Iterable[str]) -> None:
         """These are all. Until it is called nothing is over."""
@@ -73,10 +74,12 @@ class RecoveryQueue:
     def when_done(self, job_id: str) -> Future[None] | None:
         """Ask for a job; a Future that is done with it, None if there is nothing to wait for.
 
-        Raises RecoveringError when too many wait already."""
+        Raises RecoveringError when too many wait already, and from `close` on."""
         with self._lock:
             if not self._ask(job_id):
                 return None
+            if self._is_closed:
+                raise RecoveringError("the coordinator is stopping", job=job_id)
             if sum(map(len, self._waiters.values())) >= WAITERS_MAX:
                 raise RecoveringError(f"job {job_id} is being recovered, and too many wait for theirs: try again", job=job_id)
             future: Future[None] = Future()
@@ -96,8 +99,9 @@ class RecoveryQueue:
                 future.set_result(None)
 
     def close(self) -> None:
-        """Nothing more is led on: who waits is told to ask elsewhere, or later."""
+        """Nothing more is led on: who waits, or comes to wait, is told to ask elsewhere, or later."""
         with self._lock:
+            self._is_closed = True
             waiters = [future for each in self._waiters.values() for future in each]
             self._waiters.clear()
         for future in waiters:

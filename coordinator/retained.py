@@ -109,6 +109,10 @@ class RetainedCheckpoints:
         """Known to be COMPLETED; false for ids so old that they are forgotten and deleted."""
         return checkpoint_id in self._recent or checkpoint_id in self._savepoints or checkpoint_id in self._folders
 
+    def is_ours(self, checkpoint_id: int) -> bool:
+        """Of this submission or a later one. What an older one completed, another job may have claimed since."""
+        return checkpoint_id >= self._first_checkpoint_id
+
     def add(self, checkpoint: CompletedCheckpoint) -> None:
         """A checkpoint completed. Raises InvariantError if its id is known already."""
         if self.is_completed(checkpoint.checkpoint_id):

@@ -1,8 +1,8 @@
 """CORE: who holds each slot of a job. Registration, sessions, leases, and what is on its way to each worker.
 
 A slot's holder is a process: same nonce, a reconnect; a higher (submission, spawn, task attempt), a successor; a lower one is
-refused. The launcher vouches for the first two; within one spawn Spark may run the task again, and numbers its attempts. It
-knows nothing of tasks or checkpoints."""
+refused. Where there is a launch key, the launcher vouches for the first two; within one spawn Spark may run the task again, and
+numbers its attempts. It knows nothing of tasks or checkpoints."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class SubtaskSnapshots:
         finally:
             chain.sealed = False
         now = self._clock.seconds()
-        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, (now - began) * 1000, now)
+        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, max(0.0, (now - began) * 1000), now)
         self._running[barrier.checkpoint_id] = running
         self._store(running, barrier)
 
@@ -223,7 +223,7 @@ class SubtaskSnapshots:
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
             sync_duration_ms=running.sync_duration_ms,
-            async_duration_ms=(self._clock.seconds() - running.began_s) * 1000,
+            async_duration_ms=max(0.0, (self._clock.seconds() - running.began_s) * 1000),
             bytes_processed_during_alignment=running.alignment.bytes_processed,
             checkpointed_size=sum(state.new_size for state in states.values()),
             state_size=sum(state.size for state in states.values()),

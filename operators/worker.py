@@ -249,8 +249,8 @@ class Worker:
         order = {vertex.vertex_id: index for index, vertex in enumerate(deployment.graph.vertices)}
         wanted = sorted(deployment.subtasks, key=lambda each: (-order[each.vertex], each.subtask))
         # Before user code is loaded, which may take long: peers that are deployed already wait to be let in.
-        self._transport.start(_peers_of(deployment, self._slot))
         try:
+            self._transport.start(_peers_of(deployment, self._slot))
             deployed = tuple(self._builder.build(deployment, each) for each in wanted)
         except BaseException:
             self._transport.stop()

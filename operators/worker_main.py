@@ -192,7 +192,13 @@ def _transport(spec: WorkerSpec, host: str, folder: str) -> Iterator[ZmqTranspor
         if socket_folder is not None:
             opened.callback(socket_folder.delete)
         socket_path = socket_folder.socket if socket_folder is not None else ""
-        transport = ZmqTransport(spec.slot, CurveKeys.generate(), bind=host, socket_path=socket_path)
+        transport = ZmqTransport(
+            spec.slot,
+            CurveKeys.generate(),
+            bind=host,
+            socket_path=socket_path,
+            cancellation_timeout_ms=spec.cancellation_timeout_ms,
+        )
         opened.callback(transport.close)
         yield transport
 

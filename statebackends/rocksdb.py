@@ -292,7 +292,12 @@ class RocksSnapshot:
 
     def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         copy = RocksStore(
-            self._copy, write_buffer_bytes=1 << 20, block_cache_bytes=8 << 20, read_only=True, operator=self._rows.operator
+            self._copy,
+            write_buffer_bytes=1 << 20,
+            block_cache_bytes=8 << 20,
+            read_only=True,
+            is_whole=True,
+            operator=self._rows.operator,
         )
         try:
             stored: list[TableSource] = [

@@ -86,10 +86,12 @@ class RocksStore:
         compaction: Compaction | None = None,
         read_only: bool = False,
         is_new: bool = False,
+        is_whole: bool = False,
         operator: str = "",
     ) -> None:
         """Opens the folder, or creates it. `memory`: what others share, in the place of a block cache of its own. `is_new`: rows
-        will be loaded before the first copy is made. `operator`: whose rows they are, for errors.
+        will be loaded before the first copy is made. `is_whole`: what is damaged is this disk's copy, as if `restored` had been
+        called; of a new database it always is. `operator`: whose rows they are, for errors.
 
         Raises StorageUnavailableError, or CorruptStateError if it isn't ours. Any call here may raise StateBackendError."""
         self.folder = folder
@@ -98,21 +100,11 @@ class RocksStore:
         self._compaction = compaction or Compaction()
         self._is_loading = is_new and self._compaction.in_background
         cache = Cache(block_cache_bytes) if memory is None else memory.block_cache
-        access = AccessType.read_only() if read_only else AccessType.read_write()
-        try:
-            os.makedirs(folder, exist_ok=True)
-            options = database_options(write_buffer_bytes, cache, LOADING if self._is_loading else self._compaction)
-            if memory is not None:
-                options.set_write_buffer_manager(memory.write_buffers)
-            self._db = Rdict(folder, options, access_type=access)
-            self.state_ids = json.loads(self._db.get(_STATES_KEY) or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise CorruptStateError(f"{folder} holds no ids of states: {error}", path=folder, reason="rocksdb") from error
-        except Exception as error:  # rocksdict raises plain Exception
-            raise rocksdb_failure(error, folder, opening=True) from error
-        except BaseException as error:
-            self._check_panic(error)
-            raise
+        self._is_whole = is_new or is_whole
+        options = database_options(write_buffer_bytes, cache, LOADING if self._is_loading else self._compaction)
+        if memory is not None:
+            options.set_write_buffer_manager(memory.write_buffers)
+        self._db = self._open(options, AccessType.read_only() if read_only else AccessType.read_write())
         self._memory = memory
         self._table_options = database_options(write_buffer_bytes, cache, self._compaction)
         self._write_buffer_bytes = write_buffer_bytes
@@ -121,14 +113,29 @@ class RocksStore:
         self._without_wal.no_slowdown = True
         self._closed = self._refusing = False
         self._is_read_only = read_only
-        self._is_restored = False
         self._refusal: StorageUnavailableError | None = None
         """What the disk refused of the database's background work."""
+
+    def _open(self, options: Any, access: Any) -> Any:
+        """The database; its `state_ids` are read."""
+        folder = self.folder
+        try:
+            os.makedirs(folder, exist_ok=True)
+            database = Rdict(folder, options, access_type=access)
+            self.state_ids = json.loads(database.get(_STATES_KEY) or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise CorruptStateError(f"{folder} holds no ids of states: {error}", path=folder, reason="rocksdb") from error
+        except Exception as error:  # rocksdict raises plain Exception
+            raise self._whose(rocksdb_failure(error, folder, opening=True)) from error
+        except BaseException as error:
+            self._check_panic(error)
+            raise
+        return database
 
     def restored(self) -> None:
         """Every file was whole when the database was put together: what is damaged from here on is this disk's copy of it, and a
         StateBackendError, which a restart mends."""
-        self._is_restored = True
+        self._is_whole = True
 
     def check(self) -> None:
         """Raises StorageUnavailableError, by its name, if the disk has refused the database something."""
@@ -222,7 +229,9 @@ class RocksStore:
                         raise
                 if self._has_stopped():
                     self._db.flush()  # whose error says what the disk refused
-                    raise StorageUnavailableError(f"{self.folder}: its background work has failed", path=self.folder)
+                    message = f"{self.folder}: its background work has failed"
+                    self._refusal = StorageUnavailableError(message, path=self.folder)
+                    self.check()
                 time.sleep(STALL_S)
 
     def rows(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -366,8 +375,11 @@ class RocksStore:
 
     def _failure(self, error: Exception, path: str = "") -> HoldfastError:
         """What one of RocksDB's errors is called here."""
-        failure = rocksdb_failure(error, path or self.folder)
-        if isinstance(failure, CorruptStateError) and self._is_restored:
+        return self._whose(rocksdb_failure(error, path or self.folder))
+
+    def _whose(self, failure: HoldfastError) -> HoldfastError:
+        """Damage is the snapshot's until the database is whole, and this disk's from then on."""
+        if isinstance(failure, CorruptStateError) and self._is_whole:
             where = f"operator {self._operator!r}"
             return StateBackendError(f"{where}: {failure}", operator=self._operator, state="", path=self.folder)
         return failure

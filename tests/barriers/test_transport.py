@@ -27,6 +27,7 @@ from barriers.authentication import PeerAuthentication
 from barriers.credits import CreditAnnouncement
 from barriers.elements import Batch, EndOfData, Watermark
 from barriers.frames import ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder
+from barriers.jobgraph import JobConfig
 from barriers.socketfolder import make_socket_folder
 from barriers.transport import LocalNetwork, LocalTransport, PeerLost, Received, Transport
 from barriers.zmq_transport import CurveKeys, ZmqTransport
@@ -116,6 +117,39 @@ def test_the_key_of_every_peer_is_needed(stack: ExitStack) -> None:
         transport.start(peers)
 
 
+def test_peers_wait_for_the_slowest_cancellation_that_the_job_allows() -> None:
+    """A survivor that turned its peers away meanwhile would fail the next attempt, and the one after it."""
+    transport = ZmqTransport(0, CurveKeys.generate(), cancellation_timeout_ms=120_000)
+    try:
+        held_ms = transport._authenticator._core._held_timeout_ms
+        (pull,) = transport._pulls
+        assert (held_ms, pull.getsockopt(zmq.HANDSHAKE_IVL)) == (145_000, 150_000)
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("setting", [-1, 10**9])
+def test_a_cancellation_has_its_bounds(setting: int) -> None:
+    JobConfig(cancellation_timeout_ms=3_600_000).check()
+    with pytest.raises(InvalidConfigError, match="cancellation_timeout_ms must be 0"):
+        JobConfig(cancellation_timeout_ms=setting).check()
+
+
+@pytest.mark.parametrize("peer", [Peer("tcp://127.0.0.1:1", "too short"), Peer("nonsense", "x" * 40)], ids=["key", "address"])
+def test_a_peer_that_cannot_be_reached_at_all_keeps_nothing_open(peer: Peer) -> None:
+    transport = ZmqTransport(0, CurveKeys.generate())
+    caught = None
+    try:
+        transport.start(AttemptPeers(1, {1: peer}, frozenset()))
+    except zmq.ZMQError as error:
+        caught = error  # with its frames, and what they refer to
+    assert caught
+    transport.stop()
+    assert not transport._pushes
+    transport.close()  # which waits for every socket, and would not come back
+    assert transport._context.closed
+
+
 @pytest.mark.parametrize(("bind", "path"), [("203.0.113.1", ""), ("127.0.0.1", "/nowhere/d")], ids=["address", "socket"])
 def test_what_cannot_be_bound_leaves_no_thread_and_no_descriptor(bind: str, path: str) -> None:
     """An advertised address that is another machine's, say."""
@@ -129,7 +163,7 @@ def test_what_cannot_be_bound_leaves_no_thread_and_no_descriptor(bind: str, path
 
 def spoil_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not known is turned away soon."""
-    monkeypatch.setattr(zmq_authenticator, "PeerAuthentication", lambda: PeerAuthentication(held_timeout_ms=100))
+    monkeypatch.setattr(zmq_authenticator, "PeerAuthentication", lambda **_: PeerAuthentication(held_timeout_ms=100))
 
 
 @pytest.mark.parametrize("over_socket", [False, True])

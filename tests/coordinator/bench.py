@@ -60,12 +60,13 @@ class Bench:
         completed: Iterable[CompletedCheckpoint] = settings.pop("completed", ())
         settings.setdefault("max_concurrent_checkpoints", 1 if settings.get("min_pause_ms") else 1000)
         states = settings.pop("states", (ENTRIES,))
+        first = settings.pop("first_checkpoint_id", 1)
         self.config = JobConfig(**settings)
         self.tasks = tuple(tasks)
         graph = graph_of(self.tasks, self.config, states)
         self.stateless = not states
         self.machine = CheckpointCoordinator(
-            JOB, graph, rng=random.Random(7), next_checkpoint_id=next_id, completed=completed
+            JOB, graph, rng=random.Random(7), next_checkpoint_id=next_id, completed=completed, first_checkpoint_id=first
         )
         self.now = 0
         self.held: set[type[Any]] = set()

@@ -463,6 +463,8 @@ def test_uids_that_look_like_writers_of_each_other_are_told_apart() -> None:
     assert owned("a", 1, "../shared/5-2-a-1-0123456789ab0-x")
     assert owned("a-1", 2, "../shared/5-2-a-1-2-n0-x")
     assert not owned("a", 1, "../shared/5-2-a-1-2-n0-x")
+    assert not owned("a", 1, "a-1-2-5-0123456789ab0-x"), "or it is of `a-1`, subtask 2, in attempt 5: the sender alone says which"
+    assert not owned("a", 1, "a-1-2-0123456789012-x"), "a nonce of digits alone waits for the sweep"
 
 
 def test_a_placeholder_is_of_the_operator_and_of_the_named_base() -> None:

@@ -98,6 +98,13 @@ def test_f04_further_declines_change_nothing() -> None:
     assert not bench.all(on.FailJob)
 
 
+def test_a_decline_for_a_reason_that_is_the_coordinators_counts_as_one_of_a_task() -> None:
+    bench = Bench(tolerable_failed_checkpoints=1)
+    bench.trigger()
+    bench.decline(A, 1, FailureReason.JOB_FAILOVER)
+    assert (bench.reasons, bench.machine.failures.count) == ({1: "declined"}, 1)
+
+
 def test_f05_state_of_a_late_acknowledgement_is_discarded() -> None:
     bench = Bench()
     bench.trigger()
@@ -214,14 +221,22 @@ def test_a_task_that_the_job_does_not_have_deletes_nothing() -> None:
     assert bench.pending == [1]
 
 
-def test_f14_id_never_issued_is_ignored_and_its_state_discarded() -> None:
+def test_f14_id_never_issued_is_ignored_and_its_state_left() -> None:
+    """A successor may have issued and completed it, whose answer the worker never heard."""
     bench = Bench()
-    actions = bench.ack(A, 99, "stray")
-    assert answers(actions) == [AckStatus.UNKNOWN]
-    assert of(actions, on.DiscardState)[0].files == (path("stray"),)
+    actions = bench.ack(A, 99, "stray") + bench.ack(A, 1, "next")
+    assert answers(actions) == [AckStatus.UNKNOWN] * 2
+    assert not of(actions, on.DiscardState)
     assert answers(bench.decline(A, 99)) == [AckStatus.UNKNOWN]
     with pytest.raises(TypeError):
         DeclineCheckpoint(attempt=1, vertex="A", subtask=0, reason=FailureReason.DECLINED)  # type: ignore[call-arg]
+
+
+def test_state_of_an_id_of_an_older_submission_is_left() -> None:
+    """What that one completed another job may have claimed, and this job knows nothing of it any more."""
+    bench = Bench(next_id=8, first_checkpoint_id=7)
+    assert not of(bench.ack(A, 6, "older"), on.DiscardState)
+    assert of(bench.ack(A, 7, "own"), on.DiscardState)[0].files == (path("own"),)
 
 
 def test_f15_request_is_refused_while_a_task_does_not_run_and_takes_no_id() -> None:

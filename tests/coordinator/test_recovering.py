@@ -72,3 +72,6 @@ def test_who_gave_up_waiting_and_who_waits_in_vain() -> None:
     recovery.close()
     with pytest.raises(RecoveringError):
         waiting.result(0)
+    with pytest.raises(RecoveringError, match="is stopping"):
+        recovery.when_done("a")
+    assert recovery.when_done("unknown") is None, "nobody would have settled it"

@@ -9,6 +9,7 @@ import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
 from coordinator import events as on
+from coordinator import jobevents as job
 from coordinator.effects import Identity, StorageEffects
 from coordinator.publication import CheckpointFact, derive_shared_garbage
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
@@ -203,6 +204,15 @@ def test_what_an_aborted_id_shared_goes_with_it_and_nothing_else(disk: Disk) -> 
     outcome = run_flow(effects().flow(on.DropCheckpoint(3, "")), disk)
     assert outcome == on.CheckpointDropped(3)
     assert disk.shared == {"33-a-s1", "2-a-s1"}
+
+
+def test_who_is_not_the_newest_leader_deletes_no_file_of_a_late_acknowledgement(disk: Disk) -> None:
+    disk.files[PATHS.leader(2)] = b'{"epoch":2,"nonce":"two","url":"","created_ms":0}'
+    disk.share("3-a-s1")
+    disk.files[f"{PATHS.checkpoint(3)}/own"] = b"x"
+    outcome = run_flow(effects().flow(on.DiscardState(3, PATHS.checkpoint(3), ("own", "../shared/3-a-s1"))), disk)
+    assert isinstance(outcome, job.LeadershipEnded)
+    assert (disk.shared, f"{PATHS.checkpoint(3)}/own" in disk.files) == ({"3-a-s1"}, True)
 
 
 def test_a_late_acknowledgement_loses_exactly_its_files(disk: Disk) -> None:

@@ -257,8 +257,8 @@ def test_a_repeated_trigger_names_the_same_base() -> None:
 
 
 def test_a_late_acknowledgement_never_takes_away_what_others_share() -> None:
-    job = Job()
-    job.checkpoint(5, file("5-1-op-0-a-s1"))  # an id that nobody claimed: what it names is nobody's
+    job = Job(next_id=6)
+    job.acknowledge(5, file("5-1-op-0-a-s1"))  # an id that was aborted: what it names is nobody's
     assert of(job.actions, on.DiscardState) == [on.DiscardState(5, f"{JOB}/chk-5", ("../shared/5-1-op-0-a-s1",))]
     kept = Bench(state_backend="rocksdb", completed=[completed(7, "3-1-op-0-a-s1")], next_id=8)
     parts = (file("3-1-op-0-a-s1"), file("3-1-op-0-a-s2"), placeholder("2-1-op-0-a-s1"))

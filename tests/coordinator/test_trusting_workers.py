@@ -18,6 +18,7 @@ from barriers.messages import (
     TRACEBACK_BYTES_MAX,
     AckBatch,
     AcknowledgeCheckpoint,
+    CheckpointMetrics,
     DeclineCheckpoint,
     FailureReason,
     Heartbeat,
@@ -171,6 +172,17 @@ def test_a_number_that_no_reader_holds_is_refused(name: str, number: bytes) -> N
     assert body != written
     with pytest.raises(ProtocolError, match=name):
         codec.decode(body, Heartbeat)
+
+
+@pytest.mark.parametrize("number", [b"-1", b"1.7e308"])
+@pytest.mark.parametrize("name", ["sync_duration_ms", "checkpointed_size"])
+def test_what_an_acknowledgement_measures_has_bounds(name: str, number: bytes) -> None:
+    """Else a duration of 309 digits is shown, and a counter falls."""
+    metrics = msgspec.json.encode({name: 1}).replace(b":1", b":" + number)
+    with pytest.raises(msgspec.ValidationError, match=name):
+        msgspec.json.decode(metrics, type=CheckpointMetrics)
+    with pytest.raises(msgspec.ValidationError, match="records_in"):
+        msgspec.json.decode(b'{"vertex":"v","subtask":0,"records_in":-1}', type=SubtaskMetrics)
 
 
 def test_a_sum_of_what_workers_count_has_an_end() -> None:

@@ -17,6 +17,7 @@ from statebackends.errors import (
     InvalidConfigError,
     InvariantError,
     SnapshotTooLargeError,
+    StateBackendError,
     StateValueError,
     StorageUnavailableError,
 )
@@ -105,6 +106,19 @@ def _write_blobs(backend: Any, numbers: range, size: int = 1000) -> None:
 def _blob(backend: Any, number: int) -> Any:
     use(backend, f"k{number}")
     return backend.get_state(BLOB).value()
+
+
+def test_a_savepoint_of_a_copy_that_rots_is_no_damage_of_a_snapshot(rocks: Cluster) -> None:
+    """So that a restart mends it."""
+    backend = rocks.backend([BLOB])
+    _write_blobs(backend, range(300))
+    pending = backend.snapshot(1)
+    pending._materialise()
+    table = max(Path(pending._copy).glob("*.sst"), key=lambda path: path.stat().st_size)
+    table.unlink()  # the database has it under another name
+    table.write_bytes(os.urandom(1000))
+    with pytest.raises(StateBackendError, match=r"operator 'op'.*Corruption"):
+        rocks.finish(pending, canonical=True)
 
 
 def test_state_beyond_the_budget_moves_to_the_database_and_is_read_back(rocks: Cluster) -> None:

@@ -244,6 +244,30 @@ def test_a_background_flush_on_a_full_disk_ends_the_writes(disk: SmallDisk) -> N
     store.close()
 
 
+def test_background_work_that_has_failed_ends_the_writes_though_a_flush_goes_through(tmp_path: Path) -> None:
+    """Else a write behind the loop's back would be tried again, and nobody would learn of it."""
+    store = store_at(tmp_path / "db")
+    real = store._db
+
+    class Stalled:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def write(self, *_: Any) -> None:
+            raise Exception("Result incomplete: Write stall")
+
+        def property_int_value(self, name: str) -> int:
+            return 1
+
+    store._db = Stalled()
+    with pytest.raises(StorageUnavailableError, match="its background work has failed"):
+        store.write(rows(1))
+    store._db = real
+    with pytest.raises(StorageUnavailableError, match="its background work has failed"):
+        store.write(rows(1))
+    store.close()
+
+
 def test_a_copy_that_can_not_be_linked_stops_nothing(tmp_path: Path) -> None:
     store = store_at(tmp_path / "db")
     store.write(rows())
@@ -400,6 +424,28 @@ def test_a_table_that_rots_under_a_running_job_is_the_disks_fault_and_not_the_sn
     with pytest.raises(StateBackendError, match=r"operator 'count': .*block checksum mismatch"):
         list(store.group_rows(GROUPS))
     store.close()
+
+
+def test_a_table_that_rots_under_a_new_database_is_the_disks_fault(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "db", is_new=True, operator="count")
+    written = rows()
+    store.write(written)
+    store.link_copy(str(tmp_path / "copy"))
+    table = max((tmp_path / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
+    with table.open("r+b") as file:  # the very file that the database has open
+        file.write(os.urandom(table.stat().st_size // 2))
+    for read in (lambda: store.get(written[0][0]), lambda: list(store.group_rows(GROUPS))):
+        with pytest.raises(StateBackendError, match=r"operator 'count': .*Corruption"):
+            read()
+    store.close()
+
+
+def test_a_copy_that_can_not_be_opened_any_more_is_the_disks_fault(stored: Path) -> None:
+    table = next(stored.glob("*.sst"))
+    table.unlink()
+    table.write_bytes(b"")
+    with pytest.raises(StateBackendError, match=r"operator 'count': .*Corruption"):
+        store_at(stored, is_whole=True, read_only=True, operator="count")
 
 
 # ------------------------------------------------------------------------------------------------------ storage, for real
