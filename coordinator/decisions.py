@@ -102,15 +102,15 @@ class Decisions:
 
     def acknowledge(self, ack: AcknowledgeCheckpoint, slot: int, next_id: int) -> AckStatus:
         """Count a task once, if it says what such a task can have stored: else the checkpoint is declined in its name. State that
-        no decision will name is discarded, unless it may be another's. An id that was never issued here is: a successor whose
-        answer was lost may have completed it. Such an id isn't below `next_id`, since a successor begins with a fence there."""
+        no decision will name is discarded, unless it may be another's. That of an id which was never issued here, too: had a
+        successor issued it, this leader would be fenced before it deletes anything."""
         pending = self.pending.get(ack.checkpoint_id)
         if ack.subtask != slot:
             return self._refuse_foreign(ack, slot, pending, next_id)
         if pending is None:
             if self.retained.is_completed(ack.checkpoint_id):
                 return AckStatus.DUPLICATE
-            if self.retained.is_ours(ack.checkpoint_id) and ack.checkpoint_id < next_id:
+            if self.retained.is_ours(ack.checkpoint_id):
                 self._discard_late(ack, self._folders.get(ack.checkpoint_id, f"{self._job_id}/chk-{ack.checkpoint_id}"))
             return _answer_gone(ack.checkpoint_id, next_id)
         task = SubtaskKey(ack.vertex, ack.subtask)
