@@ -5,6 +5,7 @@ is held on its own, so that nobody waits behind a stranger."""
 
 from __future__ import annotations
 
+import re
 from hmac import compare_digest
 from typing import NamedTuple
 
@@ -21,6 +22,35 @@ HANDSHAKE_SLACK_MS = 30_000
 """How much longer than that either side of a connection waits for its handshake."""
 
 HELD_TIMEOUT_MS = CANCELLATION_TIMEOUT_MS + HELD_SLACK_MS
+
+
+_Z85 = {
+    digit: value
+    for value, digit in enumerate("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+}
+"""The digits of ZeroMQ's encoding of keys (RFC 32): five of them are a number of 32 bits."""
+
+_DATA_ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
+
+
+def is_data_key(text: str) -> bool:
+    """Whether a text is a public CURVE key in Z85, which peers can connect with: 40 digits, 32 bytes."""
+    if len(text) != 40 or not all(digit in _Z85 for digit in text):
+        return False
+    return all(_number(text[start : start + 5]) < 1 << 32 for start in range(0, 40, 5))
+
+
+def _number(digits: str) -> int:
+    number = 0
+    for digit in digits:
+        number = number * len(_Z85) + _Z85[digit]
+    return number
+
+
+def is_data_address(text: str) -> bool:
+    """Whether a text is what peers connect to: `tcp://<host>:<port>`, an address of version 6 in brackets."""
+    match = _DATA_ADDRESS.fullmatch(text)
+    return match is not None and 1 <= int(match[1]) <= 65_535
 
 
 class Handshake(NamedTuple):
@@ -52,10 +82,6 @@ class PeerAuthentication:
         self._secret = b""
         self._held: dict[int, tuple[Handshake, int]] = {}
         """Ticket -> (handshake, until when it is held)."""
-
-    @property
-    def held_count(self) -> int:
-        return len(self._held)
 
     def allow(self, keys: frozenset[str], secret: str) -> list[Judged]:
         """An attempt began: its peers' keys, and what they show at the unix socket. Returns those held who are let in now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from hashlib import sha1
 from itertools import count
 from typing import Any
 
@@ -23,7 +24,7 @@ from statebackends.errors import InvariantError
 WAY_US = (50, 900)
 """Least and most time of a frame between two workers."""
 
-_SCHEME = "sim://"
+_SCHEME = "tcp://"
 
 
 class _Connection:
@@ -121,12 +122,12 @@ class SimTransport:
 
     @property
     def address(self) -> str:
-        return f"{_SCHEME}{self._process.name}"
+        return f"{_SCHEME}{self._process.name}:1"
 
     @property
     def key(self) -> str:
         """Who this process is for its peers: where production has a public key that a handshake proves."""
-        return f"key of {self._process.name}"
+        return sha1(self._process.name.encode(), usedforsecurity=False).hexdigest()
 
     @property
     def refused_count(self) -> int:

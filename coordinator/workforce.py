@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from barriers.authentication import is_data_address, is_data_key
 from barriers.launches import is_launched
 from barriers.messages import (
     SOCKET_PATH_BYTES_MAX,
@@ -124,10 +125,24 @@ class Workforce:
             raise ProtocolError(
                 f"slot {slot}: the data_socket of a worker is an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes", slot=slot
             )
-        for name in ("nonce", "data_address", "data_key", "fingerprint"):
+        if message.data_address and not is_data_address(message.data_address):
+            raise ProtocolError(f"slot {slot}: the data_address of a worker is tcp://<host>:<port>", slot=slot)
+        self._check_data_key(message)
+        for name in ("nonce", "data_address", "fingerprint"):
             text: str = getattr(message, name)
             if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
                 raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)
+
+    def _check_data_key(self, message: RegisterWorker) -> None:
+        """Peers tell each other by their keys alone: two slots with one would take each other's frames for a stranger's."""
+        key, slot = message.data_key, message.slot
+        if not key:
+            return
+        if not is_data_key(key):
+            raise ProtocolError(f"slot {slot}: the data_key of a worker is a CURVE key of 40 characters in Z85", slot=slot)
+        for other in self.slots:
+            if other.index != slot and other.holder is not None and other.holder.data_key == key:
+                raise ProtocolError(f"slot {slot}: the data_key of the worker is that of slot {other.index}", slot=slot)
 
     def take(self, message: RegisterWorker) -> Slot:
         """Give the slot to a process; its older session ends, and an older process is told to leave."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from barriers.authentication import Handshake, Judged, PeerAuthentication
+import zmq
+
+from barriers.authentication import Handshake, Judged, PeerAuthentication, is_data_key
 
 KEYS = frozenset(("zero", "two"))
 
@@ -37,7 +39,7 @@ def test_an_unknown_key_is_turned_away_in_the_end() -> None:
     assert door.ask(Handshake(1, "stranger"), now_ms=0) == []
     assert door.expire(now_ms=99) == []
     assert door.expire(now_ms=100) == [turned_away(1, "stranger")]
-    assert door.held_count == 0
+    assert door.next_deadline_ms() is None
 
 
 def test_nobody_waits_behind_a_stranger() -> None:
@@ -72,3 +74,13 @@ def test_a_replaced_worker_is_not_let_in_again() -> None:
     door.allow(frozenset(("two",)), "two")
     assert door.ask(Handshake(1, "zero"), now_ms=0) == []
     assert door.expire(now_ms=100) == [turned_away(1, "zero")]
+
+
+def test_keys_of_zeromq_are_keys_and_other_texts_are_none() -> None:
+    for _ in range(20):
+        public, secret = zmq.curve_keypair()
+        assert is_data_key(public.decode())
+        assert is_data_key(secret.decode())
+    for text in ("", "0" * 39, "0" * 41, "#" * 40, "%nSc1" * 8, "ä" * 40):
+        assert not is_data_key(text)
+    assert is_data_key("%nSc0" * 8)  # the largest number of 32 bits

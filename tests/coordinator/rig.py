@@ -115,6 +115,7 @@ class Rig:
         fields.setdefault("submission", 1)
         fields.setdefault("directory_nonce", "directory")
         fields.setdefault("pid", 1)
+        fields.setdefault("data_address", f"tcp://{slot}-{task_attempt}:1")
         fields.setdefault("subtasks", self.statuses(slot, attempt, TaskState.RUNNING) if attempt else ())
         message = RegisterWorker(
             job_id=JOB,
@@ -122,7 +123,6 @@ class Rig:
             task_attempt=task_attempt,
             nonce=nonce or f"{slot}-{task_attempt}",
             host="host",
-            data_address=f"tcp://{slot}-{task_attempt}",
             attempt=attempt,
             **fields,
         )

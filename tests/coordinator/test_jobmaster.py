@@ -48,7 +48,7 @@ def test_job_is_deployed_when_the_last_slot_registers() -> None:
     second = rig.register(1)
     assert second.deployment is not None
     assert [subtask.subtask for subtask in second.deployment.subtasks] == [1, 1]
-    assert second.deployment.addresses == {0: "tcp://0-0", 1: "tcp://1-0"}
+    assert second.deployment.addresses == {0: "tcp://0-0:1", 1: "tcp://1-0:1"}
     assert len(rig.commands(0, Deploy)) == 1
     assert rig.state == "RUNNING"
     assert f"{JOB}/attempts/1.json" in rig.storage.files
@@ -56,17 +56,17 @@ def test_job_is_deployed_when_the_last_slot_registers() -> None:
 
 def test_workers_are_told_how_to_reach_and_to_know_each_other_and_a_secret_of_the_attempt() -> None:
     rig = Rig()
-    rig.register(0, data_key="key of 0", data_socket="/run/0")
-    rig.register(1, data_key="key of 1")
+    rig.register(0, data_key="0" * 40, data_socket="/run/0")
+    rig.register(1, data_key="1" * 40)
     first, other = rig.deployment(0), rig.deployment(1)
-    assert (first.data_keys, first.data_sockets) == ({0: "key of 0", 1: "key of 1"}, {0: "/run/0"})
+    assert (first.data_keys, first.data_sockets) == ({0: "0" * 40, 1: "1" * 40}, {0: "/run/0"})
     assert first.data_secret == other.data_secret
     assert len(first.data_secret) == 64
-    rig.register(1, task_attempt=1, data_key="key of its successor", data_socket="/run/1")
+    rig.register(1, task_attempt=1, data_key="2" * 40, data_socket="/run/1")
     rig.pass_time(5_000)
     second = rig.deployment(0)
     assert second.attempt == 2
-    assert (second.data_keys[1], second.data_sockets) == ("key of its successor", {0: "/run/0", 1: "/run/1"})
+    assert (second.data_keys[1], second.data_sockets) == ("2" * 40, {0: "/run/0", 1: "/run/1"})
     assert second.data_secret != first.data_secret
 
 
@@ -212,7 +212,7 @@ def test_superseded_worker_fails_the_job_over_at_once() -> None:
     assert rig.state == "RUNNING"
     assert rig.commands(0, Deploy)[-1].deployment.restored_checkpoint_id == 1
     assert rig.commands(1, Deploy)[0].deployment.attempt == 2
-    assert rig.deployment(0).addresses[1] == "tcp://1-1"
+    assert rig.deployment(0).addresses[1] == "tcp://1-1:1"
 
 
 def test_next_attempt_waits_for_a_sign_of_life_but_not_for_ever() -> None:

@@ -335,3 +335,27 @@ def test_a_session_shows_its_proof() -> None:
 def test_python_refuses_a_name_before_anything_starts(name: str) -> None:
     with pytest.raises(InvalidConfigError, match="name"):
         Environment(name)
+
+
+@pytest.mark.parametrize(
+    "address", ["inproc://a", "ipc:///tmp/a", "tcp://host", "tcp://host:0", "tcp://host:65536", "tcp://a b:1", "x"]
+)
+def test_a_data_address_is_a_port_of_a_host(address: str) -> None:
+    with pytest.raises(ProtocolError, match="slot 0: the data_address of a worker"):
+        Rig().register(0, data_address=address)
+
+
+@pytest.mark.parametrize("key", ["k", "0" * 39, "0" * 41, "0" * 39 + "~", "#" * 40])
+def test_a_data_key_is_one_that_peers_can_connect_with(key: str) -> None:
+    with pytest.raises(ProtocolError, match="slot 0: the data_key of a worker"):
+        Rig().register(0, data_key=key)
+
+
+def test_two_slots_have_two_keys() -> None:
+    """Peers know each other by them alone."""
+    rig = Rig()
+    rig.register(0, data_key="0" * 40)
+    with pytest.raises(ProtocolError, match="that of slot 0"):
+        rig.register(1, data_key="0" * 40)
+    rig.register(1, data_key="1" * 40)
+    assert rig.master.workforce.data_ports().keys == {0: "0" * 40, 1: "1" * 40}

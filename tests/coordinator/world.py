@@ -300,7 +300,7 @@ class World:
         if leader.epoch < worker.epoch:
             return
         message = RegisterWorker(
-            JOB, worker.slot, 1, worker.task_attempt, worker.nonce, 1, "host", f"tcp://{worker.slot}", "directory",
+            JOB, worker.slot, 1, worker.task_attempt, worker.nonce, 1, "host", f"tcp://{worker.slot}:1", "directory",
             worker.attempt, tuple(worker.statuses.values()),
         )  # fmt: skip
         registered = self.call(leader, lambda ticket: job.RegistrationReceived(ticket, message))
