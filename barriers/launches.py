@@ -11,8 +11,8 @@ import hmac
 import secrets
 
 
-def draw_launch_key() -> str:
-    """A key of one submission: 64 hex digits."""
+def draw_secret() -> str:
+    """What nobody can guess, from the operating system: 64 hex digits."""
     return secrets.token_hex(32)
 
 

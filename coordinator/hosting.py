@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from barriers.jobgraph import Submission, SubmissionAccepted
+from barriers.launches import draw_secret
 from coordinator import jobevents as job
 from coordinator.config import ServiceConfig
 from coordinator.effects import Identity, StorageEffects
@@ -77,11 +77,6 @@ class RecoveryBackoff:
         return due
 
 
-def _draw_secret() -> str:
-    """256 bits from the operating system, hex."""
-    return secrets.token_hex(32)
-
-
 class JobHost:
     """Run `open`, listen, then `recover`; flows of different jobs may interleave, those of one job must not.
 
@@ -97,7 +92,7 @@ class JobHost:
         clock: Clock,
         runner: FlowRunner,
         owner: Callable[[], Owner],
-        draw_secret: Callable[[], str] = _draw_secret,
+        draw_secret: Callable[[], str] = draw_secret,
     ) -> None:
         """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led;
         `draw_secret` what the workers of one attempt show each other: unguessable, unlike what `rng` gives."""

@@ -43,8 +43,8 @@ from statebackends.storage import is_absolute_folder
 class JobMaster:
     """`now_ms` is monotonic, `wall_ms` is what users are shown; both only ever come in with an event."""
 
-    def __init__(self, setup: JobSetup, *, rng: random.Random, draw_secret: Callable[[], str] | None = None) -> None:
-        """`draw_secret`: what the workers of one attempt show each other, unguessable; None: from `rng`."""
+    def __init__(self, setup: JobSetup, *, rng: random.Random, draw_secret: Callable[[], str]) -> None:
+        """`draw_secret`: what the workers of one attempt show each other, unguessable, unlike what `rng` gives."""
         self.setup = setup
         self._rng = rng
         self._turn = JobTurn()
@@ -60,8 +60,7 @@ class JobMaster:
             first_checkpoint_id=setup.first_checkpoint_id,
         )
         self.workforce = Workforce(setup, rng, self._turn)
-        draw = draw_secret or (lambda: f"{rng.getrandbits(256):064x}")
-        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn, draw)
+        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn, draw_secret)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.launches import draw_launch_key
+from barriers.launches import draw_secret
 from operators.base import JobPlan
 from operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
 from operators.packaging import modules_by_value, user_modules, write_package
@@ -199,7 +199,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         fresh=options.fresh,
         claim_mode=options.claim_mode,
         driver_nonce=uuid4().hex,
-        launch_key=draw_launch_key(),
+        launch_key=draw_secret(),
     )
 
 

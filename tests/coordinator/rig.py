@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from barriers.jobgraph import JobGraph
+from barriers.launches import draw_secret
 from barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
@@ -45,7 +46,7 @@ class Rig:
 
     def open(self, setup: job.JobSetup) -> None:
         self.setup = setup
-        self.master = JobMaster(setup, rng=random.Random(1))
+        self.master = JobMaster(setup, rng=random.Random(1), draw_secret=draw_secret)
         self.effects = StorageEffects(Identity(JOB, setup.epoch, f"leader-{setup.epoch}", setup.submission, setup.graph), lambda: 0)
         self.now = 0
         self.held: set[type[Any]] = set()

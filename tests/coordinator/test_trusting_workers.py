@@ -11,7 +11,7 @@ import pytest
 
 from barriers import codec
 from barriers.jobgraph import JOB_NAME_CHARS_MAX, Submission, check_job_name
-from barriers.launches import draw_launch_key, is_launched, launch_token
+from barriers.launches import draw_secret, is_launched, launch_token
 from barriers.messages import (
     INT_MAX,
     TEXT_BYTES_MAX,
@@ -279,7 +279,7 @@ def test_proofs_are_of_one_worker_and_of_one_submission() -> None:
     for name, other in (("job_id", "b" * 32), ("submission", 2), ("slot", 1), ("spawn", 2)):
         assert not is_launched(KEY, token, **{**who, name: other})  # type: ignore[arg-type]
     assert not is_launched(KEY, "\ud800", **who)  # type: ignore[arg-type]
-    assert len(draw_launch_key()) == 64
+    assert len(draw_secret()) == 64
     assert is_launched("", "", **who), "a launcher that gives no key vouches for nobody"  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from barriers.jobgraph import JobGraph
+from barriers.launches import draw_secret
 from barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
@@ -247,7 +248,7 @@ class World:
         self.base = setup.base
         nonce = f"{self.random.getrandbits(64):x}"
         identity = Identity(JOB, setup.epoch, nonce, setup.submission, setup.graph)
-        master = JobMaster(setup, rng=random.Random(self.random.getrandbits(32)))
+        master = JobMaster(setup, rng=random.Random(self.random.getrandbits(32)), draw_secret=draw_secret)
         leader = Leader(setup.epoch, master, StorageEffects(identity, lambda: self.now))
         self.leaders.append(leader)
         self.feed(leader, job.JobStarted())

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from barriers.jobgraph import ClaimMode, JobGraph, Submission
+from barriers.launches import draw_secret
 from barriers.messages import SubtaskKey
 from chaos.disk import SimDisk
 from coordinator import events as on
@@ -150,7 +151,8 @@ class Scene:
         self.now_ms += 1
         setup: job.JobSetup = self.run(resume_submission(job_id, Starter(f"leader {self.now_ms}", "", "directory", self.now_ms)))
         identity = Identity(job_id, setup.epoch, f"leader {self.now_ms}", setup.submission, setup.graph)
-        master, effects = JobMaster(setup, rng=random.Random(1)), StorageEffects(identity, lambda: self.now_ms)
+        master = JobMaster(setup, rng=random.Random(1), draw_secret=draw_secret)
+        effects = StorageEffects(identity, lambda: self.now_ms)
         events: list[job.Event] = [job.JobStarted()]
         while events:
             for action in master.handle(events.pop(0), now_ms=self.now_ms, wall_ms=self.now_ms):
