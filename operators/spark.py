@@ -143,6 +143,8 @@ class SparkLauncher:
             progress=options.progress,
             release=connection.close,
         )
+        if accepted.restored_checkpoint_id:
+            handle.say(_restored_text(accepted.restored_checkpoint_id, options.restore))
         try:
             self._start(plan, options, accepted, handle, submission.launch_key)
         except BaseException:
@@ -201,6 +203,12 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         driver_nonce=uuid4().hex,
         launch_key=draw_launch_key(),
     )
+
+
+def _restored_text(checkpoint_id: int, restore: str | None) -> str:
+    """`restore`: as it was asked for; a location is named."""
+    where = f" in {restore}" if restore is not None and "/" in restore else ""
+    return f"restored from checkpoint {checkpoint_id}{where}"
 
 
 def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
