@@ -16,10 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.connection_budget import CloseReason, Standing
 from api.http_protocol import ConnectionGuard
-from barriers.jobgraph import JobGraph
 from barriers.messages import AckStatus
 from coordinator.interface import Coordinator
-from coordinator.totals import derive_job_totals
+from coordinator.totals import NOTHING, derive_job_totals
 from coordinator.views import JobNumbersView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -100,13 +99,13 @@ class JobMetrics:
         total = derive_job_totals(job.graph, job.reached)
         self.records_in.add_metric(labels, total.records_in)
         self.records_out.add_metric(labels, total.records_out)
-        windows = _windows(job.graph)
-        for uid, entry in job.reached.items():
-            if entry.late_dropped or uid in windows:
-                self.late.add_metric((*labels, uid), entry.late_dropped)
+        for operator in (each for vertex in job.graph.vertices for each in vertex.operators):
+            entry = job.reached.get(operator.uid, NOTHING)
+            if operator.kind == "window" or entry.late_dropped:  # from 0 on, or an alarm would miss the first ones
+                self.late.add_metric((*labels, operator.uid), entry.late_dropped)
             for name, count in sorted(entry.counters.items()):
                 if len(self.user.samples) < USER_COUNTERS_MAX:
-                    self.user.add_metric((*labels, uid, name), count)
+                    self.user.add_metric((*labels, operator.uid, name), count)
 
     def families(self) -> Iterator[Metric]:
         yield from vars(self).values()
@@ -128,11 +127,6 @@ class CoordinatorCollector(Collector):
         for job in sorted(jobs, key=_live_first)[:JOBS_MAX]:
             metrics.add(job)
         yield from metrics.families()
-
-
-def _windows(graph: JobGraph) -> frozenset[str]:
-    """Operators that drop what is late: theirs is shown from 0 on, or an alarm would miss the first ones."""
-    return frozenset(each.uid for vertex in graph.vertices for each in vertex.operators if each.kind == "window")
 
 
 def _live_first(job: JobNumbersView) -> tuple[bool, int]:

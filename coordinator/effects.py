@@ -43,7 +43,7 @@ from coordinator.store import (
     write_attempt,
     write_result,
 )
-from coordinator.totals import COUNTERS_PROPERTY, NOTHING, encode_totals
+from coordinator.totals import COUNTERS_PROPERTY, encode_totals
 from statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,
@@ -205,7 +205,7 @@ class StorageEffects:
         properties: dict[str, str] = {}
         if action.finished:
             properties["finished_tasks"] = ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)
-        if any(entry != NOTHING for entry in action.totals.values()):
+        if action.totals:
             properties[COUNTERS_PROPERTY] = encode_totals(action.totals)
         if action.native:
             properties[NATIVE_PROPERTY] = identity.graph.config.state_backend

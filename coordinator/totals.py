@@ -42,7 +42,7 @@ class OperatorTotals(msgspec.Struct, frozen=True):
 
 
 Totals: TypeAlias = Mapping[str, OperatorTotals]
-"""By uid; an operator that counted nothing may be missing."""
+"""By uid, of those that counted anything."""
 
 NOTHING = OperatorTotals()
 
@@ -67,7 +67,8 @@ class Tally:
                 self._told[key] = entry
 
     def totals(self) -> Totals:
-        return {uid: total.totals() for uid, total in self._sums.items()}
+        totals = {uid: total.totals() for uid, total in self._sums.items()}
+        return {uid: entry for uid, entry in totals.items() if entry != NOTHING}
 
 
 class _Sum:
