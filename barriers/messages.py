@@ -148,6 +148,11 @@ class OperatorMetrics(msgspec.Struct, frozen=True):
     """The function's own (`ctx.counter(name)`)."""
 
 
+OPERATORS_MAX = 4_096
+"""Operators of one chain whose counters are told, in data order."""
+OperatorCounts: TypeAlias = Annotated[tuple[OperatorMetrics, ...], msgspec.Meta(max_length=OPERATORS_MAX)]
+
+
 class CheckpointMetrics(msgspec.Struct, frozen=True):
     """Numbers of one subtask for one checkpoint; times in ms, sizes in bytes."""
 
@@ -158,7 +163,7 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     bytes_processed_during_alignment: _Count = 0
     checkpointed_size: _Count = 0
     state_size: _Count = 0
-    operators: tuple[OperatorMetrics, ...] = ()
+    operators: OperatorCounts = ()
     """The counters of the subtask's operators at the cut."""
 
 
@@ -208,7 +213,7 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Files of the restored snapshot that were read from this host's own copies."""
     restored_remote_bytes: _Count = 0
     """Files of it that were read from storage."""
-    operators: tuple[OperatorMetrics, ...] = ()
+    operators: OperatorCounts = ()
     """Of each operator of the chain."""
 
 

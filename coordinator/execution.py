@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from barriers.jobgraph import JobGraph
 from barriers.messages import SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
 from coordinator.totals import Tally, Totals
@@ -90,7 +92,7 @@ class Execution:
 
     def _measure(self, task: _Task, metrics: SubtaskMetrics) -> None:
         self._tally.count(metrics.vertex, metrics.subtask, metrics.operators)
-        task.metrics = metrics
+        task.metrics = msgspec.structs.replace(metrics, operators=())  # what of them is the operators' own is counted
 
     def totals(self) -> Totals:
         """Of the submission, as far as its workers have told."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
-from barriers.messages import OperatorMetrics
+from barriers.messages import OPERATORS_MAX, OperatorMetrics
 from operators.base import Operator
 from operators.context import RuntimeContext
 from statebackends.backend import KeyedStateBackend
@@ -110,7 +110,7 @@ class OperatorChain:
 
     def metrics(self) -> tuple[OperatorMetrics, ...]:
         """Counters of each operator, now."""
-        return tuple(node.context.counters.metrics(node.uid) for node in self.nodes)
+        return tuple(node.context.counters.metrics(node.uid) for node in self.nodes[:OPERATORS_MAX])
 
     def partitions(self) -> tuple[ResultPort, ...]:
         return tuple(partition for node in self.nodes for partition in node.partitions)

@@ -25,16 +25,17 @@ def test_counters_are_what_a_walk_over_the_tasks_finds(reports: list[tuple[str, 
     execution = Execution(1, make_graph(parallelism=2))
     for vertex, subtask, state, records in reports:
         uid = "in" if vertex == SOURCE else "out"
-        metrics = SubtaskMetrics(vertex, subtask, operators=(OperatorMetrics(uid, records_out=records),))
+        operators = (OperatorMetrics(uid, records_out=records), OperatorMetrics("nobody"))
+        metrics = SubtaskMetrics(vertex, subtask, records_out=records, operators=operators)
         if state is None:
             execution.measure([metrics])
         else:
             execution.apply(SubtaskStatus(1, vertex, subtask, state, metrics=metrics), 1_000)
         assert dict(execution.counts()) == Counter(state for _, state in execution.states())
-        told = [entry for each in execution.metrics() for entry in each.operators]
-        totals = execution.totals()
-        for uid in ("in", "out"):
-            count = sum(entry.records_out for entry in told if entry.operator == uid)
+        told, totals = execution.metrics(), execution.totals()
+        assert not any(each.operators for each in told), "nothing of a worker's is kept that is not counted"
+        for uid, vertex_id in (("in", SOURCE), ("out", SINK)):
+            count = sum(each.records_out for each in told if each.vertex == vertex_id)
             assert totals.get(uid, OperatorTotals()) == OperatorTotals(records_out=count)
 
 

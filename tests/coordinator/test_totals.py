@@ -11,6 +11,7 @@ from barriers import codec
 from barriers.messages import (
     COUNTERS_MAX,
     INT_MAX,
+    OPERATORS_MAX,
     AckBatch,
     AcknowledgeCheckpoint,
     CheckpointMetrics,
@@ -239,6 +240,12 @@ def test_a_worker_with_counters_that_can_be_none_is_refused(counters: str) -> No
     text = '{"type": "heartbeat", "slot": 0, "session": "s", "attempt": 1, "metrics": [' + metrics + "]}"
     with pytest.raises(ProtocolError, match="not a valid Heartbeat"):
         codec.decode(text.encode(), Heartbeat)
+
+
+def test_a_chain_of_more_operators_than_there_can_be_is_refused() -> None:
+    metrics = SubtaskMetrics("v", 0, operators=(OperatorMetrics("u"),) * (OPERATORS_MAX + 1))
+    with pytest.raises(ProtocolError, match="not a valid Heartbeat"):
+        codec.decode(codec.encode(Heartbeat(0, "s", 1, (metrics,))), Heartbeat)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"u": 5}', '{"u": {"records_in": -1}}', "{" * 100_000])
