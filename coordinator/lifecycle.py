@@ -129,8 +129,11 @@ class Lifecycle:
 
     def totals(self) -> Totals:
         """What the submission's operators have counted, as far as their workers have told. After a restart they are back at the cut
-        that was restored: what is read again is counted once."""
-        return self.next.base if self.execution is None else self.execution.totals()
+        that was restored: what is read again is counted once.
+
+        No less than at the newest cut, which a new leader knows before workers tell it anything."""
+        told = self.next.base if self.execution is None else self.execution.totals()
+        return reached(self._totals_restored(), told)
 
     def reached(self) -> Totals:
         """The same, but standing still after a restart until they are where they were."""

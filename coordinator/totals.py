@@ -32,6 +32,8 @@ class OperatorTotals(msgspec.Struct, frozen=True):
 
     def at_least(self, other: OperatorTotals) -> OperatorTotals:
         """Of each number the higher one."""
+        if other == self:
+            return self
         return OperatorTotals(
             max(self.records_in, other.records_in),
             max(self.records_out, other.records_out),
@@ -128,7 +130,9 @@ def derive_job_totals(graph: JobGraph, totals: Totals) -> JobTotals:
 
 def reached(before: Totals, now: Totals) -> Totals:
     """What counters for a monitoring system show: it stands still while records are read again, and never falls."""
-    return {uid: now.get(uid, NOTHING).at_least(before.get(uid, NOTHING)) for uid in sorted({*before, *now})}
+    if not before:
+        return now
+    return {**before, **{uid: entry.at_least(before.get(uid, NOTHING)) for uid, entry in now.items()}}
 
 
 def encode_totals(totals: Totals) -> str:

@@ -108,6 +108,14 @@ def test_counters_of_all_subtasks_add_up() -> None:
     assert totals(rig) == (13, 3, 20), "told again is not counted again"
 
 
+def test_what_another_attempt_counted_is_not_taken() -> None:
+    rig = Rig().run()
+    checkpoint(rig, 1, (40, 4), (50, 0))
+    restart(rig, 1)
+    beat(rig, 0, 1, 900, 90)
+    assert totals(rig) == (90, 4, 40)
+
+
 def test_what_is_read_again_after_a_restart_counts_once() -> None:
     rig = Rig().run()
     checkpoint(rig, 1, (40, 4), (50, 0))
@@ -165,7 +173,7 @@ def test_the_next_leader_goes_on_from_the_same_totals() -> None:
     led_on(rig)
     for slot in (0, 1):
         rig.register(slot, attempt=2)
-    assert (rig.state, totals(rig)) == ("RUNNING", (90, 4, 40)), "until workers tell what they have counted since"
+    assert (rig.state, totals(rig)) == ("RUNNING", (100, 5, 40)), "until workers tell what they have counted since"
     beat(rig, 0, 2, 8, 2)
     beat(rig, 1, 2, 6, 0)
     assert totals(rig) == (104, 6, 40)
