@@ -14,7 +14,7 @@ import msgspec
 from barriers.elements import Batch
 from barriers.messages import INT_MAX, OperatorMetrics
 from statebackends.backend import KeyedStateBackend, OperatorStateBackend
-from statebackends.errors import InvalidConfigError, InvariantError
+from statebackends.errors import InvariantError
 from statebackends.state import StateDescriptor
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class Counter:
         """Since the subtask was deployed."""
 
     def inc(self, count: int = 1) -> None:
-        """Raises InvalidConfigError for what is no whole number from 0 on."""
+        """Raises ValueError for what is no whole number from 0 on, which the runtime tells with operator and record."""
         if type(count) is not int or count < 0:
-            raise InvalidConfigError(f"a counter goes up by whole numbers, not by {count!r}", setting="counter")
+            raise ValueError(f"a counter goes up by whole numbers, not by {count!r}")
         self.count = min(INT_MAX, self.count + count)
 
 

@@ -356,8 +356,13 @@ def test_a_counter_for_each_row_is_refused_and_told_where_such_things_belong() -
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, "1", None])
 def test_a_counter_goes_up_by_whole_numbers(count: Any) -> None:
-    with harness(Refunds()) as one, pytest.raises(InvalidConfigError, match="whole numbers"):
-        one.operator._context.counter("refunds").inc(count)
+    class Miscounting(Refunds):
+        def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+            self.refunds.inc(count)
+
+    told = r"operator 'op', subtask 0: .*process_element raised ValueError: a counter goes up by whole numbers.*; record .*'a'"
+    with harness(Miscounting()) as one, pytest.raises(UserFunctionError, match=told):
+        one.process(rows("a"), schema=ROWS.schema)
 
 
 def test_the_logger_is_named_by_job_operator_and_subtask(caplog: pytest.LogCaptureFixture) -> None:
