@@ -233,7 +233,7 @@ class SparkJobHandle:
         look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
-            self._looks.clear()  # counters begin again with each attempt
+            self._looks.clear()  # totals fall back to the cut that the attempt began with
         counts = look.checkpoints.get("counts") or {}
         self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
         progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
