@@ -52,7 +52,7 @@ def _drops_in_silence(original: Any) -> Any:
 
 def _goes_on_from_the_last_count(original: Any) -> Any:
     def totals_restored(self: Lifecycle) -> Totals:
-        return self.totals()
+        return {} if self.execution is None else self.execution.totals()
 
     return totals_restored
 
