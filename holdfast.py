@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from barriers.jobgraph import RestartStrategy as RestartStrategy
     from barriers.jobgraph import RocksDBConfig as RocksDBConfig
     from coordinator.preflight import PreflightReport as PreflightReport
+    from operators.base import Counter as Counter
     from operators.functions.aggregates import Aggregate as Aggregate
     from operators.functions.aggregates import count as count
     from operators.functions.aggregates import max as max
     from operators.functions.aggregates import mean as mean
     from operators.functions.aggregates import min as min
     from operators.functions.aggregates import sum as sum
+    from operators.functions.context import FunctionContext as FunctionContext
     from operators.functions.process import Collector as Collector
     from operators.functions.process import ProcessContext as ProcessContext
     from operators.functions.process import ProcessFunction as ProcessFunction
     from operators.keyed import KeyedStream as KeyedStream
     from operators.keyed import WindowedStream as WindowedStream
     from operators.launcher import JobHandle as JobHandle
+    from operators.launcher import OperatorProgress as OperatorProgress
     from operators.launcher import Progress as Progress
     from operators.sinks.parquet import ParquetSink as ParquetSink
     from operators.sinks.simple import Blackhole as Blackhole
@@ -114,10 +117,12 @@ _EXPORTS = {
     "barriers.elements": ("Batch",),
     "barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig"),
     "coordinator.preflight": ("PreflightReport",),
+    "operators.base": ("Counter",),
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "operators.functions.context": ("FunctionContext",),
     "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "operators.keyed": ("KeyedStream", "WindowedStream"),
-    "operators.launcher": ("JobHandle", "Progress"),
+    "operators.launcher": ("JobHandle", "OperatorProgress", "Progress"),
     "operators.sinks.parquet": ("ParquetSink",),
     "operators.sinks.simple": ("Blackhole", "CollectSink"),
     "operators.sources.dataframe": ("DataFrameSource",),

@@ -156,10 +156,11 @@ def serve(
 
 @app.command()
 def jobs(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """List jobs, newest first."""
-    found = connect(url, token_file, state_dir).jobs()
+    """List jobs, newest first, with the rows that they have read, written and dropped because they came too late."""
+    client = connect(url, token_file, state_dir)
+    found, totals = client.jobs(), client.totals()
     if as_json:
-        console.show_json(found)
+        console.show_json([{**job, "totals": totals.get(job["jid"])} for job in found])
         return
     rows = [
         (
@@ -169,17 +170,32 @@ def jobs(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = No
             f"{job['tasks']['running']}/{job['tasks']['total']}",
             console.time_text(job["start-time"]),
             console.duration_text(job["duration"]),
+            *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped")),
         )
         for job in found
     ]
-    console.show_table(("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION"), rows, empty="no jobs")
+    columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE")
+    console.show_table(columns, rows, empty="no jobs")
+
+
+def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
+    count = totals.get(job_id, {}).get(name)
+    return "-" if count is None else f"{count:,}"
 
 
 @app.command()
-def checkpoints(job: Job, url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Show a job's checkpoints and savepoints, newest first."""
+def checkpoints(
+    job: Job,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only so many of the newest ones.")] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job's checkpoints and savepoints, newest first. DISCARDED: was completed, and has made room for newer ones."""
     client = connect(url, token_file, state_dir)
     found = client.checkpoints(resolve_job(client, job))
+    found["history"] = found["history"][:limit]
     if as_json:
         console.show_json(found)
         return
@@ -187,13 +203,13 @@ def checkpoints(job: Job, url: Url = None, token_file: TokenFile = None, state_d
         (
             each["id"],
             each["checkpoint_type"],
-            each["status"],
+            "DISCARDED" if each.get("discarded") else each["status"],
             console.time_text(each["trigger_timestamp"]),
             console.duration_text(each["end_to_end_duration"]),
             f"{each['num_acknowledged_subtasks']}/{each['num_subtasks']}",
             console.size_text(each["checkpointed_size"]),
             console.size_text(each["state_size"]),
-            each.get("external_path") or each.get("failure_message") or "",
+            "" if each.get("discarded") else each.get("external_path") or each.get("failure_message") or "",
         )
         for each in found["history"]
     ]

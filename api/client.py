@@ -88,6 +88,14 @@ class RestClient:
         answer = self._get("/v1/jobs/overview")
         return _decode(lambda: sorted(answer["jobs"], key=lambda job: (-int(job["start-time"]), str(job["jid"]))), self.url)
 
+    def totals(self) -> dict[str, dict[str, Any]]:
+        """What each job has read, written and dropped, by job id; nothing from a coordinator that is too old to say."""
+        try:
+            answer = self._get("/v1/totals")
+        except NotFoundError:
+            return {}
+        return _decode(lambda: {str(job["jid"]): dict(job) for job in answer["jobs"]}, self.url)
+
     def job(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}")
 

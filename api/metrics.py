@@ -18,12 +18,16 @@ from api.connection_budget import CloseReason, Standing
 from api.http_protocol import ConnectionGuard
 from barriers.messages import AckStatus
 from coordinator.interface import Coordinator
+from coordinator.totals import NOTHING, derive_job_totals
 from coordinator.views import JobNumbersView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 JOBS_MAX = 1_000
 """Jobs that one scrape shows, live ones first: a label per job must stay bounded."""
+
+USER_COUNTERS_MAX = 10_000
+"""Counters of users' functions in one scrape."""
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -40,6 +44,17 @@ class JobMetrics:
         self.restarts = CounterMetricFamily("holdfast_job_restarts", "Failovers of a job.", labels=labels)
         self.attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of the current attempt.", labels=labels)
         self.records_in = CounterMetricFamily("holdfast_job_source_records", "Records read by the sources.", labels=labels)
+        self.records_out = CounterMetricFamily("holdfast_job_sink_records", "Records taken by the sinks.", labels=labels)
+        self.late = CounterMetricFamily(
+            "holdfast_operator_late_records_dropped",
+            "Records that came too late for the operator.",
+            labels=(*labels, "operator"),
+        )
+        self.user = CounterMetricFamily(
+            "holdfast_user_counter",
+            "Counters of the user's functions.",
+            labels=(*labels, "operator", "counter"),
+        )
         self.frames_refused = CounterMetricFamily(
             "holdfast_job_frames_refused",
             "Frames that data ports dropped: nobody of the job had a reason to send them.",
@@ -68,7 +83,7 @@ class JobMetrics:
         self.workers.add_metric(labels, overview.slots_registered)
         self.restarts.add_metric(labels, job.restarts)
         self.attempt.add_metric(labels, job.attempt)
-        self.records_in.add_metric(labels, job.source_records)
+        self._add_totals(job, labels)
         self.frames_refused.add_metric(labels, job.frames_refused)
         self.checkpoints.add_metric((*labels, "completed"), job.counts.completed)
         self.checkpoints.add_metric((*labels, "failed"), job.counts.failed)
@@ -79,6 +94,18 @@ class JobMetrics:
             self.last_duration.add_metric(labels, newest.end_to_end_ms / 1000)
             self.last_size.add_metric(labels, newest.checkpointed_size)
             self.last_full_size.add_metric(labels, newest.state_size)
+
+    def _add_totals(self, job: JobNumbersView, labels: tuple[str, str]) -> None:
+        total = derive_job_totals(job.graph, job.reached)
+        self.records_in.add_metric(labels, total.records_in)
+        self.records_out.add_metric(labels, total.records_out)
+        for operator in (each for vertex in job.graph.vertices for each in vertex.operators):
+            entry = job.reached.get(operator.uid, NOTHING)
+            if operator.kind == "window" or entry.late_dropped:  # from 0 on, or an alarm would miss the first ones
+                self.late.add_metric((*labels, operator.uid), entry.late_dropped)
+            for name, count in sorted(entry.counters.items()):
+                if len(self.user.samples) < USER_COUNTERS_MAX:
+                    self.user.add_metric((*labels, operator.uid, name), count)
 
     def families(self) -> Iterator[Metric]:
         yield from vars(self).values()

@@ -27,6 +27,15 @@ _Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=INT_MAX)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 _Millis: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=INT_MAX)]
 
+COUNTERS_MAX = 64
+"""Counters of its own that an operator's function may have."""
+COUNTER_NAME_CHARS_MAX = 64
+COUNTER_NAME_PATTERN = rf"^[A-Za-z_][A-Za-z0-9_.:-]{{0,{COUNTER_NAME_CHARS_MAX - 1}}}\Z"
+"""Of a user's counter: it is a label in metrics, a column on a console and a key in JSON."""
+_CounterName: TypeAlias = Annotated[str, msgspec.Meta(pattern=COUNTER_NAME_PATTERN)]
+Counters: TypeAlias = Annotated[dict[_CounterName, _Count], msgspec.Meta(max_length=COUNTERS_MAX)]
+"""A user's counters by name."""
+
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
     """A text of somebody else's, cut to so many bytes of UTF-8 with `...` at its end. Always one that can be encoded: what names
@@ -122,6 +131,28 @@ class SubtaskKey(msgspec.Struct, frozen=True, order=True):
     subtask: _Int
 
 
+class OperatorMetrics(msgspec.Struct, frozen=True):
+    """Counters of one operator of one subtask since the attempt began. They only rise."""
+
+    operator: str
+    """Its uid."""
+    records_in: _Count = 0
+    """Records that it took; 0 of a source."""
+    records_out: _Count = 0
+    """Records that it emitted, however many read them. Of a sink's writer: committables."""
+    late_dropped: _Count = 0
+    """Of `records_in`: came behind the watermark, too late for all that they belong to (Flink's numLateRecordsDropped)."""
+    late_ms_max: _Count = 0
+    """How far the event time of the latest of these lay behind the watermark."""
+    counters: Counters = {}
+    """The function's own (`ctx.counter(name)`)."""
+
+
+OPERATORS_MAX = 4_096
+"""Operators of one chain whose counters are told, in data order."""
+OperatorCounts: TypeAlias = Annotated[tuple[OperatorMetrics, ...], msgspec.Meta(max_length=OPERATORS_MAX)]
+
+
 class CheckpointMetrics(msgspec.Struct, frozen=True):
     """Numbers of one subtask for one checkpoint; times in ms, sizes in bytes."""
 
@@ -132,6 +163,8 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     bytes_processed_during_alignment: _Count = 0
     checkpointed_size: _Count = 0
     state_size: _Count = 0
+    operators: OperatorCounts = ()
+    """The counters of the subtask's operators at the cut."""
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator
@@ -180,6 +213,8 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Files of the restored snapshot that were read from this host's own copies."""
     restored_remote_bytes: _Count = 0
     """Files of it that were read from storage."""
+    operators: OperatorCounts = ()
+    """Of each operator of the chain."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):

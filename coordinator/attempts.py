@@ -8,6 +8,7 @@ from barriers.jobgraph import JobGraph
 from barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from coordinator import jobevents as job
 from coordinator.records import RestorePoint
+from coordinator.totals import Totals
 from coordinator.workforce import DataPorts, JobTurn
 from statebackends.errors import InvariantError
 from statebackends.handles import OperatorSubtaskState
@@ -20,11 +21,14 @@ PREPARE_TRIES_MAX = 60
 class NextAttempt:
     """`number` is the job's attempt from the moment the older one is fenced: workers are told of it before it is deployed."""
 
-    def __init__(self, graph: JobGraph, number: int, turn: JobTurn) -> None:
+    def __init__(self, graph: JobGraph, number: int, turn: JobTurn, base: Totals | None = None) -> None:
+        """`base`: of an attempt that runs already."""
         self._graph = graph
         self._turn = turn
         self.number = number
         self.restore: RestorePoint | None = None
+        self.base: Totals = base or {}
+        """What the submission's operators had counted at the cut that it begins with."""
         self._states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]] | None = None
         self._under_way = False
         self._retry_ms: int | None = None
@@ -41,14 +45,14 @@ class NextAttempt:
         """When preparation is tried again."""
         return self._retry_ms
 
-    def prepare(self, restore: RestorePoint | None, restarts: int) -> None:
+    def prepare(self, restore: RestorePoint | None, restarts: int, base: Totals) -> None:
         """Ask for the preparation, unless it is under way, done, or waits for its next try."""
         waiting = self._retry_ms is not None and self._turn.now_ms < self._retry_ms
         if self._under_way or self.is_prepared or waiting:
             return
         self._under_way, self._retry_ms = True, None
-        self.restore = restore
-        self._turn.out.append(job.PrepareAttempt(self.number, restore, restarts))
+        self.restore, self.base = restore, base
+        self._turn.out.append(job.PrepareAttempt(self.number, restore, restarts, base))
 
     def prepared(self, event: job.AttemptPrepared) -> None:
         if event.attempt == self.number:

@@ -31,6 +31,7 @@ from coordinator.retained import RetainedCheckpoints
 from coordinator.sharedfiles import UnresolvedError
 from coordinator.stats import CheckpointStats
 from coordinator.tasks import TaskBoard
+from coordinator.totals import Tally
 from coordinator.triggering import Turn
 from statebackends.errors import InvariantError
 from statebackends.sharedpaths import shared_name
@@ -62,6 +63,7 @@ class Decisions:
         self._job_id = job_id
         config = graph.config
         self._config = config
+        self._graph = graph
         self._board = board
         self._turn = turn
         self.retained = retained
@@ -192,7 +194,7 @@ class Decisions:
             except UnresolvedError as error:
                 self.abort(pending, FailureReason.FINALIZE_FAILURE, str(error))
                 continue
-            pending.begin_complete(states)
+            pending.begin_complete(states, Tally(self._graph, self._board.base))
             self._turn.out.append(
                 on.WriteMetadata(
                     pending.checkpoint_id,
@@ -203,6 +205,7 @@ class Decisions:
                     states,
                     pending.finished,
                     pending.request.native,
+                    pending.totals,
                 )
             )
             return
@@ -232,7 +235,9 @@ class Decisions:
     def _complete(self, pending: PendingCheckpoint) -> CompletedCheckpoint:
         """COMPLETED is stored. A plain savepoint has no effect on anything but its requester."""
         request, number = pending.request, pending.checkpoint_id
-        completed = CompletedCheckpoint(number, request.kind, pending.folder, pending.timestamp_ms, pending.size, pending.shared)
+        completed = CompletedCheckpoint(
+            number, request.kind, pending.folder, pending.timestamp_ms, pending.size, pending.shared, pending.totals
+        )
         del self.pending[number]
         self.retained.add(completed)
         self.failures.completed(number)

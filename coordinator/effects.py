@@ -43,6 +43,7 @@ from coordinator.store import (
     write_attempt,
     write_result,
 )
+from coordinator.totals import COUNTERS_PROPERTY, encode_totals
 from statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,
@@ -163,6 +164,7 @@ class StorageEffects:
                     epoch=self._identity.epoch,
                     nonce=self._identity.nonce,
                     created_ms=metadata.completion_timestamp_ms,
+                    totals=action.totals,
                 )
                 other = yield from complete_savepoint(self._paths, record, content)
             else:
@@ -203,6 +205,8 @@ class StorageEffects:
         properties: dict[str, str] = {}
         if action.finished:
             properties["finished_tasks"] = ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)
+        if action.totals:
+            properties[COUNTERS_PROPERTY] = encode_totals(action.totals)
         if action.native:
             properties[NATIVE_PROPERTY] = identity.graph.config.state_backend
         return SnapshotMetadata(
@@ -296,6 +300,7 @@ class StorageEffects:
             restarts=action.restarts,
             nonce=identity.nonce,
             created_ms=self._wall_ms(),
+            totals=action.totals,
         )
         try:
             standing = yield from write_attempt(self._paths, record)
@@ -342,6 +347,7 @@ class StorageEffects:
             started_ms=self._identity.started_ms,
             created_ms=self._wall_ms(),
             metrics=action.metrics,
+            totals=action.totals,
         )
         try:
             yield from check_leadership(self._paths, self._identity.epoch)

@@ -12,6 +12,7 @@ import msgspec
 from barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
 from coordinator.publication import Decision
 from coordinator.records import ClaimRecord
+from coordinator.totals import Totals
 from statebackends.handles import FileHandle, OperatorSubtaskState
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -54,6 +55,8 @@ class CompletedCheckpoint(msgspec.Struct, frozen=True):
     """Bytes, full."""
     shared: tuple[FileHandle, ...] | None = ()
     """Files that it shares with other checkpoints, or may yet; None: its `_metadata` can't be read."""
+    totals: Totals = {}
+    """What the submission's operators had counted at its cut."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -68,6 +71,8 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 
     attempt: int
     tasks: frozenset[SubtaskKey]
+    base: Totals = {}
+    """What the submission's operators had counted at the cut that it begins with."""
     finishing: bool = False
     """The job's last checkpoint is complete: these tasks only commit and finish, nothing is triggered any more."""
 
@@ -253,6 +258,8 @@ class WriteMetadata(msgspec.Struct, frozen=True):
     finished: tuple[SubtaskKey, ...] = ()
     """Tasks that had finished before the trigger."""
     native: bool = False
+    totals: Totals = {}
+    """What the submission's operators had counted at the cut."""
 
 
 class WriteAborted(msgspec.Struct, frozen=True):

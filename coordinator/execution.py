@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from barriers.jobgraph import JobGraph
 from barriers.messages import SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
+from coordinator.totals import Tally, Totals
 from coordinator.views import SubtaskView, VertexView
 
 _RANK = {
@@ -38,12 +41,11 @@ class _Task:
 class Execution:
     """Subtask i of every vertex runs in slot i."""
 
-    def __init__(self, attempt: int, graph: JobGraph) -> None:
+    def __init__(self, attempt: int, graph: JobGraph, base: Totals | None = None) -> None:
+        """`base`: the submission's totals at the cut that the attempt begins with; None: it begins with the submission."""
         self.attempt = attempt
-        self.source_records = 0
-        """Records that the sources of this attempt read."""
         self._graph = graph
-        self._sources = frozenset(vertex.vertex_id for vertex in graph.vertices if vertex.is_source)
+        self._tally = Tally(graph, base or {})
         self._tasks = {
             SubtaskKey(vertex.vertex_id, subtask): _Task(SubtaskKey(vertex.vertex_id, subtask))
             for vertex in graph.vertices
@@ -89,9 +91,12 @@ class Execution:
                 self._measure(task, entry)
 
     def _measure(self, task: _Task, metrics: SubtaskMetrics) -> None:
-        if metrics.vertex in self._sources:
-            self.source_records += metrics.records_out - task.metrics.records_out
-        task.metrics = metrics
+        self._tally.count(metrics.vertex, metrics.subtask, metrics.operators)
+        task.metrics = msgspec.structs.replace(metrics, operators=())  # what of them is the operators' own is counted
+
+    def totals(self) -> Totals:
+        """Of the submission, as far as its workers have told."""
+        return self._tally.totals()
 
     def metrics(self) -> tuple[SubtaskMetrics, ...]:
         return tuple(task.metrics for _, task in sorted(self._tasks.items()))

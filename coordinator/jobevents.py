@@ -27,6 +27,7 @@ from coordinator.events import CompletedCheckpoint
 from coordinator.records import RestorePoint, ResultRecord
 from coordinator.releasing import Release as Release
 from coordinator.stopping import StopIntent
+from coordinator.totals import Totals
 from coordinator.views import TriggerView
 from statebackends.errors import HoldfastError
 from statebackends.handles import OperatorSubtaskState
@@ -90,6 +91,8 @@ class JobSetup(msgspec.Struct, frozen=True):
     """Of the submission's launcher: see barriers/launches.py."""
     stops: tuple[StopIntent, ...] = ()
     """Stops with a savepoint that were cut off, and that are to be tried again."""
+    totals: Totals = {}
+    """What the submission's operators had counted at the cut that `attempt` began with."""
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -258,6 +261,8 @@ class PrepareAttempt(msgspec.Struct, frozen=True):
     attempt: int
     restore: RestorePoint | None
     restarts: int
+    totals: Totals = {}
+    """What the submission's operators had counted there."""
 
 
 class WriteResult(msgspec.Struct, frozen=True):
@@ -268,6 +273,7 @@ class WriteResult(msgspec.Struct, frozen=True):
     last_checkpoint_id: int
     newest_completed: int
     metrics: tuple[SubtaskMetrics, ...] = ()
+    totals: Totals = {}
 
 
 class Deliver(msgspec.Struct, frozen=True):

@@ -42,10 +42,12 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
         overview=view_overview(master),
         attempt=lifecycle.attempt,
         restarts=lifecycle.incidents.restarts,
-        source_records=lifecycle.execution.source_records if lifecycle.execution is not None else 0,
         counts=stats.counts,
         latest_completed=stats.latest_completed,
         frames_refused=sum(slot.frames_refused for slot in master.workforce.slots),
+        graph=master.setup.graph,
+        totals=lifecycle.totals(),
+        reached=lifecycle.reached(),
     )
 
 
@@ -55,15 +57,16 @@ def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
     result, record = job.result, job.newest_submission
     assert result is not None
     assert record is not None
-    sources = {vertex.vertex_id for vertex in record.graph.vertices if vertex.is_source}
     return JobNumbersView(
         overview=view_recorded_job(job, 0).overview,
         attempt=attempt.attempt if attempt is not None else 0,
         restarts=attempt.restarts if attempt is not None else 0,
-        source_records=sum(metrics.records_out for metrics in result.metrics if metrics.vertex in sources),
         counts=stats.counts,
         latest_completed=stats.latest_completed,
         frames_refused=0,
+        graph=record.graph,
+        totals=result.totals,
+        reached=result.totals,
     )
 
 
@@ -83,6 +86,7 @@ def view_job(master: JobMaster, now_ms: int) -> JobView:
         restarts=lifecycle.incidents.restarts,
         epoch=setup.epoch,
         failure=lifecycle.failure,
+        totals=lifecycle.totals(),
     )
 
 
@@ -118,6 +122,7 @@ def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
         restarts=attempt.restarts if attempt is not None else 0,
         epoch=result.epoch,
         failure=result.cause or None,
+        totals=result.totals,
     )
 
 

@@ -32,6 +32,7 @@ from coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from coordinator.records import RestorePoint
 from coordinator.retained import keeps_checkpoints
 from coordinator.slots import Slot
+from coordinator.totals import Totals, reached
 from coordinator.views import RestoredView
 from coordinator.workforce import JobTurn, Workforce
 from statebackends.errors import HoldfastError
@@ -66,8 +67,10 @@ class Lifecycle:
         self.incidents = Incidents(self._config.restart, setup.restarts)
         self.state = JobState.CREATED
         self.timestamps: dict[str, int] = {}
-        self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn)
+        self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn, setup.totals)
         self.execution: Execution | None = None
+        self._reached: Totals = {}
+        """The most that attempts before this one had counted."""
         self.finishing = setup.finishing
         """Id of the completed checkpoint that ends the job, or 0."""
         self.finish_sent = False
@@ -119,6 +122,23 @@ class Lifecycle:
             return self._setup.base
         return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
 
+    def _totals_restored(self) -> Totals:
+        """What the submission had counted at its restore point; nothing where it begins there."""
+        newest = self._coordinator.newest
+        return {} if newest is None or newest.checkpoint_id < self._setup.first_checkpoint_id else newest.totals
+
+    def totals(self) -> Totals:
+        """What the submission's operators have counted, as far as their workers have told. After a restart they are back at the cut
+        that was restored: what is read again is counted once.
+
+        No less than at the newest cut, which a new leader knows before workers tell it anything."""
+        told = self.next.base if self.execution is None else self.execution.totals()
+        return reached(self._totals_restored(), told)
+
+    def reached(self) -> Totals:
+        """The same, but standing still after a restart until they are where they were."""
+        return reached(self._reached, self.totals())
+
     @property
     def keeps_nothing(self) -> bool:
         """The job is over, and its checkpoints go."""
@@ -143,7 +163,7 @@ class Lifecycle:
         self._enter(JobState.CREATED)
         if not self._setup.reconcile:
             return
-        self.execution = Execution(self.attempt, self._setup.graph)
+        self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
         self._start_coordinator()
         self._reconcile_until_ms = self._turn.now_ms + self._config.reconcile_timeout_ms
         self._enter(JobState.RECONCILING)
@@ -152,7 +172,7 @@ class Lifecycle:
 
     def _start_coordinator(self) -> None:
         assert self.execution is not None
-        self._inbox.append(on.AttemptStarted(self.attempt, self.execution.tasks, finishing=self.finishing > 0))
+        self._inbox.append(on.AttemptStarted(self.attempt, self.execution.tasks, self.next.base, finishing=self.finishing > 0))
 
     # ---------------------------------------------------------------------------------------------------------- tasks
 
@@ -239,12 +259,13 @@ class Lifecycle:
     def _deploy_when_ready(self) -> None:
         if not self._coordinator.is_quiet or self._inbox:
             return
-        self.next.prepare(self.restore_point, self.incidents.restarts)
+        self.next.prepare(self.restore_point, self.incidents.restarts, self._totals_restored())
         if self.next.is_prepared and self._turn.now_ms >= self._restart_at_ms and self._workforce.all_ready():
             self._deploy()
 
     def _deploy(self) -> None:
-        self.execution = Execution(self.attempt, self._setup.graph)
+        self._reached = self.reached()
+        self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
         self.execution.enter_all(TaskState.SCHEDULED, self._turn.wall_ms)
         self.execution.enter_all(TaskState.DEPLOYING, self._turn.wall_ms)
         self._start_coordinator()
@@ -329,7 +350,8 @@ class Lifecycle:
         newest = self._coordinator.newest
         newest_id = newest.checkpoint_id if newest is not None else 0
         metrics = self.execution.metrics() if self.execution is not None else ()
-        self._turn.out.append(job.WriteResult(state, cause, self._coordinator.next_checkpoint_id - 1, newest_id, metrics))
+        last_id = self._coordinator.next_checkpoint_id - 1
+        self._turn.out.append(job.WriteResult(state, cause, last_id, newest_id, metrics, self.totals()))
 
     def result_written(self, event: job.ResultWritten) -> None:
         """The submission is over as the stored record says, whoever wrote it."""

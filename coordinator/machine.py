@@ -196,7 +196,7 @@ class CheckpointCoordinator:
     def _start_attempt(self, event: on.AttemptStarted) -> None:
         if not self.is_quiet:
             raise InvariantError(f"attempt {event.attempt} starts while checkpoints of an older one are undecided")
-        self._board.start(event.attempt, event.tasks)
+        self._board.start(event.attempt, event.tasks, event.base)
         self._triggering.ending = 0 if event.finishing else None
 
     def _change_states(self, event: on.TaskStatesChanged) -> None:

@@ -11,6 +11,7 @@ from barriers.jobgraph import JobGraph
 from barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
 from coordinator.events import CheckpointRequest
 from coordinator.sharedfiles import ResolvedStates, shared_handles
+from coordinator.totals import Tally, Totals
 from statebackends.errors import InvariantError
 from statebackends.handles import FileHandle, OperatorState, OperatorSubtaskState
 
@@ -55,6 +56,8 @@ class PendingCheckpoint:
         """The only checkpoint that tasks may build on; from the trigger on."""
         self.resolved: ResolvedStates | None = None
         """What was acknowledged, placeholders resolved; from the write of its metadata on."""
+        self.totals: Totals = {}
+        """What the submission's operators had counted at its cut; from the write of its metadata on."""
         self.status = PendingStatus.CLAIMING
         self.triggered = False
         self.acks: dict[SubtaskKey, AcknowledgeCheckpoint] = {}
@@ -110,11 +113,16 @@ class PendingCheckpoint:
         self.deadline_ms = None
         self.retry_ms = None
 
-    def begin_complete(self, resolved: ResolvedStates) -> None:
-        """`resolved`: the states without placeholders. Raises InvariantError while acknowledgements are missing, or twice."""
+    def begin_complete(self, resolved: ResolvedStates, tally: Tally) -> None:
+        """`resolved`: the states without placeholders; `tally`: of the attempt, as it began.
+
+        Raises InvariantError while acknowledgements are missing, or twice."""
         if self.status is not PendingStatus.READY or not self.is_complete:
             raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't be completed")
         self.resolved = resolved
+        for task, ack in self.acks.items():
+            tally.count(task.vertex, task.subtask, ack.metrics.operators)
+        self.totals = tally.totals()
         self.status = PendingStatus.WRITING_METADATA
 
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:

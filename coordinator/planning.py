@@ -192,6 +192,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         subsumed=derive_releases(job),
         launch_key=record.submission.launch_key,
         stops=derive_cut_off_stops(job, record) if same else (),
+        totals=attempt.totals if attempt is not None and same else {},
     )
 
 
@@ -211,7 +212,8 @@ def _completed(entry: RecordedCheckpoint) -> CompletedCheckpoint:
     timestamp_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else 0
     size = decision.size if isinstance(decision, Completed) else 0
     shared = decision.shared if isinstance(decision, Completed) else None if isinstance(decision, Unreadable) else ()
-    return CompletedCheckpoint(entry.checkpoint_id, entry.claim.kind, entry.claim.folder, timestamp_ms, size, shared)
+    totals = decision.totals if isinstance(decision, Completed | SavepointRecord) else {}
+    return CompletedCheckpoint(entry.checkpoint_id, entry.claim.kind, entry.claim.folder, timestamp_ms, size, shared, totals)
 
 
 def _trigger(entry: RecordedCheckpoint) -> TriggerView:

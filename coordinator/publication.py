@@ -23,6 +23,7 @@ from coordinator.records import (
     SubmissionRecord,
 )
 from coordinator.sharedfiles import shared_handles
+from coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
 from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, SnapshotClaimedError
 from statebackends.handles import FileHandle
@@ -52,6 +53,8 @@ class Completed(msgspec.Struct, frozen=True):
     """Bytes of state, full."""
     shared: tuple[FileHandle, ...] = ()
     """Files that it shares with other checkpoints, or may yet."""
+    totals: Totals = {}
+    """What its submission's operators had counted at its cut."""
 
     @property
     def new_size(self) -> int:
@@ -88,7 +91,8 @@ def decode_decision(
         except CorruptStateError as error:
             return Unreadable(error.message)
         shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
-        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared)
+        totals = decode_totals(metadata.properties.get(COUNTERS_PROPERTY, "{}"))
+        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared, totals)
     try:
         match decode_json(content, _Tag).decision:
             case "aborted":

@@ -13,6 +13,7 @@ import msgspec
 
 from barriers.jobgraph import JobGraph, Submission
 from barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
+from coordinator.totals import Totals
 from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 from statebackends.sharedpaths import SHARED_FOLDER
@@ -125,6 +126,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     nonce: str
     created_ms: int = 0
     version: int = RECORD_VERSION
+    totals: Totals = {}
+    """What the submission's operators had counted at the cut that it begins with."""
 
 
 class ClaimRecord(msgspec.Struct, frozen=True):
@@ -169,6 +172,8 @@ class SavepointRecord(msgspec.Struct, frozen=True, tag="savepoint", tag_field="d
     nonce: str
     created_ms: int = 0
     version: int = RECORD_VERSION
+    totals: Totals = {}
+    """What the submission's operators had counted at its cut."""
 
 
 class ResultRecord(msgspec.Struct, frozen=True):
@@ -189,6 +194,8 @@ class ResultRecord(msgspec.Struct, frozen=True):
     metrics: tuple[SubtaskMetrics, ...] = ()
     """The last attempt's counters, as far as they were told."""
     version: int = RECORD_VERSION
+    totals: Totals = {}
+    """What the submission's operators counted over all attempts, as far as it was told."""
 
 
 class _Version(msgspec.Struct):

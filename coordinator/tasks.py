@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from barriers.messages import FailureReason, SubtaskKey, TaskState
+from coordinator.totals import Totals
 
 
 class TaskBoard:
@@ -10,11 +11,14 @@ class TaskBoard:
 
     def __init__(self) -> None:
         self.attempt: int | None = None
+        self.base: Totals = {}
+        """The submission's totals at the cut that the newest attempt began with."""
         self._states: dict[SubtaskKey, TaskState] = {}
         self._running = 0
 
-    def start(self, attempt: int, tasks: frozenset[SubtaskKey]) -> None:
+    def start(self, attempt: int, tasks: frozenset[SubtaskKey], base: Totals) -> None:
         self.attempt = attempt
+        self.base = base
         self._states = dict.fromkeys(tasks, TaskState.DEPLOYING)
         self._running = 0
 

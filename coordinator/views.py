@@ -11,6 +11,7 @@ import msgspec
 
 from barriers.jobgraph import JobConfig, JobGraph
 from barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
+from coordinator.totals import Totals
 
 
 class JobOverviewView(msgspec.Struct, frozen=True):
@@ -129,6 +130,8 @@ class JobView(msgspec.Struct, frozen=True):
     epoch: int
     failure: str | None
     """Cause of FAILED, or of the failover that is under way."""
+    totals: Totals = {}
+    """What the submission's operators counted: what was read again after a restart counts once."""
 
 
 class SubtaskCheckpointView(msgspec.Struct, frozen=True):
@@ -266,12 +269,15 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     overview: JobOverviewView
     attempt: int
     restarts: int
-    source_records: int
-    """Read by the sources since the attempt began, as of the last heartbeats."""
     counts: CheckpointCounts
     latest_completed: CheckpointView | None
     frames_refused: int
     """By the data ports of all of its workers, since this coordinator leads it."""
+    graph: JobGraph
+    totals: Totals = {}
+    """What the submission's operators counted, as of the last heartbeats: after a restart, back at the cut that was restored."""
+    reached: Totals = {}
+    """The same, but never falling while this coordinator leads the job: after a restart it stands still until it is surpassed."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from barriers.elements import Batch
+from barriers.messages import INT_MAX, OperatorMetrics
 from statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from statebackends.errors import InvariantError
 from statebackends.state import StateDescriptor
@@ -53,18 +54,45 @@ class TimerService(Protocol):
 
 @dataclass(slots=True)
 class OperatorCounters:
-    """Counters that operators bump; the subtask reports them."""
+    """Counters that operators bump; the subtask reports them. What each means: `OperatorMetrics`."""
 
     late_dropped: int = 0
+    late_ms_max: int = 0
     records_in: int = 0
     records_out: int = 0
     named: dict[str, int] = field(default_factory=dict)
+    """An operator's own, such as a sink's commits; not reported."""
+    user: dict[str, Counter] = field(default_factory=dict)
+    """Those of the user's function, by name."""
+
+    def metrics(self, operator: str) -> OperatorMetrics:
+        counters = {name: counter.count for name, counter in self.user.items()}
+        late_ms_max = min(INT_MAX, self.late_ms_max)
+        return OperatorMetrics(operator, self.records_in, self.records_out, self.late_dropped, late_ms_max, counters)
+
+
+class Counter:
+    """A counter of a user's function, on one subtask: `inc()`. It only rises, and is not state: the runtime takes it along at each
+    checkpoint, so that over all subtasks and restarts it counts each record once."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Since the subtask was deployed."""
+
+    def inc(self, count: int = 1) -> None:
+        """Raises ValueError for what is no whole number from 0 on, which the runtime tells with operator and record."""
+        if type(count) is not int or count < 0:
+            raise ValueError(f"a counter goes up by whole numbers, not by {count!r}")
+        self.count = min(INT_MAX, self.count + count)
 
 
 class OperatorContext(Protocol):
     """What the runtime gives to one operator of one subtask."""
 
     job_id: str
+    job_name: str
     uid: str
     name: str
     subtask: int

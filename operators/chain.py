@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
+from barriers.messages import OPERATORS_MAX, OperatorMetrics
 from operators.base import Operator
 from operators.context import RuntimeContext
 from statebackends.backend import KeyedStateBackend
@@ -106,6 +107,10 @@ class OperatorChain:
 
     def node(self, uid: str) -> ChainNode:
         return next(node for node in self.nodes if node.uid == uid)
+
+    def metrics(self) -> tuple[OperatorMetrics, ...]:
+        """Counters of each operator, now."""
+        return tuple(node.context.counters.metrics(node.uid) for node in self.nodes[:OPERATORS_MAX])
 
     def partitions(self) -> tuple[ResultPort, ...]:
         return tuple(partition for node in self.nodes for partition in node.partitions)

@@ -120,6 +120,7 @@ class RuntimeContext:
     keyed_backend: KeyedStateBackend | None = None
     operator_backend: OperatorStateBackend | None = None
     timer_service: TimerService | None = None
+    job_name: str = ""
     closed: bool = False
     """The operator was closed: outcomes of its work are dropped."""
 

@@ -132,6 +132,7 @@ class SubtaskBuilder:
                 _operator(plan, description.uid, restored=description.uid in wanted.restore),
                 RuntimeContext(
                     job_id=ports.job_id,
+                    job_name=deployment.graph.name,
                     uid=description.uid,
                     name=description.name,
                     subtask=wanted.subtask,

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
@@ -30,7 +31,8 @@ class CoordinatorClient(Protocol):
 
     def workers(self, job_id: str) -> dict[str, Any]:
         """GET /v1/jobs/:jobid/workers: {"submission": n, "state": text, "attempt": n, "restarts": n, "failure": text or null,
-        "last_failure": text or null, "late_dropped": n, "restored_local_bytes": n, "restored_remote_bytes": n,
+        "last_failure": text or null, "epoch": n, "late_dropped": n, "restored_local_bytes": n, "restored_remote_bytes": n,
+        "operators": [{"uid", "name", "kind", "records_in", "records_out", "late_dropped", "late_ms_max", "counters"}],
         "workers": [{"slot", "pid", "nonce", "registered", "spawn", "timed_out", "fingerprint"}]}."""
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
@@ -74,17 +76,49 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorProgress:
+    """One operator over all of its subtasks; totals as those of `Progress`."""
+
+    uid: str
+    kind: str
+    """`source`, `window`, `process`, `sink_writer` ..."""
+    records_in: int = 0
+    records_out: int = 0
+    late_dropped: int = 0
+    """Of `records_in`: came too late, and were dropped."""
+    late_ms_max: int = 0
+    """How far the event time of the latest of these lay behind the watermark."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """The function's own: `ctx.counter(name)`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """One look at a running job; rates are over the last interval."""
+    """One look at a job; rates are over the last seconds.
+
+    Totals are of this submission, from its start over all restarts, as far as its workers have told (every 2 s, and at their end).
+    Each record counts once, however often it was read: the counters are kept with every checkpoint, and right after a restart they
+    are back at the one that was restored. So those of a job that FINISHED are the totals of a run without failures. A job that was
+    submitted again, also with `restore=`, begins at 0."""
 
     state: str
     records_in: int
+    """Total: read by the sources."""
     records_out: int
+    """Total: taken by the sinks, over all of them. They are committed, or will be with the next checkpoint."""
     records_in_per_second: float
     records_out_per_second: float
     last_checkpoint_id: int | None
     last_checkpoint_duration_ms: int | None
     restarts: int
+    """Failovers since the submission's start, over restarts of the coordinator, too."""
+    late_dropped: int = 0
+    """Total: came too late for their windows, over all operators."""
+    checkpoints: int = 0
+    """Completed, savepoints among them, since the submission's start or since this driver watches, whichever is later."""
+    seconds: float = 0.0
+    """Since the submission was made, until its end."""
+    operators: tuple[OperatorProgress, ...] = ()
 
 
 class JobHandle(Protocol):

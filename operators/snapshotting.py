@@ -19,6 +19,7 @@ from barriers.messages import (
     CheckpointMetrics,
     DeclineCheckpoint,
     FailureReason,
+    OperatorMetrics,
     SubtaskKey,
     clip,
 )
@@ -53,6 +54,8 @@ class _RunningSnapshot(msgspec.Struct):
     alignment: AlignmentMetrics
     sync_duration_ms: float
     began_s: float
+    counted: tuple[OperatorMetrics, ...]
+    """The operators' counters at the cut."""
     kept_folder: str | None = None
     """The checkpoint's folder, if its files are also kept on this host."""
     token: CancelToken = msgspec.field(default_factory=CancelToken)
@@ -133,7 +136,9 @@ class SubtaskSnapshots:
         finally:
             chain.sealed = False
         now = self._clock.seconds()
-        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, max(0.0, (now - began) * 1000), now)
+        counted = chain.metrics()  # as of the cut: nothing was taken since
+        sync_ms = max(0.0, (now - began) * 1000)
+        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted)
         self._running[barrier.checkpoint_id] = running
         self._store(running, barrier)
 
@@ -227,6 +232,7 @@ class SubtaskSnapshots:
             bytes_processed_during_alignment=running.alignment.bytes_processed,
             checkpointed_size=sum(state.new_size for state in states.values()),
             state_size=sum(state.size for state in states.values()),
+            operators=running.counted,
         )
         if self._copies is not None and running.kept_folder is not None:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder))

@@ -24,10 +24,11 @@ from barriers.launches import draw_secret
 from operators.base import JobPlan
 from operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
 from operators.packaging import modules_by_value, user_modules, write_package
+from operators.progress import ProgressLine
 from operators.sinks.committer import FileCommitter
 from operators.sources.dataframe import DataFrameSource
 from operators.spark_handle import SparkJobHandle
-from operators.spark_settings import apply_settings, await_slots
+from operators.spark_settings import apply_settings, await_slots, hide_progress_bar
 from operators.spark_slots import RddBackend, SlotRunner
 from operators.spark_task import WorkerTemplate
 from operators.supervisor import SlotSupervisor
@@ -105,6 +106,8 @@ class SparkLauncher:
 
         Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
         context = self._spark.sparkContext
+        _say_start(plan, options, context.master)
+        hide_progress_bar(context)
         for warning in apply_settings(context):
             log.warning("%s", warning)
         _prepare_sinks(plan, options)
@@ -143,6 +146,8 @@ class SparkLauncher:
             progress=options.progress,
             release=connection.close,
         )
+        if accepted.restored_checkpoint_id:
+            handle.say(_restored_text(accepted.restored_checkpoint_id, options.restore))
         try:
             self._start(plan, options, accepted, handle, submission.launch_key)
         except BaseException:
@@ -201,6 +206,20 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         driver_nonce=uuid4().hex,
         launch_key=draw_secret(),
     )
+
+
+def _say_start(plan: JobPlan, options: LaunchOptions, master: str) -> None:
+    """At once: writing a DataFrame down, and waiting for executors, may take a while."""
+    slots, where = plan.graph.slots_required, options.coordinator_url or options.state_directory
+    workers = f"{slots} worker" + ("" if slots == 1 else "s")
+    place = "" if where is None else f", {'coordinator' if options.coordinator_url else 'state'} {where}"
+    ProgressLine(enabled=options.progress).say(f"{plan.graph.name} starts {workers} on {master}{place}")
+
+
+def _restored_text(checkpoint_id: int, restore: str | None) -> str:
+    """`restore`: as it was asked for; a location is named."""
+    where = f" in {restore}" if restore is not None and "/" in restore else ""
+    return f"restored from checkpoint {checkpoint_id}{where}"
 
 
 def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:

@@ -7,15 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from barriers.jobgraph import JobGraph
 from operators.launcher import CoordinatorClient, Progress
 from operators.progress import (
+    CompletedCheckpoints,
     Look,
     ProgressLine,
     derive_progress,
+    describe_late,
     describe_restart,
+    describe_restored,
+    format_counters,
     format_progress,
+    format_totals,
     registered_slots,
     seen_workers,
 )
@@ -63,6 +69,7 @@ class SparkJobHandle:
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
         self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
+        self._completed = CompletedCheckpoints()
         self._question = Question()
         self._terminal = threading.Event()
         self._changed = threading.Condition()
@@ -112,6 +119,10 @@ class SparkJobHandle:
         self._let_workers_go()
         self._raise_unless_ended_well()
         return state
+
+    def say(self, line: str) -> None:
+        """A line for whoever watches the job."""
+        self._line.say(f"{self._graph.name} {line}")
 
     def wait_for_workers(self, timeout_s: float) -> None:
         """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError, FencedError."""
@@ -222,8 +233,10 @@ class SparkJobHandle:
         look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
-            self._looks.clear()  # counters begin again with each attempt
-        progress = derive_progress(self._graph, look, self._looks[0] if self._looks else None)
+            self._looks.clear()  # totals fall back to the cut that the attempt began with
+        counts = look.checkpoints.get("counts") or {}
+        self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
+        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
         self._looks.append(look)
         registered = registered_slots(workers)
         self._failure = workers.get("failure") or self._failure
@@ -232,25 +245,27 @@ class SparkJobHandle:
             self._progress = progress
             self._changed.notify_all()
         name = str(look.job.get("name", self.job_id))
-        restart = describe_restart(name, look, before)
-        if restart is not None:
-            self._line.say(restart)
-        self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
+        for line in (describe_restart(name, look, before), describe_restored(name, look, before)):
+            if line is not None:
+                self._line.say(line)
         if standing is Standing.ENDED:
+            self._say_totals(name, progress)
             self._end(state)
+        else:
+            self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
+
+    def _say_totals(self, name: str, progress: Progress) -> None:
+        """What is read at the end; rows that were dropped are told whether progress is shown or not."""
+        self._line.finish(format_totals(name, progress))
+        counters = format_counters(name, progress)
+        if counters is not None:
+            self._line.say(counters)
+        for warning in describe_late(name, progress):
+            log.warning("%s", warning)
 
     def _end(self, state: str) -> None:
         with self._changed:
-            self._progress = Progress(
-                state,
-                self._progress.records_in,
-                self._progress.records_out,
-                0.0,
-                0.0,
-                self._progress.last_checkpoint_id,
-                self._progress.last_checkpoint_duration_ms,
-                self._progress.restarts,
-            )
+            self._progress = replace(self._progress, state=state, records_in_per_second=0.0, records_out_per_second=0.0)
             self._terminal.set()
             self._changed.notify_all()
         assert self._runner is not None

@@ -68,6 +68,15 @@ def apply_settings(context: SparkContext) -> list[str]:
     return warnings
 
 
+def hide_progress_bar(context: SparkContext) -> None:
+    """Switch Spark's own bar off, as long as the context lives: it runs across our line, and shows the workers, whose Spark jobs
+    never come to an end, in the place of what is of interest."""
+    bar = context._jsc.sc().progressBar()
+    if bar.isDefined():
+        bar.get().finishAll()
+        bar.get().stop()
+
+
 def is_local(master: str) -> bool:
     """True when executors run on this machine: local[N] and local-cluster."""
     return master.startswith("local")

@@ -127,6 +127,7 @@ class Subtask:
             bytes_in=self._intake.bytes_in,
             bytes_out=sum(output.bytes_out for output in self._outputs),
             late_dropped=sum(node.context.counters.late_dropped for node in nodes),
+            operators=self.chain.metrics(),
             busy_ms=max(0, int(self._times.busy_s * 1000)),
             idle_ms=max(0, int(self._times.idle_s * 1000)),
             backpressured_ms=max(0, int(self._times.backpressured_s * 1000)),

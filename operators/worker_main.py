@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from barriers.descriptors import raise_descriptor_limit
@@ -30,6 +30,7 @@ from operators.base import JobPlan
 from operators.context import Pool
 from operators.control_client import CoordinatorAddress
 from operators.deploy import SubtaskBuilder, WorkerPorts
+from operators.functions.context import LOGGER
 from operators.gateway import Gateway
 from operators.pickling import dumps_by_value
 from operators.pool import SystemClock, ThreadPool
@@ -93,6 +94,27 @@ class WorkerSpec:
     """False: also peers of the same host use the port, and cipher."""
 
 
+class _UntilConfigured(logging.StreamHandler[TextIO]):
+    """Silent once the user's program has set logging up by itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers:
+            super().emit(record)
+
+
+def show_user_log() -> None:
+    """What functions log (`ctx.logger`) goes to stderr, from INFO on, where nobody else sees to it: Python by itself shows warnings
+    alone, and not whose they are."""
+    logger = logging.getLogger(LOGGER)
+    if logger.handlers or logging.root.handlers:
+        return
+    handler = _UntilConfigured(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
 def pickle_plan(plan: JobPlan) -> bytes:
     """A plan as it travels in a WorkerSpec: functions of the user's program by value."""
     return dumps_by_value(plan)
@@ -107,6 +129,7 @@ def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> 
         guard()
     parent = _tie_to_parent(spec)
     keep_freed_memory()
+    show_user_log()
     raise_descriptor_limit()
     with contextlib.ExitStack() as opened:
         return _run(spec, parent, opened)

@@ -1,15 +1,18 @@
-"""Submission of jobs by their drivers, and the report on what would become of one."""
+"""Submission of jobs by their drivers, the report on what would become of one, and what all of them have counted."""
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from api import schemas
 from api.bodies import GRAPH, describe_answer, describe_record, read_record
 from api.requestlog import SUBJECT
 from api.routes.common import ERRORS, Service, answer
 from barriers.jobgraph import Submission, SubmissionAccepted
 from coordinator.preflight import PreflightReport
+from coordinator.totals import derive_job_totals
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
@@ -26,6 +29,37 @@ async def submit(request: Request, service: Service) -> Response:
     submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
     return answer(await run_in_threadpool(service.submit, submission), 202)
+
+
+class JobNumbers(schemas.Record):
+    """Of the newest submission of a job: what was read again after a restart counts once."""
+
+    jid: schemas.HexId
+    records_in: int
+    """Read by the sources."""
+    records_out: int
+    """Taken by the sinks."""
+    late_dropped: int
+    restarts: int
+
+
+class Totals(schemas.Record):
+    jobs: list[JobNumbers]
+
+
+@router.get("/totals")
+def totals(service: Service) -> Totals:
+    """What each job has read, written and dropped."""
+    return Totals(
+        jobs=[
+            JobNumbers(
+                jid=job.overview.job_id,
+                restarts=job.restarts,
+                **msgspec.structs.asdict(derive_job_totals(job.graph, job.totals)),
+            )
+            for job in service.numbers()
+        ]
+    )
 
 
 @router.post(

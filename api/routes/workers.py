@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -18,7 +19,8 @@ from api.connection_budget import Standing
 from api.http_protocol import prove
 from api.routes.common import ERRORS, JobId, Service, Slot, answer
 from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
-from coordinator.views import WorkerView
+from coordinator.totals import NOTHING
+from coordinator.views import JobView, WorkerView
 from statebackends.errors import InvalidConfigError, RecoveringError
 
 REGISTRATION_TIMEOUT_S = 8.0
@@ -48,6 +50,23 @@ class Worker(schemas.Record):
     """Frames that the slot's data port dropped: from strangers, unreadable, or for channels that are not their sender's."""
 
 
+class OperatorNumbers(schemas.Record):
+    """What one operator has counted over all of its subtasks since the submission began: what was read again after a restart counts
+    once, and right after one the numbers are back at the checkpoint that was restored."""
+
+    uid: str
+    name: str
+    kind: str
+    records_in: int
+    records_out: int
+    late_dropped: int
+    """Flink's numLateRecordsDropped."""
+    late_ms_max: int
+    """How far the event time of the latest of these lay behind the watermark."""
+    counters: dict[str, int]
+    """Those of the user's function."""
+
+
 class Workers(schemas.Record):
     attempt: int
     submission: int
@@ -60,9 +79,10 @@ class Workers(schemas.Record):
     last_failure: str | None
     """The newest failure on record, also when the job has recovered from it."""
     late_dropped: int
+    """Records that came behind the watermark and were dropped, over all operators."""
     restored_local_bytes: int
     restored_remote_bytes: int
-    """Records that came behind the watermark and were dropped, over all operators, since the attempt began."""
+    operators: list[OperatorNumbers]
     workers: list[Worker]
 
 
@@ -103,11 +123,25 @@ def workers(service: Service, job_id: JobId) -> Workers:
         restarts=view.restarts,
         failure=view.failure,
         last_failure=view.exceptions[0].error if view.exceptions else None,
-        late_dropped=sum(each.late_dropped for each in metrics),
+        late_dropped=sum(each.late_dropped for each in view.totals.values()),
         restored_local_bytes=sum(each.restored_local_bytes for each in metrics),
         restored_remote_bytes=sum(each.restored_remote_bytes for each in metrics),
+        operators=_operators(view),
         workers=[_worker(each) for each in view.workers],
     )
+
+
+def _operators(view: JobView) -> list[OperatorNumbers]:
+    known = [operator for vertex in view.graph.vertices for operator in vertex.operators]
+    return [
+        OperatorNumbers(
+            uid=operator.uid,
+            name=operator.name,
+            kind=operator.kind,
+            **msgspec.structs.asdict(view.totals.get(operator.uid, NOTHING)),
+        )
+        for operator in known
+    ]
 
 
 @router.post(

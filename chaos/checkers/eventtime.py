@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from barriers.jobgraph import JobGraph, Partitioning
 from barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
 from chaos.checkers.base import Checker
@@ -84,7 +86,8 @@ class LateChecker(Checker):
     """An attempt that reads its input to the end drops every late record behind the cut that it started with, and says so.
 
     Which records are late the scenario knows; what was dropped the subtasks report once their input has ended. A record that
-    was dropped in front of the cut is not read again, and one behind it is counted in each attempt that reads it."""
+    was dropped in front of the cut is not read again, and one behind it is counted in each attempt that reads it. The job's own
+    count, which it keeps with each snapshot, has each of them once."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I4",)
     hears: ClassVar[tuple[type, ...]] = (Delivered, Reported, Stored)
@@ -119,9 +122,26 @@ class LateChecker(Checker):
             self._positions[snapshot.checkpoint_id] = view.positions(late.source_uids)
         except HoldfastError:
             return  # what is wrong with its files is reported elsewhere
+        self._check_count(late, snapshot)
         deployment = self._deployed.get(snapshot.claim.attempt)
         if snapshot.kind is CheckpointKind.FINAL and deployment is not None:
             self._ended(late, deployment)
+
+    def _check_count(self, late: LateExpectation, snapshot: Snapshot) -> None:
+        """What lies between the beginning of the submission and the cut was read, and counted, whatever failed in between."""
+        record = self.ledger.submissions.get(snapshot.claim.submission)
+        base = record.base.checkpoint_id if record is not None and record.base is not None else 0
+        if record is None or (base and base not in self._positions):
+            return
+        expected = late.behind(self._positions.get(base)) - late.behind(self._positions[snapshot.checkpoint_id])
+        counters = msgspec.json.decode(snapshot.metadata.properties.get("counters", "{}"))
+        found = counters.get(late.operator_uid, {}).get("late_dropped", 0)
+        if found != expected:
+            self.report(
+                "I4",
+                f"checkpoint {snapshot.checkpoint_id} of a submission that began with {base} counts {found} late records of "
+                f"{late.operator_uid}; {expected} lie in front of its cut",
+            )
 
     def _ended(self, late: LateExpectation, deployment: Deployment) -> None:
         """The input of all subtasks has ended: the final checkpoint says so."""

@@ -10,8 +10,11 @@ import numpy.typing as npt
 
 from barriers.elements import MIN_WATERMARK, Batch
 from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from coordinator.lifecycle import Lifecycle
+from coordinator.totals import Totals
 from operators.functions.window import TumblingWindowOperator
 from operators.intake import Intake
+from operators.snapshotting import SubtaskSnapshots
 
 Stamps = npt.NDArray[np.int64]
 
@@ -45,6 +48,23 @@ def _drops_in_silence(original: Any) -> Any:
         return found
 
     return windows_of
+
+
+def _goes_on_from_the_last_count(original: Any) -> Any:
+    def totals_restored(self: Lifecycle) -> Totals:
+        return {} if self.execution is None else self.execution.totals()
+
+    return totals_restored
+
+
+def _counts_when_stored(original: Any) -> Any:
+    """The counters that are told of a cut are those of the moment at which its state is durable."""
+
+    def ended(self: SubtaskSnapshots, running: Any, states: Any, error: BaseException | None) -> None:
+        running.counted = self._chain.metrics()
+        original(self, running, states, error)
+
+    return ended
 
 
 def _empties_at_once(original: Any) -> Any:
@@ -95,6 +115,29 @@ SABOTAGES = (
         "late records are dropped without being counted",
         ("I4",),
         (Mutant(TumblingWindowOperator, "_windows_of", _drops_in_silence),),
+        workloads=("late",),
+    ),
+    Sabotage(
+        "counted_again",
+        "a restarted attempt goes on from the counters as they were, and counts what it reads again a second time",
+        ("I4",),
+        (Mutant(Lifecycle, "_totals_restored", _goes_on_from_the_last_count),),
+        workloads=("late",),
+        kinds=("crashes", "user_error"),
+    ),
+    Sabotage(
+        "forgotten_counts",
+        "the counters of a job begin anew with each attempt",
+        ("I4",),
+        (Mutant(Lifecycle, "_totals_restored", constant({})),),
+        workloads=("late",),
+        kinds=("crashes", "user_error"),
+    ),
+    Sabotage(
+        "counted_behind_the_cut",
+        "an acknowledgement tells the counters of the moment at which it is sent, and not those of its cut",
+        ("I4",),
+        (Mutant(SubtaskSnapshots, "_ended", _counts_when_stored),),
         workloads=("late",),
     ),
     Sabotage(

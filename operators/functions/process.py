@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from barriers.elements import Batch
 from operators.base import Operator, OperatorContext, Output, TimerService
+from operators.functions.context import FunctionContext
 from operators.functions.errors import user_error
 from operators.schema import RowType
 from operators.selectors import Selector
@@ -23,13 +24,13 @@ Collector: TypeAlias = Callable[[Any], None]
 """Emits one row: `out(row)`."""
 
 
-class ProcessContext:
+class ProcessContext(FunctionContext):
     """What a ProcessFunction sees beside the record. `state` and `timers` follow the current key."""
 
-    __slots__ = ("_backend", "_descriptors", "_operator", "_states", "_timers", "timestamp")
+    __slots__ = ("_backend", "_descriptors", "_states", "_timers", "timestamp")
 
     def __init__(self, operator: OperatorContext, descriptors: tuple[StateDescriptor, ...], *, uses_timers: bool) -> None:
-        self._operator = operator
+        super().__init__(operator)
         self._backend: KeyedStateBackend = operator.keyed_state
         self._timers: TimerService | None = operator.timers if uses_timers else None
         self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
@@ -83,10 +84,6 @@ class ProcessContext:
     def processing_time(self) -> int:
         """Wall clock, ms."""
         return self._operator.now_ms()
-
-    @property
-    def subtask(self) -> int:
-        return self._operator.subtask
 
 
 class ProcessFunction:

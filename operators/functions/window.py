@@ -99,9 +99,15 @@ class TumblingWindowOperator(Operator):
         starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % size
         if first <= late_until:
             in_time = starts > late_until
-            self.context.counters.late_dropped += len(starts) - int(np.count_nonzero(in_time))
+            self._count_late(stamps[~in_time])
             batch, starts = batch.filter(in_time), starts[in_time]
         return starts, batch
+
+    def _count_late(self, stamps: npt.NDArray[np.int64]) -> None:
+        counters = self.context.counters
+        counters.late_dropped += len(stamps)
+        watermark = min(self._watermark, self._kept_watermark)  # the maximum of a drain is no moment
+        counters.late_ms_max = max(counters.late_ms_max, watermark - int(stamps.min()))
 
     @property
     def _fired_until(self) -> int:

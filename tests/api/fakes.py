@@ -42,6 +42,7 @@ from barriers.messages import (
 )
 from coordinator.interface import Coordinator
 from coordinator.preflight import PreflightReport, Refusal
+from coordinator.totals import OperatorTotals, Totals
 from coordinator.views import (
     CheckpointConfigView,
     CheckpointCounts,
@@ -108,7 +109,13 @@ def make_job(state: str = "RUNNING") -> JobView:
         restarts=1,
         epoch=1,
         failure=None,
+        totals=make_totals(),
     )
+
+
+def make_totals() -> Totals:
+    late = OperatorTotals(1_200, 0, 3, 4_500, {"refunds": 2})
+    return {"in": OperatorTotals(records_out=1_200), "out": late}
 
 
 def make_checkpoint(number: int, status: str, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CheckpointView:
@@ -316,7 +323,10 @@ class FakeCoordinator:
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
         stats = make_stats()
-        return tuple(JobNumbersView(job, 2, 1, 7, stats.counts, stats.latest_completed, 0) for job in self.jobs())
+        totals = make_totals()
+        return tuple(
+            JobNumbersView(job, 2, 1, stats.counts, stats.latest_completed, 0, make_graph(), totals, totals) for job in self.jobs()
+        )
 
     def job(self, job_id: str) -> JobView:
         self._called("job", job_id)

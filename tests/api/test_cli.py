@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from api import cli, console
 from api.cli import app
+from api.client import RestClient
 from barriers.messages import CheckpointKind
 from coordinator.views import TriggerView
-from statebackends.errors import FencedError, NotLeaderError
-from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview, serving
+from statebackends.errors import FencedError, NotFoundError, NotLeaderError
+from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview, make_stats, serving
 
 runner = CliRunner()
 
@@ -48,13 +50,26 @@ def fails(*arguments: str, code: int = 1) -> str:
 
 def test_jobs(flags: list[str]) -> None:
     lines = run("jobs", *flags).splitlines()
-    assert lines[0].split() == ["JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION"]
+    assert lines[0].split() == ["JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE"]
     assert lines[1].split()[:4] == [JOB, NAME, "RUNNING", "2/2"]
+    assert lines[1].split()[-3:] == ["1,200", "0", "3"]
 
 
 def test_jobs_as_json(flags: list[str]) -> None:
     (job,) = json.loads(run("jobs", "--json", *flags))
     assert (job["jid"], job["state"]) == (JOB, "RUNNING")
+    assert job["totals"] == {"jid": JOB, "records_in": 1_200, "records_out": 0, "late_dropped": 3, "restarts": 1}
+
+
+def test_jobs_of_a_coordinator_that_has_no_totals(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(self: RestClient, path: str) -> dict[str, Any]:
+        if path == "/v1/totals":
+            raise NotFoundError("no such thing")
+        return original(self, path)
+
+    original = RestClient._get
+    monkeypatch.setattr(RestClient, "_get", not_found)
+    assert run("jobs", *flags).splitlines()[1].split()[-3:] == ["-", "-", "-"]
 
 
 def test_no_jobs(flags: list[str], coordinator: FakeCoordinator) -> None:
@@ -70,6 +85,27 @@ def test_checkpoints(flags: list[str]) -> None:
     assert "expired: took too long" in output
     assert output.splitlines()[-1] == "2 completed, 1 failed, 1 in progress, 1 restored"
     assert json.loads(run("checkpoints", NAME, "--json", *flags))["counts"]["completed"] == 2
+
+
+def test_only_so_many_checkpoints(flags: list[str]) -> None:
+    every = json.loads(run("checkpoints", NAME, "--json", *flags))["history"]
+    newest = json.loads(run("checkpoints", NAME, "--json", "--limit", "2", *flags))["history"]
+    assert newest == every[:2]
+    assert len(every) > 2
+    lines = run("checkpoints", NAME, "--limit", "2", *flags).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == [str(each["id"]) for each in newest]
+    assert lines[3] == "2 completed, 1 failed, 1 in progress, 1 restored", "all of them are counted"
+    run("checkpoints", NAME, "--limit", "0", *flags, code=2)
+
+
+def test_a_checkpoint_that_was_discarded_is_not_shown_as_completed(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = make_stats()
+    gone = tuple(replace(each, discarded=each.status == "COMPLETED") for each in stats.history)
+    monkeypatch.setattr(FakeCoordinator, "checkpoints", lambda self, job_id: replace(stats, history=gone))
+    output = run("checkpoints", NAME, *flags)
+    assert "COMPLETED" not in output
+    assert "/state/chk-1" not in output, "there is nothing there any more"
+    assert "DISCARDED" in output
 
 
 @pytest.mark.parametrize("job", [JOB, JOB[:1], JOB[:31], NAME])

@@ -29,6 +29,7 @@ from barriers.messages import (
     Heartbeat,
     NotifyCheckpointComplete,
     NumberedCommand,
+    OperatorMetrics,
     Registered,
     RegisterWorker,
     ShutdownWorker,
@@ -416,13 +417,21 @@ def test_cancel(worker: Worker, client: RestClient) -> None:
     assert client.overview()["jobs-cancelled"] == 1
 
 
+def _counters() -> tuple[SubtaskMetrics, ...]:
+    late = OperatorMetrics("out", 7, 0, 3, 4_500, {"shop.refunds": 2})
+    return (
+        SubtaskMetrics(SOURCE, 0, operators=(OperatorMetrics("in", records_out=7),)),
+        SubtaskMetrics(SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1}))),
+    )
+
+
 def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(worker, client)
     job_id = worker.accepted.job_id
     request(client, f"/v1/jobs/{job_id}/checkpoints", {})
     worker.ack(worker.command(TriggerCheckpoint))
     worker.command(NotifyCheckpointComplete)
-    worker.post("/0/heartbeat", Heartbeat(0, worker.session, 1, (SubtaskMetrics(SOURCE, 0, records_out=7),)), dict)
+    worker.post("/0/heartbeat", Heartbeat(0, worker.session, 1, _counters()), dict)
 
     def walk(*_: object) -> None:
         pytest.fail("a scrape walks over the tasks or the history of a job")
@@ -434,6 +443,9 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
     for line in (
         f'holdfast_job_tasks{{{label},state="running"}} 2.0',
         f"holdfast_job_source_records_total{{{label}}} 7.0",
+        f"holdfast_job_sink_records_total{{{label}}} 0.0",
+        f'holdfast_operator_late_records_dropped_total{{{label},operator="out"}} 3.0',
+        f'holdfast_user_counter_total{{counter="shop.refunds",{label},operator="out"}} 2.0',
         f'holdfast_checkpoints_total{{{label},outcome="completed"}} 1.0',
         f"holdfast_last_checkpoint_id{{{label}}} 1.0",
         f"holdfast_last_checkpoint_state_bytes{{{label}}} 40.0",
@@ -442,3 +454,4 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
         'holdfast_connections{standing="worker"} 2.0',
     ):
         assert line in shown.splitlines()
+    assert "forged" not in shown

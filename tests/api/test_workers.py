@@ -147,8 +147,21 @@ def test_a_body_beyond_the_bound_is_413(coordinator: FakeCoordinator, tmp_path: 
 def test_workers_are_listed(served: Served) -> None:
     body = served.json("GET", WORKERS)
     known = {"attempt", "submission", "state", "epoch", "restarts", "failure", "last_failure", "late_dropped", "workers"}
-    known |= {"restored_local_bytes", "restored_remote_bytes"}
+    known |= {"restored_local_bytes", "restored_remote_bytes", "operators"}
     assert set(body) == known
+    assert body["late_dropped"] == 3
+    source, late = body["operators"]
+    assert (source["uid"], source["kind"], source["records_out"], source["counters"]) == ("in", "source", 1_200, {})
+    assert late == {
+        "uid": "out",
+        "name": "out",
+        "kind": "process",
+        "records_in": 1_200,
+        "records_out": 0,
+        "late_dropped": 3,
+        "late_ms_max": 4_500,
+        "counters": {"refunds": 2},
+    }
     assert (body["submission"], body["state"]) == (1, "RUNNING")
     assert body["workers"] == [
         {

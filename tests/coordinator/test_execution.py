@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barriers.messages import SubtaskMetrics, SubtaskStatus, TaskState
+from barriers.messages import OperatorMetrics, SubtaskMetrics, SubtaskStatus, TaskState
 from coordinator.execution import Execution
+from coordinator.totals import OperatorTotals
 from tests.api.fakes import SINK, SOURCE, make_graph
 
 REPORTS = st.tuples(
@@ -23,13 +24,19 @@ REPORTS = st.tuples(
 def test_counters_are_what_a_walk_over_the_tasks_finds(reports: list[tuple[str, int, TaskState | None, int]]) -> None:
     execution = Execution(1, make_graph(parallelism=2))
     for vertex, subtask, state, records in reports:
-        metrics = SubtaskMetrics(vertex, subtask, records_out=records)
+        uid = "in" if vertex == SOURCE else "out"
+        operators = (OperatorMetrics(uid, records_out=records), OperatorMetrics("nobody"))
+        metrics = SubtaskMetrics(vertex, subtask, records_out=records, operators=operators)
         if state is None:
             execution.measure([metrics])
         else:
             execution.apply(SubtaskStatus(1, vertex, subtask, state, metrics=metrics), 1_000)
         assert dict(execution.counts()) == Counter(state for _, state in execution.states())
-        assert execution.source_records == sum(each.records_out for each in execution.metrics() if each.vertex == SOURCE)
+        told, totals = execution.metrics(), execution.totals()
+        assert not any(each.operators for each in told), "nothing of a worker's is kept that is not counted"
+        for uid, vertex_id in (("in", SOURCE), ("out", SINK)):
+            count = sum(each.records_out for each in told if each.vertex == vertex_id)
+            assert totals.get(uid, OperatorTotals()) == OperatorTotals(records_out=count)
 
 
 def test_a_lost_slot_counts() -> None:

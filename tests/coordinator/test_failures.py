@@ -12,8 +12,10 @@ from coordinator.events import CheckpointRequest, CompletedCheckpoint
 from coordinator.failures import FailureCounter
 from coordinator.pending import PendingCheckpoint
 from coordinator.retained import DROP_RETRY_MS, DROP_TRIES_MAX, RetainedCheckpoints
+from coordinator.totals import Tally
 from statebackends.errors import InvariantError
 from tests.coordinator.bench import JOB, A, B, Bench, answers, of
+from tests.coordinator.doubles import word_count
 
 REASONS = {
     "D": FailureReason.DECLINED,
@@ -120,13 +122,14 @@ def test_j01_savepoint_is_never_subsumed() -> None:
 
 def test_j02_completing_with_acknowledgements_missing_or_twice_is_an_error() -> None:
     checkpoint = pending()
+    tally = Tally(word_count(), {})
     with pytest.raises(InvariantError):
-        checkpoint.begin_complete({})
+        checkpoint.begin_complete({}, tally)
     for task in (A, B):
         assert checkpoint.acknowledge(AcknowledgeCheckpoint(1, 1, task.vertex, 0)) is AckStatus.SUCCESS
-    checkpoint.begin_complete({A: {}, B: {}})
+    checkpoint.begin_complete({A: {}, B: {}}, tally)
     with pytest.raises(InvariantError):
-        checkpoint.begin_complete({})
+        checkpoint.begin_complete({}, tally)
 
 
 def test_j03_abort_answers_its_requester_discards_and_later_acks_hear_so() -> None:

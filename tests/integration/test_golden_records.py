@@ -26,6 +26,7 @@ from barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     NumberedCommand,
+    OperatorMetrics,
     Registered,
     RegisterWorker,
     ShutdownWorker,
@@ -46,6 +47,7 @@ from coordinator.records import (
     SavepointRecord,
     VoidRecord,
 )
+from coordinator.totals import OperatorTotals
 from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
 from statebackends.handles import (
     FileHandle,
@@ -70,7 +72,9 @@ STATE = OperatorSubtaskState(
     ),
     external=("jobs/sources/u/1/manifest.json",),
 )
-ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": STATE}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 20, 30))
+COUNTED = (OperatorMetrics("u", 5, 4, 1, 250, {"refunds": 2}),)
+TOTALS = {"u": OperatorTotals(5, 4, 1, 250, {"refunds": 2})}
+ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": STATE}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 20, 30, COUNTED))
 INCREMENT = OperatorSubtaskState(
     keyed=(
         KeyedStateHandle(
@@ -100,7 +104,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "increment": AckBatch(1, 0, "s", (INCREMENT_ACK,)),
     "answers": AckAnswers(1, (AckStatus.DUPLICATE, AckStatus.UNKNOWN, AckStatus.DISCARDED)),
     "states": StatusBatch(1, 0, "s", (STATUS,)),
-    "heartbeat": Heartbeat(0, "s", 3, (SubtaskMetrics("a" * 32, 1, 5, 4),)),
+    "heartbeat": Heartbeat(0, "s", 3, (SubtaskMetrics("a" * 32, 1, 5, 4, operators=COUNTED),)),
     "trigger": NumberedCommand(1, "s", 1, TriggerCheckpoint(3, 7, 5, CheckpointKind.STOP_SAVEPOINT, "j/chk-7", True, 6)),
     "complete": NumberedCommand(1, "s", 2, NotifyCheckpointComplete(3, 7, 5)),
     "abort": NumberedCommand(1, "s", 3, NotifyCheckpointAborted(3, 8, 7)),
@@ -113,11 +117,11 @@ RECORDS: dict[str, msgspec.Struct] = {
     "given": VoidRecord(2, 3, "n", True, 5, 9, OwnerRecord("j", "d", "n", 5)),
     "owner": OwnerRecord("j", "d", "n", 5),
     "restore-point": RestorePoint(7, "file:///s", 5, CheckpointKind.SAVEPOINT, True, "n"),
-    "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5),
+    "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5, totals=TOTALS),
     "claim": ClaimRecord(7, 1, 1, 3, CheckpointKind.SAVEPOINT, "file:///s", "n", False, "t", 5),
     "aborted": AbortRecord(8, FailureReason.EXPIRED, 1, "n", "m", 5),
-    "savepoint": SavepointRecord(7, "file:///s", CheckpointKind.SAVEPOINT, 4, 1, "n", 5),
-    "result": ResultRecord(1, "FINISHED", 1, "n", 9, 8, "", 1, 5),
+    "savepoint": SavepointRecord(7, "file:///s", CheckpointKind.SAVEPOINT, 4, 1, "n", 5, totals=TOTALS),
+    "result": ResultRecord(1, "FINISHED", 1, "n", 9, 8, "", 1, 5, totals=TOTALS),
     "sink-owner": OwnerEntry(1, 0, 1, "n", "j", 1, 0, "", 5),
     "sink-commit": CommitEntry(1, 1, 1, "n", "j", 3, 7, 5, (STAGED,), "w", 9),
     "sink-committable": Committable(1, 7, 0, (STAGED,)),
@@ -142,3 +146,11 @@ def test_records_are_written_as_they_always_were() -> None:
 def test_records_of_version_1_are_read(name: str) -> None:
     stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, msgspec.Raw])
     assert codec.decode(bytes(stored[name]), type(RECORDS[name])) == RECORDS[name]
+
+
+@pytest.mark.parametrize("name", ["attempt", "savepoint", "result"])
+def test_records_from_before_counters_were_kept_are_read(name: str) -> None:
+    stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, dict[str, object]])[name]
+    stored.pop("totals")
+    without = codec.decode(msgspec.json.encode(stored), type(RECORDS[name]))
+    assert without == msgspec.structs.replace(RECORDS[name], totals={})

@@ -18,6 +18,7 @@ from statebackends.errors import FencedError, JobFailedError, StorageUnavailable
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
 GRAPH = JobGraph("job", (SOURCE,), (), JobConfig())
 SUBMISSION = 2
+NUMBERS = {"records_in": 0, "records_out": 0, "late_dropped": 0, "late_ms_max": 0, "counters": {}}
 
 
 class Client:
@@ -35,11 +36,12 @@ class Client:
         if state == "AWAY":
             raise StorageUnavailableError("restarting")
         known = {"workers": [{"slot": 0, "registered": True}], "submission": SUBMISSION, "state": state}
-        return {**known, "attempt": 1, "restarts": 0, **more}
+        counted = [{**NUMBERS, "uid": "a", "kind": "source", "records_out": self.now[1]}]
+        return {**known, "attempt": 1, "restarts": 0, "operators": counted, **more}
 
     def job(self, job_id: str) -> dict[str, Any]:
-        state, count, _ = self.now
-        return {"name": "job", "state": state, "vertices": [{"id": "a", "metrics": {"write-records": count}}]}
+        state, _, _ = self.now
+        return {"name": "job", "state": state, "duration": 2_000}
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         return {}
@@ -89,6 +91,25 @@ def test_final_numbers_and_restarts_outlast_the_job(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().err
     assert "job restart 1: PeerLostError: slot 0\n" in shown
     assert "more" not in shown
+    totals = "job FINISHED after 2.0 s: 9 rows in, 0 checkpoints, 1 restart, 0 rows dropped as late"
+    assert shown.splitlines()[-1] == totals
+    handle.close()
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_dropped_rows_are_told_at_the_end_whether_progress_is_shown_or_not(
+    progress: bool, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = {**NUMBERS, "uid": "hourly", "kind": "window", "records_in": 3_000, "late_dropped": 2_980, "late_ms_max": 90_000}
+    workers = Workers()
+    handle = started(Client(("RUNNING", 0, {}), ("FINISHED", 0, {"operators": [window]})), workers, progress=progress)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    assert handle.wait(10) == "FINISHED"
+    assert handle.progress().late_dropped == 2_980
+    (warning,) = [each.getMessage() for each in caplog.records if "too late" in each.getMessage()]
+    assert warning.startswith("job: operator 'hourly' dropped 2,980 of 3,000 rows because they came too late, the latest 1 min 30")
+    assert ("2,980 rows dropped as late" in capsys.readouterr().err) is progress
     handle.close()
 
 

@@ -81,6 +81,14 @@ def assert_exact(spark: SparkSession, frame: DataFrame, windows: hf.ParquetSink,
     assert sorted((row.k, row.nth) for row in counted) == sorted((row.k, row.nth) for row in expected)
 
 
+def assert_totals(spark: SparkSession, progress: hf.Progress, windows: hf.ParquetSink, counts: hf.ParquetSink) -> None:
+    """What the driver counted is what there is, however often it was read."""
+    taken = {operator.uid: operator.records_in for operator in progress.operators if operator.kind == "sink_writer"}
+    assert taken == {"w-out": windows.dataframe(spark).count(), "c-out": counts.dataframe(spark).count()}
+    assert (progress.records_in, progress.records_out, progress.late_dropped) == (ROWS, sum(taken.values()), 0)
+    assert progress.checkpoints > 0
+
+
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -109,6 +117,7 @@ def test_the_same_worker_is_killed_six_times_and_the_output_is_exact(spark: Spar
     assert job.wait(120) == "FINISHED"
     assert job.progress().restarts >= 6
     assert_exact(spark, frame, windows, counts)
+    assert_totals(spark, job.progress(), windows, counts)
     sys.stdout.write(f"seconds from kill -9 to RUNNING: {times}\n")
 
 
@@ -155,6 +164,7 @@ def test_the_coordinator_is_killed_and_the_workers_run_on(spark: SparkSession, t
             assert job.wait(120) == "FINISHED"
             assert job.progress().restarts == 0
         assert_exact(spark, frame, windows, counts)
+        assert_totals(spark, job.progress(), windows, counts)
     finally:
         coordinator.kill()
         coordinator.wait()
@@ -169,7 +179,7 @@ spark = (SparkSession.builder.master({master!r}).config("spark.ui.enabled", "fal
     .config("spark.executor.memory", "512m").config("spark.driver.host", "127.0.0.1")
     .config("spark.driver.bindAddress", "127.0.0.1").config("spark.sql.shuffle.partitions", "2").getOrCreate())
 spark.sparkContext.setLogLevel("OFF")
-from tests.spark.test_end_to_end import assert_exact, build, events
+from tests.spark.test_end_to_end import assert_exact, assert_totals, build, events
 folder, frame = Path({folder!r}), events(spark)
 env, windows, counts = build(frame, folder, {rate})
 job = env.execute(progress=False)
@@ -177,6 +187,8 @@ job = env.execute(progress=False)
 print(job.wait(200))
 assert job.progress().restarts >= {restarts}, job.progress()
 assert_exact(spark, frame, windows, counts)
+if {restarts}:
+    assert_totals(spark, job.progress(), windows, counts)
 spark.stop()
 """
 

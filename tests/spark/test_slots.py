@@ -182,3 +182,32 @@ def test_executors_without_the_package_import_it_from_the_zip(tmp_path: Path) ->
     assert root not in lines["PATHS"]
     assert lines["PATHS"].endswith(" 1")
     assert lines["DRIVER"].startswith(root)
+
+
+BAR_SCRIPT = """
+import sys, time
+sys.path.insert(0, {root!r})
+from pyspark.sql import SparkSession
+context = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.memory", "512m").getOrCreate()).sparkContext
+from operators.spark_settings import hide_progress_bar
+def slow():
+    context.parallelize([2], 1).map(time.sleep).collect()
+slow()
+hide_progress_bar(context)
+hide_progress_bar(context)
+sys.stderr.write("HIDDEN\\n")
+slow()
+context.stop()
+"""
+
+
+@pytest.mark.endurance
+def test_spark_s_bar_is_gone_for_good(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(BAR_SCRIPT.format(root=str(Path(__file__).resolve().parents[2])))
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    before, _, after = done.stderr.partition("HIDDEN")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "[Stage" in before
+    assert "[Stage" not in after

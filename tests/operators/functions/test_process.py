@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barriers.elements import MAX_WATERMARK
+from barriers.messages import COUNTERS_MAX
 from operators.functions.process import CallableProcessFunction, ProcessFunction, ProcessOperator
 from operators.schema import UNDECLARED, RowType, declared_type
 from operators.selectors import key_selector
-from statebackends.errors import InvalidKeyError, InvariantError, UndeclaredStateError, UserFunctionError
+from statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UndeclaredStateError, UserFunctionError
 from statebackends.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from statebackends.ttl import Ttl
 from tests.examples import examples
@@ -313,3 +315,59 @@ def test_a_class_that_is_loaded_again_beside_a_running_job_changes_nothing(monke
         monkeypatch.setattr(Summing, "states", (again,))
         job.process([{"k": "a", "v": 2}], schema=ROWS.schema)
         assert job.output.rows() == [1, 3]
+
+
+# ---------------------------------------------------------------------------------------------------- counters and logger
+
+
+class Refunds(ProcessFunction):
+    def open(self, ctx: Any) -> None:
+        self.refunds = ctx.counter("refunds")
+        ctx.logger.info("opened")
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        self.refunds.inc()
+        ctx.counter("refunds.amount").inc(value["v"])
+
+
+def test_counters_of_a_function_are_told_as_its_operator_s_own() -> None:
+    with harness(Refunds()) as one:
+        assert one.context.counters.metrics("op").counters == {"refunds": 0}, "an alarm may wait for the first one"
+        one.process(rows("a", "b", "c"), schema=ROWS.schema)
+        assert one.context.counters.metrics("op").counters == {"refunds": 3, "refunds.amount": 3}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "1st", "a\n", "\u00e4", "x" * 65, 5, None])
+def test_a_name_that_is_no_counter_s_is_refused_with_the_operator(name: Any) -> None:
+    with harness(Refunds()) as one, pytest.raises(InvalidConfigError, match=r"operator 'op': counter .* letters, digits") as caught:
+        one.operator._context.counter(name)
+    assert caught.value.operator == "op"
+
+
+def test_a_counter_for_each_row_is_refused_and_told_where_such_things_belong() -> None:
+    with harness(Refunds()) as one:
+        context = one.operator._context
+        for number in range(COUNTERS_MAX - 1):
+            context.counter(f"c{number}").inc()
+        with pytest.raises(InvalidConfigError, match=r"may have 64.*into state or output"):
+            context.counter("one-more")
+        context.counter("refunds").inc()
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, "1", None])
+def test_a_counter_goes_up_by_whole_numbers(count: Any) -> None:
+    class Miscounting(Refunds):
+        def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+            self.refunds.inc(count)
+
+    told = r"operator 'op', subtask 0: .*process_element raised ValueError: a counter goes up by whole numbers.*; record .*'a'"
+    with harness(Miscounting()) as one, pytest.raises(UserFunctionError, match=told):
+        one.process(rows("a"), schema=ROWS.schema)
+
+
+def test_the_logger_is_named_by_job_operator_and_subtask(caplog: pytest.LogCaptureFixture) -> None:
+    one = harness(Refunds(), subtask=3, parallelism=4)
+    one.context.job_name = "shop v1.2"
+    with caplog.at_level(logging.INFO, "holdfast.user"), one:
+        pass
+    assert [(each.name, each.getMessage()) for each in caplog.records] == [("holdfast.user.shop v1_2.op.3", "opened")]

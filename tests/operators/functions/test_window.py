@@ -82,6 +82,7 @@ def test_late_records_are_dropped_and_counted() -> None:
         harness.watermark(100)
         assert shown(harness) == [("a", 10, 1, 2)]
         assert harness.context.counters.late_dropped == 2
+        assert harness.context.counters.late_ms_max == 9, "the one at 0, when event time was 9"
 
 
 def test_windows_before_the_epoch_and_with_an_offset() -> None:
@@ -257,3 +258,18 @@ def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_r
         harness.watermark(MAX_WATERMARK)
     assert committed + fleet.output() == model.output()
     fleet.close()
+
+
+def test_how_late_a_record_is_after_a_drain_is_told_by_the_last_moment_that_records_brought() -> None:
+    with OperatorHarness(operator(), key_type="utf8") as harness:
+        harness.watermark(50)
+        harness.watermark(MAX_WATERMARK)
+        harness.process(columns(("a", 1)), [20])
+        assert (harness.context.counters.late_dropped, harness.context.counters.late_ms_max) == (1, 30)
+
+
+def test_how_late_a_record_is_fits_into_its_counter() -> None:
+    with OperatorHarness(operator(), key_type="utf8") as harness:
+        harness.watermark(2**62)
+        harness.process(columns(("a", 1)), [-(2**62)])
+        assert harness.context.counters.metrics("op").late_ms_max == 2**63 - 1

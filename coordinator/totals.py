@@ -1,0 +1,148 @@
+"""What a submission's operators have counted, over all of its attempts. Pure.
+
+Workers count from 0 in each attempt, and tell the numbers of each cut with their acknowledgement. A completed checkpoint
+keeps the sums; an attempt that is restored from it goes on from there. So what is read again after a failure is counted
+once, and the totals of a job that ended are those of a run without failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from barriers.jobgraph import JobGraph
+from barriers.messages import COUNTERS_MAX, INT_MAX, Counters, OperatorMetrics
+from statebackends.decoding import UNDECODABLE, decode_json
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+
+COUNTERS_PROPERTY = "counters"
+"""Property of a snapshot's `_metadata`: the totals at its cut, as JSON."""
+
+
+class OperatorTotals(msgspec.Struct, frozen=True):
+    """One operator over all of its subtasks: the sums of `OperatorMetrics`, and the latest record of all."""
+
+    records_in: _Count = 0
+    records_out: _Count = 0
+    late_dropped: _Count = 0
+    late_ms_max: _Count = 0
+    counters: Counters = {}
+
+    def at_least(self, other: OperatorTotals) -> OperatorTotals:
+        """Of each number the higher one."""
+        if other == self:
+            return self
+        return OperatorTotals(
+            max(self.records_in, other.records_in),
+            max(self.records_out, other.records_out),
+            max(self.late_dropped, other.late_dropped),
+            max(self.late_ms_max, other.late_ms_max),
+            {**other.counters, **{name: max(count, other.counters.get(name, 0)) for name, count in self.counters.items()}},
+        )
+
+
+Totals: TypeAlias = Mapping[str, OperatorTotals]
+"""By uid, of those that counted anything."""
+
+NOTHING = OperatorTotals()
+
+
+class Tally:
+    """The totals of one attempt: those at the cut that it began with, and what its subtasks have counted since.
+
+    The sums are kept as the numbers come, so that reading them walks over no subtask."""
+
+    def __init__(self, graph: JobGraph, base: Totals) -> None:
+        self._home = {operator.uid: vertex.vertex_id for vertex in graph.vertices for operator in vertex.operators}
+        self._sums = {uid: _Sum(base.get(uid, NOTHING)) for uid in self._home}
+        self._told: dict[tuple[str, int], OperatorMetrics] = {}
+
+    def count(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> None:
+        """What a subtask has counted so far, instead of what it told before. Counters of operators that its vertex does not have
+        are a worker's mistake and left out."""
+        for entry in operators:
+            if self._home.get(entry.operator) == vertex:
+                key = entry.operator, subtask
+                self._sums[entry.operator].change(self._told.get(key), entry)
+                self._told[key] = entry
+
+    def totals(self) -> Totals:
+        totals = {uid: total.totals() for uid, total in self._sums.items()}
+        return {uid: entry for uid, entry in totals.items() if entry != NOTHING}
+
+
+class _Sum:
+    """COUNTERS_MAX counters at most, those that came first: another subtask of the same function has no others."""
+
+    __slots__ = ("counters", "late_dropped", "late_ms_max", "records_in", "records_out")
+
+    def __init__(self, base: OperatorTotals) -> None:
+        self.records_in, self.records_out = base.records_in, base.records_out
+        self.late_dropped, self.late_ms_max = base.late_dropped, base.late_ms_max
+        self.counters = dict(base.counters)
+
+    def change(self, before: OperatorMetrics | None, now: OperatorMetrics) -> None:
+        old = before or _NONE
+        self.records_in += now.records_in - old.records_in
+        self.records_out += now.records_out - old.records_out
+        self.late_dropped += now.late_dropped - old.late_dropped
+        self.late_ms_max = max(self.late_ms_max, now.late_ms_max)
+        for name, count in now.counters.items():
+            if name in self.counters or len(self.counters) < COUNTERS_MAX:
+                self.counters[name] = self.counters.get(name, 0) + count - old.counters.get(name, 0)
+
+    def totals(self) -> OperatorTotals:
+        """No number is more than a record can hold."""
+        counters = {name: _fit(count) for name, count in self.counters.items()}
+        return OperatorTotals(
+            _fit(self.records_in), _fit(self.records_out), _fit(self.late_dropped), _fit(self.late_ms_max), counters
+        )
+
+
+_NONE = OperatorMetrics("")
+
+
+def _fit(count: int) -> int:
+    return min(INT_MAX, count)
+
+
+class JobTotals(msgspec.Struct, frozen=True):
+    """A submission as a whole."""
+
+    records_in: int = 0
+    """Read by its sources."""
+    records_out: int = 0
+    """Taken by its sinks: committed, or to be with the next checkpoint."""
+    late_dropped: int = 0
+
+
+def derive_job_totals(graph: JobGraph, totals: Totals) -> JobTotals:
+    read = written = 0
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            entry = totals.get(operator.uid, NOTHING)
+            read += entry.records_out if operator.kind == "source" else 0
+            written += entry.records_in if operator.kind == "sink_writer" else 0
+    return JobTotals(read, written, sum(entry.late_dropped for entry in totals.values()))
+
+
+def reached(before: Totals, now: Totals) -> Totals:
+    """What counters for a monitoring system show: it stands still while records are read again, and never falls."""
+    if not before:
+        return now
+    return {**before, **{uid: entry.at_least(before.get(uid, NOTHING)) for uid, entry in now.items()}}
+
+
+def encode_totals(totals: Totals) -> str:
+    """JSON, the same for equal totals."""
+    return msgspec.json.encode(dict(totals), order="deterministic").decode()
+
+
+def decode_totals(text: str) -> Totals:
+    """Nothing for what is no such text: a snapshot that lacks its counters is none the worse for it."""
+    try:
+        return decode_json(text.encode(), dict[str, OperatorTotals])
+    except UNDECODABLE:
+        return {}
