@@ -33,6 +33,7 @@ from chaos.stores import SimStores
 from chaos.streams import Streams
 from chaos.strikes import Strikes
 from chaos.trace import Trace
+from chaos.usermodules import UserModules, running
 from chaos.users import Users
 from chaos.workerhost import Surroundings, WorkerHost, repeatable
 from coordinator.records import derive_job_id
@@ -195,7 +196,8 @@ class Cluster:
         """The job at a parallelism, or its own."""
         plan = self._plans.get((parallelism, allow_output_repeat))
         if plan is None:
-            plan = self.scenario.plan(parallelism)
+            with running(None):  # a driver is on its way: whoever's event this is, it is not his code
+                plan = self.scenario.plan(parallelism)
             config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
             if config.rocksdb is not None:
                 config = msgspec.structs.replace(config, rocksdb=repeatable(config.rocksdb))
@@ -274,7 +276,8 @@ class Cluster:
         repeat = restore in self.users.rewinds
         plan = self.job_plan(self.parallelism, allow_output_repeat=repeat)
         order = Order(plan, restore, claim_mode=mode, allow_output_repeat=repeat)
-        driver = DriverHost(self.around, process, order, self, self._driver_ended)
+        with running(None):
+            driver = DriverHost(self.around, process, order, self, self._driver_ended)
         driver.job_id = self.job_id
         self.drivers[process.name] = driver
         self.driver = driver
@@ -345,6 +348,8 @@ class Cluster:
         if accepted is None or driver.outcome:
             return
         process = self._process("worker", f"worker-{slot}")
+        if self.scenario.user_modules:
+            process.modules = UserModules(self.scenario.user_modules)
         self._counts["tasks"] = self._counts.get("tasks", 0) + 1
         spec = WorkerSpec(
             job_id=accepted.job_id,

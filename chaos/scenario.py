@@ -115,6 +115,8 @@ class Scenario:
     """The output is the same when the job is drained in the middle, and goes on later; false where that closes windows early."""
     bounded: bool = True
     """The job ends by itself when its input does."""
+    user_modules: frozenset[str] = frozenset()
+    """Modules of the user's own, of which each simulated worker process gets its own."""
     duration_ms: int = 2_000
     """About how long the job takes when nothing fails, in virtual time: its faults begin before."""
 

@@ -40,7 +40,8 @@ from chaos.observations import (
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
-from operators.base import Operator
+from chaos.usermodules import running
+from operators.base import JobPlan, Operator
 from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
 from operators.functions.process import ProcessOperator
 from operators.functions.window import TumblingWindowOperator
@@ -220,7 +221,8 @@ class WorkerHost:
                 copies.close()
         if self.folder is not None:
             for each in self.subtasks():
-                each.subtask.chain.dispose()
+                with running(self.process.modules):
+                    each.subtask.chain.dispose()
             self.folder.close()
 
     def summary(self) -> str:
@@ -376,6 +378,10 @@ class InstrumentedBuilder(SubtaskBuilder):
     def __init__(self, plan: bytes, ports: WorkerPorts, host: WorkerHost) -> None:
         super().__init__(plan, ports)
         self._host = host
+
+    def _load(self, plan: bytes) -> JobPlan:
+        modules = self._host.process.modules
+        return super()._load(plan) if modules is None else modules.load(plan)
 
     def build(self, deployment: Deployment, wanted: SubtaskDeployment) -> DeployedSubtask:
         deployed = super().build(deployment, wanted)

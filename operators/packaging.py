@@ -86,16 +86,22 @@ def _compile(source: bytes, name: str) -> bytes:
 
 def user_modules() -> list[ModuleType]:
     """Imported modules that executors can't be expected to have: not installed, not ours, not Python's own."""
-    installed = {os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path}
-    found = []
-    for name, module in sorted(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if name == "__main__" or name.split(".")[0] in _OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
-            continue
-        real = os.path.realpath(path)
-        if not any(real.startswith(f"{folder}{os.sep}") for folder in installed) and "site-packages" not in real:
-            found.append(module)
-    return found
+    return [module for name, module in sorted(sys.modules.items()) if is_user_module(name, module)]
+
+
+def is_user_module(name: str, module: ModuleType) -> bool:
+    """Whether an imported module is one of `user_modules`."""
+    path = getattr(module, "__file__", None)
+    if name == "__main__" or name.split(".")[0] in _OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
+        return False
+    real = os.path.realpath(path)
+    return not any(real.startswith(f"{folder}{os.sep}") for folder in _installed()) and "site-packages" not in real
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    """Folders of Python's own modules and of installed ones."""
+    return frozenset(os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path)
 
 
 @contextmanager

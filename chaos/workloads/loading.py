@@ -22,6 +22,7 @@ import msgspec
 
 from barriers.jobgraph import JobConfig, JobGraph, Partitioning
 from chaos.scenario import Scenario, SinkExpectation, Workload
+from chaos.usermodules import importable
 from chaos.workloads.settings import PARALLELISM_MAX
 from operators.base import JobPlan, Source
 from operators.environment import Environment
@@ -62,11 +63,11 @@ def load_workload(name: str) -> Workload:
 
 
 def _pickle_by_value(module: ModuleType, known: set[str]) -> None:
-    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster: a worker that
-    dies loses its globals."""
+    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster."""
     for each in (module, *(each for each in user_modules() if each.__name__ not in known)):
         if each.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(each)
+    importable(module)
 
 
 def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scenario:
@@ -94,6 +95,7 @@ def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
         may_rescale=_may_rescale(plan),
         may_drain=not any(_fires_early(plan.graph)),
         bounded=records <= ROWS_MAX,
+        user_modules=frozenset(cloudpickle.list_registry_pickle_by_value()),
     )
 
 
