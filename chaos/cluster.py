@@ -22,6 +22,7 @@ from chaos.control import Call, ControlNetwork
 from chaos.coordinatorhost import CoordinatorHost
 from chaos.datanet import DataNetwork
 from chaos.driver import DriverHost, Order
+from chaos.emitted import EmittedRows
 from chaos.faults import Fault
 from chaos.forgeries import forge_registrations
 from chaos.injector import Injector
@@ -89,6 +90,7 @@ class Cluster:
         scenario: Scenario,
         plan: tuple[Fault, ...],
         observe: Callable[[Observation], None],
+        emitted: EmittedRows | None = None,
     ) -> None:
         self.kernel = kernel
         self.trace = trace
@@ -101,7 +103,7 @@ class Cluster:
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
-        self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe)
+        self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None

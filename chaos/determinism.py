@@ -79,5 +79,6 @@ def _judge(first: Outcome, second: Outcome) -> Outcome:
     difference = first_difference(first, second)
     if difference is None:
         return Outcome(first.result)
-    violation = ViolationRecord(DETERMINISM, str(difference))  # first: what else it broke may come from that
+    told = [str(difference), *(str(each) for each in first.result.dependences)]
+    violation = ViolationRecord(DETERMINISM, "\n".join(told))  # first: what else it broke may come from that
     return Outcome(msgspec.structs.replace(first.result, violations=(violation, *first.result.violations)))

@@ -48,6 +48,11 @@ class UserModules:
         assert isinstance(loaded, JobPlan)
         return loaded
 
+    @property
+    def imported(self) -> dict[str, ModuleType]:
+        """The user's modules that this process has imported by their names."""
+        return {**self._modules, **{name: sys.modules[name] for name in self.names if name in sys.modules}}
+
     def enter(self) -> dict[str, ModuleType]:
         """Let the interpreter have this process's modules; the ones that it had instead."""
         kept = {name: module for name in self.names if (module := sys.modules.pop(name, None)) is not None}

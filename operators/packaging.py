@@ -28,7 +28,7 @@ from statebackends.errors import PackageShadowedError
 
 WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 FACADE = "holdfast"
-_OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
+OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 """Of every entry, so that the same code gives the same bytes."""
 
@@ -92,7 +92,7 @@ def user_modules() -> list[ModuleType]:
 def is_user_module(name: str, module: ModuleType) -> bool:
     """Whether an imported module is one of `user_modules`."""
     path = getattr(module, "__file__", None)
-    if name == "__main__" or name.split(".")[0] in _OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
+    if name == "__main__" or name.split(".")[0] in OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
         return False
     real = os.path.realpath(path)
     return not any(real.startswith(f"{folder}{os.sep}") for folder in _installed()) and "site-packages" not in real

@@ -21,8 +21,10 @@ import cloudpickle
 import msgspec
 
 from barriers.jobgraph import JobConfig, JobGraph, Partitioning
+from chaos.expectations import Expectation, collecting, of_function
 from chaos.scenario import Scenario, SinkExpectation, Workload
 from chaos.usermodules import importable
+from chaos.userrows import UserSink, sink_rows
 from chaos.workloads.settings import PARALLELISM_MAX
 from operators.base import JobPlan, Source
 from operators.environment import Environment
@@ -55,7 +57,10 @@ def load_workload(name: str) -> Workload:
     Raises InvalidConfigError naming what is wrong: no such file, module or function, a function that can't be called with one
     Environment, a graph that can't be built, no sink with committed output, or a source that needs Spark."""
     known = set(sys.modules)
-    function, module = load_function(name, WHAT)
+    with collecting() as said:
+        function, module = load_function(name, WHAT)
+    if said:
+        raise _refused(name, "expect() outside of a pipeline's function: call it inside, or write it as the decorator above")
     _pickle_by_value(module, known)
     _scenario(function, name)  # what is wrong with the job is said now, not by the first seed
     meaning = (inspect.getdoc(function) or "a pipeline of your own").splitlines()[0]
@@ -76,12 +81,11 @@ def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scen
 
 
 def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
-    environment = _built(function, name, None)
+    with collecting() as said:
+        environment = _built(function, name, None)
     plan = _plan_of(environment, name)
     _check_sources(plan, name)
-    sinks = tuple(
-        SinkExpectation(sink.path, sink.sink_id, rows=None) for sink in environment.sinks if isinstance(sink, ParquetSink)
-    )
+    sinks = _sinks(environment, plan, (*of_function(function), *said), name)
     if not sinks:
         raise _refused(name, "no sink has committed output to compare: end a stream with sink_to(hf.ParquetSink(...))")
     records = sum(source.rows for source in plan.sources.values() if isinstance(source, GeneratorSource))
@@ -97,6 +101,31 @@ def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
         bounded=records <= ROWS_MAX,
         user_modules=frozenset(cloudpickle.list_registry_pickle_by_value()),
     )
+
+
+def _sinks(environment: Environment, plan: JobPlan, said: tuple[Expectation, ...], name: str) -> tuple[SinkExpectation, ...]:
+    """Those with committed output, each with what was said of it.
+
+    Raises InvalidConfigError for what is said of a sink or a column that does not exist."""
+    found = [sink for sink in environment.sinks if isinstance(sink, ParquetSink)]
+    for each in said:
+        if each.sink is not None and each.sink not in {sink.sink_id for sink in found}:
+            known = ", ".join(sorted(sink.sink_id for sink in found)) or "none"
+            raise _refused(name, f"expect(): there is no sink {each.sink!r} with committed output; sinks are {known}")
+    return tuple(_sink(sink, plan, said, name) for sink in found)
+
+
+def _sink(sink: ParquetSink, plan: JobPlan, said: tuple[Expectation, ...], name: str) -> SinkExpectation:
+    schema = sink.schema
+    assert schema is not None  # the job is built
+    columns = tuple(schema.names)
+    mine = tuple(each for each in said if each.sink in (None, sink.sink_id))
+    for each in mine:
+        for column in (*each.last_value_per_key, *each.ignore_columns):
+            if column not in columns:
+                raise _refused(name, f"expect(): sink {sink.sink_id!r} has no column {column!r}; it has {', '.join(columns)}")
+    user = UserSink(sink.sink_id, sink_rows(plan, sink.sink_id, columns), schema, mine)
+    return SinkExpectation(sink.path, sink.sink_id, rows=None, user=user)
 
 
 def _built(function: Callable[[Any], Any], name: str, parallelism: int | None) -> Environment:
