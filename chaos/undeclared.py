@@ -6,10 +6,10 @@ nothing: a cache may differ, and be right."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
-import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -20,22 +20,22 @@ from operators.functions.process import ProcessFunction
 from operators.packaging import OWN_PACKAGES
 
 Memory = dict[str, bytes]
-"""Place, such as `Total.seen` -> what is there, encoded."""
+"""Place, such as `Total.seen` -> digest of what is there."""
 
-BYTES_MAX = 1 << 20
-"""Of one place; what is larger is told by its length."""
+_DATA_PACKAGES = frozenset({"builtins", "collections", "datetime", "decimal", "array", "numpy", "uuid"})
 _OWN_ATTRIBUTES = frozenset({"states", "returns", "process_element"})
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None))
 
 
-def memory_of(operator: Operator, modules: dict[str, ModuleType]) -> Memory:
-    """What the user's function of an operator remembers now. `modules`: what its process has imported of the user's."""
+def memory_of(operator: Operator, modules: dict[str, ModuleType], users: frozenset[str]) -> Memory:
+    """What the user's function of an operator remembers now. `modules`: what its process has imported of the user's; `users`:
+    names of all of these."""
     function = getattr(operator, "function", None)
     if function is None:
         return {}
     memory: Memory = {}
     for place, value in (*_places(function), *_of_modules(modules)):
-        encoded = _encoded(value)
+        encoded = _encoded(value, users)
         if encoded is not None:
             memory[place] = encoded
     return memory
@@ -103,22 +103,18 @@ def _names(code: CodeType) -> set[str]:
     return names
 
 
-def _encoded(value: Any) -> bytes | None:
-    """None: it is no data, or none of the user's."""
+def _encoded(value: Any, users: frozenset[str]) -> bytes | None:
+    """None: it is no data, or a library's, such as a model or a connection."""
     if isinstance(value, type | ModuleType) or callable(value) or inspect.isdatadescriptor(value):
         return None
-    if type(value).__module__.partition(".")[0] in OWN_PACKAGES:
+    module = type(value).__module__
+    if module.partition(".")[0] not in _DATA_PACKAGES and module not in users:
         return None
     try:
-        encoded = repr(value).encode() if isinstance(value, _PLAIN) else _pickled(value)
+        encoded: bytes = repr(value).encode() if isinstance(value, _PLAIN) else cloudpickle.dumps(value)
     except Exception:
         return None  # a connection, a lock: no data
-    return encoded if len(encoded) <= BYTES_MAX else str(len(encoded)).encode()
-
-
-def _pickled(value: Any) -> bytes:
-    dumps: Callable[[Any], bytes] = pickle.dumps if type(value).__module__ == "builtins" else cloudpickle.dumps
-    return dumps(value)
+    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 def hint(operator: str, places: list[str]) -> str:
@@ -126,6 +122,6 @@ def hint(operator: str, places: list[str]) -> str:
     named = ", ".join(f"`{place}`" for place in places[:3])
     verb = "is" if len(places) == 1 else "are"
     return (
-        f"hint: {named} of operator {operator!r} changed while it ran and {verb} no declared state: when the process is "
-        "replaced or the job restarts, what it held is lost. Keep it in `ctx.state(...)`"
+        f"hint: {named} of operator {operator!r} changed while it ran and {verb} no declared state: a process that is replaced "
+        "loses it, and a restart does not bring it back to the checkpoint. Keep it in `ctx.state(...)`"
     )

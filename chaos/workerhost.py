@@ -332,7 +332,7 @@ class WorkerHost:
 
     def _memory(self, operator: Operator) -> Memory:
         modules = self.process.modules
-        return memory_of(operator, {} if modules is None else modules.imported)
+        return {} if modules is None else memory_of(operator, modules.imported, modules.names)
 
     def _look_back(self, uid: str, number: int) -> None:
         operator, before = self._memories.pop((uid, number), (None, {}))
