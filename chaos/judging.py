@@ -53,7 +53,7 @@ class SinkJudge:
     def __init__(self, sink: UserSink, reference: Sequence[Row] | None) -> None:
         """`reference`: what a run without failures has committed, in the order of commits; None: rows are not compared."""
         self.sink = sink
-        self._reference = None if reference is None else frozen_rows(reference)
+        self._reference = None if reference is None else frozen_rows(sink.schema, reference)
 
     def of_invariants(self) -> SinkJudge:
         """One that compares nothing, for output that differs without any fault even in what the user wants compared."""
@@ -64,7 +64,7 @@ class SinkJudge:
 
     def problem(self, rows: Sequence[Row]) -> Problem | None:
         """The first thing that is wrong with rows in the order of commits; None: nothing is."""
-        found = frozen_rows(rows)
+        found = frozen_rows(self.sink.schema, rows)
         if not self.sink.expectations and self._reference is not None:
             return self._compared(difference(self.sink.rows, self._reference, found), "", len(found))
         for said in self.sink.expectations:

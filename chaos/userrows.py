@@ -146,8 +146,9 @@ def frozen(value: Any) -> Any:
     return value
 
 
-def frozen_rows(rows: Iterable[Row]) -> list[Row]:
-    return [frozen(row) for row in rows]
+def frozen_rows(schema: pa.Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows as they were read from outside, to be compared and told."""
+    return [frozen(row) for row in _with_times(schema, rows)]
 
 
 def difference(source: RowSource, expected: Sequence[Row], found: Sequence[Row]) -> Difference | None:
@@ -226,14 +227,20 @@ def row_text(columns: Sequence[str], row: Row) -> str:
 
 def named_rows(schema: pa.Schema, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows as a user's function takes them: dicts, times as datetime, as the sink would read them back."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    values = [_plain(field.type, column) for field, column in zip(schema, columns, strict=True)]
-    return [dict(zip(schema.names, row, strict=True)) for row in zip(*values, strict=True)]
+    return [dict(zip(schema.names, row, strict=True)) for row in _with_times(schema, rows)]
 
 
-def _plain(kind: pa.DataType, column: Sequence[Any]) -> list[Any]:
+def _with_times(schema: pa.Schema, rows: Sequence[Row]) -> Sequence[Row]:
     """Times come as us since the epoch."""
+    if not any(pa.types.is_timestamp(field.type) for field in schema):
+        return rows
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    values = [_times(field.type, column) for field, column in zip(schema, columns, strict=True)]
+    return list(zip(*values, strict=True))
+
+
+def _times(kind: pa.DataType, column: Sequence[Any]) -> Sequence[Any]:
     if not pa.types.is_timestamp(kind):
-        return list(column)
+        return column
     times: list[Any] = pa.array(column, pa.int64()).cast(pa.timestamp("us", kind.tz)).to_pylist()
     return times

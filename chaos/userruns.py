@@ -172,7 +172,7 @@ def _dependences(scenario: Scenario, first: Reference, second: Reference) -> lis
     found = []
     for sink, one, other in zip(scenario.sinks, first.rows, second.rows, strict=True):
         assert sink.user is not None
-        frozen_one, frozen_other = frozen_rows(one), frozen_rows(other)
+        frozen_one, frozen_other = (frozen_rows(sink.user.schema, rows) for rows in (one, other))
         differs = difference(sink.user.rows, frozen_one, frozen_other)
         if differs is not None:
             operator, told = _culprit(scenario, first, second, sink) or (sink.user.rows.operator, differs)
