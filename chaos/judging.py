@@ -28,11 +28,16 @@ class Dependence(msgspec.Struct, frozen=True):
     difference: Difference
     judged: bool
     """The user said what must hold all the same."""
+    seed: int | None = None
+    """It differs only in an order that this seed draws, and was compared in others; None: in every one."""
+    parallelism: int | None = None
+    """At which it differs, if not at the job's own."""
 
     def __str__(self) -> str:
         told = self.difference
+        where = "" if self.parallelism is None else f" (at parallelism {self.parallelism})"
         return (
-            f"the output of sink {self.sink!r} {WHAT}: in two runs without any fault operator {self.operator!r} gave other rows"
+            f"the output of sink {self.sink!r} {WHAT}: in two runs without any fault{where} operator {self.operator!r} gave other rows"
             f"{f' for {told.key}' if told.key else ''}, {told.expected or 'none'} in one and {told.found or 'none'} in the other"
         )
 

@@ -181,7 +181,8 @@ def _dependence(found: Dependence) -> tuple[str, str]:
     """Of a user's own pipeline."""
     if found.judged:
         return "depends", f"{found}. It is judged by what expect() says"
-    return "NOT JUDGED", f"{found}. Nothing of it was compared: say with hf.chaos.expect(...) what must hold all the same"
+    what = "Nothing of it was compared" if found.seed is None else f"It was not compared in seed {found.seed}"
+    return "NOT JUDGED", f"{found}. {what}: say with hf.chaos.expect(...) what must hold all the same"
 
 
 def _counts(summary: Summary) -> list[tuple[str, str]]:

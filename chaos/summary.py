@@ -139,7 +139,10 @@ class Tally:
             self._invariants.update({violation.invariant for violation in result.violations})
         for each in result.dependences:
             known = self._dependences.setdefault(result.workload, {})
-            if each.sink not in known or (known[each.sink].judged and not each.judged):
+            if each.sink not in known or (known[each.sink].judged, known[each.sink].seed is not None) > (
+                each.judged,
+                each.seed is not None,
+            ):
                 known[each.sink] = each
         if not result.faults_hit:
             self._idle += 1

@@ -78,6 +78,8 @@ class References:
 
 
 _known: dict[bytes, References] = {}
+_orders: dict[tuple[bytes | int, ...], tuple[Dependence, ...]] = {}
+"""Of other orders: a failure that is made small asks for the same ones again and again."""
 KNOWN_MAX = 16
 """Pipelines whose references a process keeps."""
 
@@ -207,6 +209,19 @@ def _other_orders(
     request: RunRequest, scenario: Scenario, first: Reference, sink: SinkExpectation, plan: tuple[Fault, ...]
 ) -> Dependence | None:
     """Whether a run without faults, in orders that this seed draws, gives other rows of a sink, too."""
+    key: tuple[bytes | int, ...] = (_identity(request, scenario), request.seed, *(fault.amount for fault in plan if fault.kind == "rescale"))
+    if key not in _orders:
+        while len(_orders) >= KNOWN_MAX:
+            del _orders[next(iter(_orders))]
+        _orders[key] = _late_dependences(request, scenario, first, plan)
+    return next((each for each in _orders[key] if each.sink == sink.sink_id), None)
+
+
+def _late_dependences(
+    request: RunRequest, scenario: Scenario, first: Reference, plan: tuple[Fault, ...]
+) -> tuple[Dependence, ...]:
+    """Of every sink, in these orders."""
+    found: list[Dependence] = []
     drawn = random.Random(request.seed)
     rescaled = [fault.amount for fault in plan if fault.kind == "rescale"]
     for number in range(OTHER_ORDERS):
@@ -219,10 +234,11 @@ def _other_orders(
         other = _reference(request, scenario, order, first.duration_ms)
         if isinstance(other, Run):
             continue
-        for each in _dependences(scenario, first, other):
-            if each.sink == sink.sink_id:
-                return each
-    return None
+        found += [
+            msgspec.structs.replace(each, seed=request.seed, parallelism=order.parallelism)
+            for each in _dependences(scenario, first, other)
+        ]
+    return tuple(found)
 
 
 # ---------------------------------------------------------------------------------------------------------------- judging

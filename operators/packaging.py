@@ -28,6 +28,8 @@ from statebackends.errors import PackageShadowedError
 
 WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 FACADE = "holdfast"
+DECLARATIONS = ("__init__", "expectations")
+"""Modules of `chaos` that go along: a user's module that says `hf.chaos.expect` may be imported on an executor, too."""
 OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 """Of every entry, so that the same code gives the same bytes."""
@@ -40,6 +42,8 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
         for package in packages:
             for name, code in sorted(_modules(files(package), package)):
                 archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), code)
+        for name in DECLARATIONS:
+            archive.writestr(zipfile.ZipInfo(f"chaos/{name}.pyc", _TIMESTAMP), _module(files("chaos"), "chaos", name))
         facade = importlib.util.find_spec(FACADE)
         if facade is not None and facade.origin is not None and facade.origin.endswith(".py"):
             # User code says `import holdfast as hf`; the module is lazy, so it costs a worker nothing.
@@ -76,6 +80,14 @@ def _modules(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}c", _compile(item.read_bytes(), name)
         elif item.name.endswith(".pyc"):
             yield f"{prefix}/{item.name}", item.read_bytes()
+
+
+def _module(folder: Traversable, prefix: str, name: str) -> bytes:
+    """One module of a package, compiled."""
+    source = folder / f"{name}.py"
+    if source.is_file():
+        return _compile(source.read_bytes(), f"{prefix}/{name}.py")
+    return (folder / f"{name}.pyc").read_bytes()
 
 
 def _compile(source: bytes, name: str) -> bytes:
