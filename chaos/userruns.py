@@ -209,21 +209,21 @@ def _other_orders(
     request: RunRequest, scenario: Scenario, first: Reference, sink: SinkExpectation, plan: tuple[Fault, ...]
 ) -> Dependence | None:
     """Whether a run without faults, in orders that this seed draws, gives other rows of a sink, too."""
-    key: tuple[bytes | int, ...] = (_identity(request, scenario), request.seed, *(fault.amount for fault in plan if fault.kind == "rescale"))
+    rescaled = tuple(fault.amount for fault in plan if fault.kind == "rescale")
+    key: tuple[bytes | int, ...] = (_identity(request, scenario), request.seed, *rescaled)
     if key not in _orders:
         while len(_orders) >= KNOWN_MAX:
             del _orders[next(iter(_orders))]
-        _orders[key] = _late_dependences(request, scenario, first, plan)
+        _orders[key] = _late_dependences(request, scenario, first, rescaled)
     return next((each for each in _orders[key] if each.sink == sink.sink_id), None)
 
 
 def _late_dependences(
-    request: RunRequest, scenario: Scenario, first: Reference, plan: tuple[Fault, ...]
+    request: RunRequest, scenario: Scenario, first: Reference, rescaled: tuple[int, ...]
 ) -> tuple[Dependence, ...]:
-    """Of every sink, in these orders."""
+    """Of every sink, in these orders; one of them at the parallelism to which the run was rescaled."""
     found: list[Dependence] = []
     drawn = random.Random(request.seed)
-    rescaled = [fault.amount for fault in plan if fault.kind == "rescale"]
     for number in range(OTHER_ORDERS):
         order = Interleaving(
             drawn.getrandbits(31),

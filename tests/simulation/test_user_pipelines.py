@@ -81,6 +81,20 @@ def test_of_which_nothing_is_said_that_is_told_and_not_judged(pipelines: Path, f
         assert found.difference.key == "key=0"
 
 
+RESCALED = (Fault("rescale", at_ms=600, amount=4),)
+
+
+def test_a_difference_that_only_another_parallelism_shows_is_no_violation(pipelines: Path) -> None:
+    assert run(pipelines, "parted", 2, KILLED).dependences == ()
+    result = run(pipelines, "parted", 2, RESCALED)
+    assert result.violations == ()
+    (found,) = result.dependences
+    assert (found.operator, found.judged, found.seed, found.parallelism) == ("totals", False, 2, 4)
+    assert "(at parallelism 4)" in str(found)
+    said = run(pipelines, "parted_said", 2, RESCALED)
+    assert (said.violations, said.dependences) == ((), ())
+
+
 # ------------------------------------------------------------------------------------------------------------------- wrong
 
 

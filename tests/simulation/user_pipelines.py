@@ -21,7 +21,7 @@ TOTALS = {}
 
 def make_batch(indices):
     times = pa.array(indices * 5_000 + 1_700_000_000_000_000, pa.timestamp("us", "UTC"))
-    return pa.RecordBatch.from_arrays([pa.array(indices), pa.array(indices % 5), times], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays([pa.array(indices), pa.array(indices % 6), times], schema=SCHEMA)
 
 
 def mixed_batch(indices):
@@ -30,7 +30,7 @@ def mixed_batch(indices):
 
 
 def numbers(env):
-    """Each key comes from one subtask of the source? No: but in an order that hides it, since each key only counts."""
+    """At parallelism 2 every key comes from one subtask of the source."""
     return env.from_source(hf.GeneratorSource(make_batch, ROWS, SCHEMA, 400)).uid("numbers")
 
 
@@ -92,6 +92,16 @@ class Total(hf.ProcessFunction):
 
 def totals(env):
     written(mixed(env).key_by("key").process(Total(), returns=COUNTED).uid("totals"))
+
+
+def parted(env):
+    """Right at its own parallelism, and dependent on order at 4."""
+    written(numbers(env).key_by("key").process(Total(), returns=COUNTED).uid("totals"))
+
+
+def parted_said(env):
+    parted(env)
+    hf.chaos.expect(last_value_per_key="key")
 
 
 def totals_said(env):
