@@ -38,7 +38,8 @@ class Dependence(msgspec.Struct, frozen=True):
         where = "" if self.parallelism is None else f" (at parallelism {self.parallelism})"
         return (
             f"the output of sink {self.sink!r} {WHAT}: in two runs without any fault{where} operator {self.operator!r} gave "
-            f"other rows{f' for {told.key}' if told.key else ''}, {told.expected or 'none'} in one and {told.found or 'none'} in the other"
+            f"other rows{f' for {told.key}' if told.key else ''}, {told.expected or 'none'} in one and {told.found or 'none'} "
+            "in the other"
         )
 
 
