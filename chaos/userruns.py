@@ -94,19 +94,20 @@ def run_user_seed(request: RunRequest, scenario: Scenario, kinds: tuple[str, ...
         problem = judge.problem(rows)  # of its own rows: only what the user said can be broken
         if problem is not None:
             return _without_faults(request, scenario, problem.invariant, problem.message)
-    unjudged = {each.sink for each in references.dependences if not each.judged}
-    judged = _with_judges(scenario, judges, without=unjudged)
-    with sabotaged(request.sabotage):
-        simulation = Simulation(request, judged, kinds, max(HORIZON_MIN_MS, references.first.duration_ms))
-        run = simulation.run()
-    found = run.result
+    horizon_ms = max(HORIZON_MIN_MS, references.first.duration_ms)
     dependences = references.dependences
-    if simulation.misjudged is not None:
-        late = _other_orders(request, scenario, references.first, simulation.misjudged, found.plan)
-        if late is not None and not late.judged:
-            dependences = (*dependences, late)
-            found = msgspec.structs.replace(found, violations=())
-    found = msgspec.structs.replace(found, dependences=dependences, violations=_hinted(found, simulation))
+    for _ in range(len(judges) + 1):  # each time another sink is not compared
+        judged = _with_judges(scenario, judges, without={each.sink for each in dependences if not each.judged})
+        with sabotaged(request.sabotage):
+            simulation = Simulation(request, judged, kinds, horizon_ms)
+            run = simulation.run()
+        if simulation.misjudged is None:
+            break
+        late = _other_orders(request, scenario, references.first, simulation.misjudged, run.result.plan)
+        if late is None or late.judged or late in dependences:
+            break
+        dependences = (*dependences, late)
+    found = msgspec.structs.replace(run.result, dependences=dependences, violations=_hinted(run.result, simulation))
     return Run(found, run.trace)
 
 
