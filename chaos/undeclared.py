@@ -5,16 +5,19 @@ nothing: a cache may differ, and be right."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
 
+from chaos.usermodules import UserModules, running
 from operators.base import Operator
 from operators.functions.process import ProcessFunction
 from operators.packaging import OWN_PACKAGES
@@ -33,8 +36,22 @@ def memory_of(operator: Operator, modules: dict[str, ModuleType], users: frozens
     function = getattr(operator, "function", None)
     if function is None:
         return {}
+    return _memory((*_places(function), *_of_modules(modules)), users)
+
+
+def memory_of_imports(modules: UserModules) -> Memory:
+    """What the modules that a process has imported by name hold when they are imported anew."""
+    fresh = UserModules(modules.names)
+    with running(fresh):
+        for name in sorted(modules.imported):
+            with contextlib.suppress(Exception):  # what it held at first is then not known, and named as changed
+                importlib.import_module(name)
+        return _memory(_of_modules(fresh.imported), modules.names)
+
+
+def _memory(places: Iterable[tuple[str, Any]], users: frozenset[str]) -> Memory:
     memory: Memory = {}
-    for place, value in (*_places(function), *_of_modules(modules)):
+    for place, value in places:
         encoded = _encoded(value, users)
         if encoded is not None:
             memory[place] = encoded

@@ -42,7 +42,7 @@ from chaos.observations import (
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
-from chaos.undeclared import Memory, changed, memory_of
+from chaos.undeclared import Memory, changed, memory_of, memory_of_imports
 from chaos.usermodules import running
 from operators.base import JobPlan, Operator
 from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
@@ -338,7 +338,11 @@ class WorkerHost:
         operator, before = self._memories.pop((uid, number), (None, {}))
         if operator is None:
             return
-        places = changed(before, self._memory(operator))
+        after = self._memory(operator)
+        modules = self.process.modules
+        if modules is not None and modules.imported and after.keys() - before.keys():  # it may have imported since
+            before = {**memory_of_imports(modules), **before}
+        places = changed(before, after)
         if places:
             self._around.observe(Remembered(self._kernel.now_ms, self.process.name, uid, tuple(places)))
 

@@ -1,8 +1,11 @@
 """A pipeline of the user's own as a workload: `FILE.py:function` or `module:function`.
 
 The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`,
-`env.config`), or returns an Environment that it made itself. It is called anew for every submission. Its output is compared
-with what a failure-free run of the same job commits, so it must be a function of the input alone.
+`env.config`), or returns an Environment that it made itself. It is called anew for every submission, as by a driver, with the
+module as it was imported here. What it builds travels by value: each simulated worker process unpickles classes and globals of
+its own, imports the user's modules anew, and loses all of them when it dies (usermodules.py). Installed packages are shared.
+
+Its output is compared with what the same job commits without failures, or judged by what `hf.chaos.expect` says (userruns.py).
 
 The job's settings are left as they are, but a job without periodic checkpoints gets one each second: without any there is
 nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""
@@ -68,7 +71,8 @@ def load_workload(name: str) -> Workload:
 
 
 def _pickle_by_value(module: ModuleType, known: set[str]) -> None:
-    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster."""
+    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster: to whom it
+    is unpickled it is his own."""
     for each in (module, *(each for each in user_modules() if each.__name__ not in known)):
         if each.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(each)

@@ -103,6 +103,10 @@ def test_a_difference_that_only_another_parallelism_shows_is_no_violation(pipeli
     [
         ("in_class", "InClass.counts", KILLED),
         ("in_class_later", "InClassLater.counts", KILLED),
+        ("in_class_of_function", "Local.counts", KILLED),
+        ("first_in_class", "FirstInClass.firsts", KILLED),
+        ("first_in_class_later", "FirstInClassLater.firsts", KILLED),
+        ("first_in_import", "helper_of_pipelines.FIRSTS", KILLED),
         ("in_global", "TOTALS", KILLED),
         ("in_helper", "helper_of_pipelines.COUNTS", KILLED),
         ("in_import", "helper_of_pipelines.COUNTS", KILLED),

@@ -224,6 +224,55 @@ def in_class_later(env):
     written(numbers(env).key_by("key").process(InClassLater(), returns=COUNTED).uid("count"))
 
 
+def in_class_of_function(env):
+    """A class that each submission makes anew: nothing is left of an earlier run, and what it is given later outlives a crash."""
+
+    class Local(hf.ProcessFunction):
+        def process_element(self, row, ctx, out):
+            kind = type(self)
+            counts = vars(kind).get("counts") or {}
+            counts[row["key"]] = counts.get(row["key"], 0) + 1
+            kind.counts = counts
+            out({"key": row["key"], "n": counts[row["key"]]})
+
+    written(numbers(env).key_by("key").process(Local(), returns=COUNTED).uid("count"))
+
+
+class FirstInClass(hf.ProcessFunction):
+    """The first record of each key, in a class attribute: what outlives a crash there is what would be found again."""
+
+    firsts = {}
+
+    def process_element(self, row, ctx, out):
+        out({"key": row["key"], "n": row["i"] - self.firsts.setdefault(row["key"], row["i"])})
+
+
+class FirstInClassLater(hf.ProcessFunction):
+    def process_element(self, row, ctx, out):
+        kind = type(self)
+        kind.firsts = getattr(kind, "firsts", None) or {}
+        out({"key": row["key"], "n": row["i"] - kind.firsts.setdefault(row["key"], row["i"])})
+
+
+class FirstInImport(hf.ProcessFunction):
+    def process_element(self, row, ctx, out):
+        import helper_of_pipelines as helper
+
+        out({"key": row["key"], "n": row["i"] - helper.FIRSTS.setdefault(row["key"], row["i"])})
+
+
+def first_in_class(env):
+    written(numbers(env).key_by("key").process(FirstInClass(), returns=COUNTED).uid("count"))
+
+
+def first_in_class_later(env):
+    written(numbers(env).key_by("key").process(FirstInClassLater(), returns=COUNTED).uid("count"))
+
+
+def first_in_import(env):
+    written(numbers(env).key_by("key").process(FirstInImport(), returns=COUNTED).uid("count"))
+
+
 def in_global(env):
     written(numbers(env).key_by("key").process(InGlobal(), returns=COUNTED).uid("count"))
 
@@ -312,6 +361,7 @@ def says_nothing(env):
 
 HELPER = '''
 COUNTS = {}
+FIRSTS = {}
 
 
 def count(key):
