@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import chaos as chaos
     from api.errors import BodyTooLargeError as BodyTooLargeError
     from api.errors import BusyError as BusyError
     from api.errors import ConnectionLostError as ConnectionLostError
@@ -188,14 +189,21 @@ _EXPORTS = {
     "statebackends.ttl": ("Ttl",),
 }
 
+_PACKAGES_SHOWN = ("chaos",)
+"""Packages that are names of the facade: `hf.chaos.expect`."""
+
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = ["check_packages", "main", *sorted(set(_HOME) - {"VERSION"})]
+__all__ = ["chaos", "check_packages", "main", *sorted(set(_HOME) - {"VERSION"})]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return __getattr__("VERSION")
+    if name in _PACKAGES_SHOWN:
+        check_packages((name,))
+        globals()[name] = importlib.import_module(name)
+        return globals()[name]
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
@@ -205,7 +213,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "__version__"})
+    return sorted({*globals(), *_HOME, *_PACKAGES_SHOWN, "__version__"})
 
 
 def check_packages(packages: tuple[str, ...] = PACKAGES) -> None:

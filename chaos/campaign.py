@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,6 +35,23 @@ EVENTS_SHOWN = 12
 
 TASK_FAILED = " reports failed "
 """In the line of a trace that says why a subtask failed: often the user's own error, long before the run's last events."""
+
+SALIENT = (
+    "killed",
+    "started",
+    "left",
+    "paused",
+    "resumed",
+    "cancelled",
+    "submitted",
+    "ended",
+    "takes deploy",
+    "reports failed",
+)
+"""Events that tell how one attempt came to be followed by another, beside faults."""
+
+AFTER_CAUSE = 4
+"""Such events shown behind the one with which what is wrong began."""
 
 NOT_CHECKED = frozenset({SIMULATOR, HANG})
 """What no checker found: neither minimised, nor counted as catching a sabotage."""
@@ -278,9 +295,26 @@ def _failure(
     failures = [line for line in told.events if TASK_FAILED in line]
     return msgspec.structs.replace(
         _bare(campaign, result, now, small),
-        events=tuple(event.partition("\n")[0] for event in told.events[-settings.events :]),
+        events=tuple(event.partition("\n")[0] for event in _shown(told.events, now, settings.events)),
+        around_cause=now.cause_ms is not None,
         task_failure=failures[-1] if failures else "",
     )
+
+
+def _shown(events: Sequence[str], violation: ViolationRecord, count: int) -> Sequence[str]:
+    """The last events, or those around the cause, with that in which it was found."""
+    if violation.cause_ms is None:
+        return events[-count:]
+    story = [line for line in events if _is_salient(line)]
+    begun = next((place for place, line in enumerate(story) if float(line.split(None, 1)[0]) >= violation.cause_ms), len(story))
+    stop = min(len(story), begun + AFTER_CAUSE)
+    found = [line for line in events if f"VIOLATION {violation.invariant}" in line]
+    return [*story[max(0, stop - count + 1) : stop], *found[:1]]
+
+
+def _is_salient(line: str) -> bool:
+    _, actor, event = (*line.split(None, 2), "", "")[:3]
+    return actor == "fault" or event.startswith(SALIENT)
 
 
 def _bare(campaign: Campaign, result: RunResult, violation: ViolationRecord, small: Minimised | None) -> Failure:

@@ -122,6 +122,7 @@ def invariants() -> Mapping[str, str]:
     from chaos.checkers import INVARIANTS
 
     own = {
+        "expect": "what hf.chaos.expect says of the output of a pipeline of your own",
         "determinism": "a run is the same when it is repeated in another process",
         "simulator": "the run itself raised, or ended its process: a defect of the simulator or of a workload",
         "hang": "the run ended within its limit of real time",

@@ -23,6 +23,8 @@ STOP_AFTER = 5
 SEED_TIMEOUT_MIN_S = 0.001
 SEED_TIMEOUT_MAX_S = 86_400.0
 INTERRUPTED = 130
+UNJUDGED = 3
+"""Nothing broke, and the output of some sink was compared with nothing: it depends on order or time, and the user said nothing."""
 ENTRY = RUN_SEED
 """What runs a seed."""
 ALL = "all"
@@ -76,7 +78,7 @@ def sim(
     minimise: Annotated[bool, typer.Option("--minimise/--no-minimise", help="Find the faults that a failure takes.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Run many seeds; exit code 1 if any of them breaks an invariant."""
+    """Run many seeds; exit code 1 if any of them breaks an invariant, 3 if output of your own pipeline could not be judged."""
     from chaos.campaign import Settings
     from chaos.runner import cpu_count
 
@@ -109,7 +111,7 @@ def sim(
         report.show_finding(found, measured, catalogue.invariants())
     if found.summary.interrupted:
         raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(console.EXIT_FAILED if found.summary.violations else 0)
+    raise typer.Exit(console.EXIT_FAILED if found.summary.violations else UNJUDGED if found.summary.unjudged else 0)
 
 
 def make_campaign(

@@ -47,8 +47,10 @@ def first_difference(first: Outcome, second: Outcome) -> Difference | None:
     for number, (one, other) in enumerate(lines, start=1):
         if one != other:
             return Difference(number, one, other)
-    if first.result != second.result:
-        return Difference(len(first.events) + 1, _ending(first.result, second.result), _ending(second.result, first.result))
+    # Without rows that differ in runs without faults: nobody compares them.
+    results = [msgspec.structs.replace(each.result, dependences=()) for each in (first, second)]
+    if results[0] != results[1]:
+        return Difference(len(first.events) + 1, _ending(*results), _ending(*reversed(results)))
     return None
 
 
@@ -79,5 +81,6 @@ def _judge(first: Outcome, second: Outcome) -> Outcome:
     difference = first_difference(first, second)
     if difference is None:
         return Outcome(first.result)
-    violation = ViolationRecord(DETERMINISM, str(difference))  # first: what else it broke may come from that
+    told = [str(difference), *(str(each) for each in first.result.dependences)]
+    violation = ViolationRecord(DETERMINISM, "\n".join(told))  # first: what else it broke may come from that
     return Outcome(msgspec.structs.replace(first.result, violations=(violation, *first.result.violations)))

@@ -86,6 +86,15 @@ class Reported(msgspec.Struct, frozen=True):
     item: SubtaskStatus | Answerable
 
 
+class Remembered(msgspec.Struct, frozen=True):
+    """A user's function ends, and remembers outside of its declared state what it did not when it was opened."""
+
+    at_ms: int
+    actor: str
+    uid: str
+    places: tuple[str, ...]
+
+
 class Forged(msgspec.Struct, frozen=True):
     """A worker sends an acknowledgement that no task of ours sends; `real` is what its task said."""
 
@@ -196,6 +205,7 @@ Observation: TypeAlias = (
     | Answered
     | Commanded
     | Delivered
+    | Remembered
     | Reported
     | Forged
     | Impersonated

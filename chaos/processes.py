@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 
 from chaos.streams import Streams
 from chaos.trace import Trace
+from chaos.usermodules import UserModules, running
 
 Act = Callable[[], None]
 
@@ -30,6 +31,8 @@ class Process:
     """What it is about, part of the names of its points: a coordinator is `recovering` until it has tried to lead every job on."""
     wall_offset_ms: int = 0
     """Its wall clock against true time."""
+    modules: UserModules | None = None
+    """The user's code as this process has it; None: it runs none of its own."""
     waiting: list[Act] = field(default_factory=list)
     """Events that came due while it was paused."""
 
@@ -85,7 +88,11 @@ class Kernel:
                 return
         before, self.current = self.current, process
         try:
-            act()
+            if process is None or process.modules is None:
+                act()
+            else:
+                with running(process.modules):
+                    act()
         finally:
             self.current = before
 

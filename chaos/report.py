@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from api import console
 from chaos.campaign import Finding
+from chaos.judging import Dependence
 from chaos.proof import Verdict
 from chaos.results import RunResult, ViolationRecord
 from chaos.summary import CoverageReport, Failure, Summary, Tally
@@ -124,9 +125,10 @@ def show_finding(found: Finding, coverage: CoverageReport | None, meanings: Mapp
 
 def show_failure(failure: Failure, meanings: Mapping[str, str]) -> None:
     """What broke, what it takes, how the run ended, and how to see it again."""
-    console.show_line(
-        f"seed {failure.seed} of {failure.workload} broke {failure.invariant} at {failure.at_ms:,} ms: {failure.message}"
-    )
+    first, *more = failure.message.splitlines() or [""]
+    console.show_line(f"seed {failure.seed} of {failure.workload} broke {failure.invariant} at {failure.at_ms:,} ms: {first}")
+    for line in more:
+        console.show_line(f"  {line}")
     if failure.invariant in meanings:
         console.show_line(f"  {failure.invariant}: {meanings[failure.invariant]}")
     if failure.planned:
@@ -137,7 +139,8 @@ def show_failure(failure: Failure, meanings: Mapping[str, str]) -> None:
         console.show_line("  last failure of a subtask")
         console.show_line(f"  {failure.task_failure}")
     if failure.events:
-        console.show_line("  last events (ms, process, event)")
+        what = "events around the cause" if failure.around_cause else "last events"
+        console.show_line(f"  {what} (ms, process, event)")
     for line in failure.events:
         console.show_line(f"  {line}")
     console.show_line(f"  again: {failure.replay}")
@@ -167,10 +170,19 @@ def show_summary(summary: Summary, coverage: CoverageReport | None) -> None:
     console.show_line(
         f"{where} in {console.duration_text(int(summary.seconds * 1000))}{', interrupted' if summary.interrupted else ''}"
     )
-    _paragraphs([*_counts(summary), *_gaps(summary), *_coverage(coverage)])
+    depends = [_dependence(each) for found in summary.dependences.values() for each in found]
+    _paragraphs([*_counts(summary), *depends, *_gaps(summary), *_coverage(coverage)])
     if summary.sabotage:
         text = f"caught after {_count(summary.caught_after, 'seed')}" if summary.caught_after else "NOT caught"
         _paragraphs([("sabotage", f"{summary.sabotage}: {text}")])
+
+
+def _dependence(found: Dependence) -> tuple[str, str]:
+    """Of a user's own pipeline."""
+    if found.judged:
+        return "depends", f"{found}. It is judged by what expect() says"
+    what = "Nothing of it was compared" if found.seed is None else f"It was not compared in seed {found.seed}"
+    return "NOT JUDGED", f"{found}. {what}: say with hf.chaos.expect(...) what must hold all the same"
 
 
 def _counts(summary: Summary) -> list[tuple[str, str]]:
@@ -233,6 +245,7 @@ def show_run(result: RunResult, digest: str, events: int) -> None:
     _paragraphs(rows)
     for index, fault in enumerate(result.plan):
         console.show_line(f"  {index:>2}  {'hit   ' if index in hit else 'no hit'}  {fault.label}")
+    _paragraphs(_dependence(each) for each in result.dependences)
     for violation in result.violations:
         _show_violation(f"broke {violation.invariant}", violation.at_ms, violation.message)
     if not result.violations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from chaos.faults import Fault
+from chaos.judging import Dependence
 
 
 class ViolationRecord(msgspec.Struct, frozen=True):
@@ -13,6 +14,8 @@ class ViolationRecord(msgspec.Struct, frozen=True):
     invariant: str
     message: str
     at_ms: int = 0
+    cause_ms: int | None = None
+    """When what it comes of began, as far as a checker knows: long before it was found, where output is judged at the end."""
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -42,5 +45,7 @@ class RunResult(msgspec.Struct, frozen=True):
     trace_digest: str = ""
     """Of the whole trace; equal for equal runs."""
     backend: str = ""
+    dependences: tuple[Dependence, ...] = ()
+    """Of a user's own pipeline: sinks whose output is not the same in two runs without any fault."""
     ended: str = ""
     """How the job ended: FINISHED, or why the run was cut off."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operators.base import JobPlan
+
+if TYPE_CHECKING:
+    from chaos.judging import Problem
+    from chaos.userrows import UserSink
 
 Row = tuple[Any, ...]
 """Values of one output row, in the order of the sink's columns; timestamps as integers (us)."""
@@ -33,7 +37,7 @@ class SinkExpectation:
     """Absolute path of the sink in the simulated store."""
     sink_id: str
     rows: Callable[[], Counter[Row]] | None
-    """All rows with their counts; None: whatever a failure-free run of the same job commits."""
+    """All rows with their counts; None: `judge` judges."""
     ordered_by: tuple[int, int] | None = None
     """(index of the key column, index of its sequence column): sequences of a key rise, in the order of commits."""
     steps_by_one: bool = False
@@ -48,6 +52,10 @@ class SinkExpectation:
     """As `rows`, of a job that was drained on its way; None: they are the same."""
     emitted: Emitted | None = None
     """As `at_cut`, where positions alone do not tell what has been emitted."""
+    user: UserSink | None = None
+    """Of a user's own pipeline."""
+    judge: Callable[[Sequence[Row]], Problem | None] | None = None
+    """What is wrong with all of its rows at the end, in the order of commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,8 @@ class Scenario:
     """The output is the same when the job is drained in the middle, and goes on later; false where that closes windows early."""
     bounded: bool = True
     """The job ends by itself when its input does."""
+    user_modules: frozenset[str] = frozenset()
+    """Modules of the user's own, of which each simulated worker process gets its own."""
     duration_ms: int = 2_000
     """About how long the job takes when nothing fails, in virtual time: its faults begin before."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from chaos.faults import KINDS, Fault
+from chaos.judging import Dependence
 from chaos.results import RunResult
 
 IDLE_SEEDS_MAX = 10
@@ -41,7 +42,8 @@ class Failure(msgspec.Struct, frozen=True):
     runs: int = 0
     """Runs that minimising took."""
     events: tuple[str, ...] = ()
-    """Last events of the run with these faults."""
+    """Last events of the run with these faults, or those around the cause."""
+    around_cause: bool = False
     task_failure: str = ""
     """The last event in it in which a subtask failed."""
 
@@ -89,10 +91,17 @@ class Summary(msgspec.Struct, frozen=True):
     visited: dict[str, int]
     """Dangerous states: runs that were in it."""
     never_visited: tuple[str, ...]
+    dependences: dict[str, tuple[Dependence, ...]] = {}
+    """Workload -> sinks whose output is not the same in two runs without any fault."""
     sabotage: str = ""
     caught_after: int = 0
     """With a sabotage: seeds until a checker caught it, that one included; 0 if none did."""
     interrupted: bool = False
+
+    @property
+    def unjudged(self) -> bool:
+        """The output of some sink was compared with nothing."""
+        return any(not each.judged for found in self.dependences.values() for each in found)
 
 
 class Tally:
@@ -110,6 +119,7 @@ class Tally:
         self._visited: Counter[str] = Counter(dict.fromkeys(sometimes, 0))
         self._crash_points: set[str] = set()
         self._kinds: dict[tuple[str, str], int] = {}
+        self._dependences: dict[str, dict[str, Dependence]] = {}
         self._idle = 0
         self._idle_seeds: list[int] = []
 
@@ -127,6 +137,13 @@ class Tally:
         if result.violations:
             self.violations += 1
             self._invariants.update({violation.invariant for violation in result.violations})
+        for each in result.dependences:
+            known = self._dependences.setdefault(result.workload, {})
+            if each.sink not in known or (known[each.sink].judged, known[each.sink].seed is not None) > (
+                each.judged,
+                each.seed is not None,
+            ):
+                known[each.sink] = each
         if not result.faults_hit:
             self._idle += 1
             if len(self._idle_seeds) < IDLE_SEEDS_MAX:
@@ -158,6 +175,7 @@ class Tally:
             idle_seeds=tuple(self._idle_seeds),
             visited={name: count for name, count in _sorted(self._visited).items() if count},
             never_visited=tuple(name for name, count in _sorted(self._visited).items() if not count),
+            dependences={name: tuple(found.values()) for name, found in sorted(self._dependences.items())},
             sabotage=sabotage,
             caught_after=caught_after,
             interrupted=interrupted,

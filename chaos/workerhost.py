@@ -25,6 +25,7 @@ from barriers.messages import (
 from chaos.commandstream import command_kind
 from chaos.control import ControlNetwork
 from chaos.datanet import DataNetwork
+from chaos.emitted import EmittedRows
 from chaos.gateway import SimGateway
 from chaos.injector import Injector
 from chaos.observations import (
@@ -33,6 +34,7 @@ from chaos.observations import (
     Delivered,
     Forged,
     Observation,
+    Remembered,
     Reported,
     SnapshotBegan,
     aborts_unread,
@@ -40,7 +42,9 @@ from chaos.observations import (
 from chaos.pool import FlowPool
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import StoreClient
-from operators.base import Operator
+from chaos.undeclared import Memory, changed, memory_of, memory_of_imports
+from chaos.usermodules import running
+from operators.base import JobPlan, Operator
 from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
 from operators.functions.process import ProcessOperator
 from operators.functions.window import TumblingWindowOperator
@@ -88,6 +92,8 @@ class Surroundings:
     control: ControlNetwork
     data: DataNetwork
     observe: Callable[[Observation], None]
+    emitted: EmittedRows | None = None
+    """Where what each operator gives is noted; None: nowhere."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
@@ -158,6 +164,8 @@ class WorkerHost:
         self._busy_until_us = 0
         """Until then the last turn lasts: whatever comes meanwhile waits."""
         self._leaving = 0
+        self._memories: dict[tuple[str, int], tuple[Operator, Memory]] = {}
+        """What the user's functions remembered when they were opened, by uid and identity of their operator."""
 
     @property
     def session(self) -> Any:
@@ -214,13 +222,17 @@ class WorkerHost:
 
     def dispose(self) -> None:
         """The process is gone; only real resources of its state are released (RocksDB's handles)."""
+        with running(self.process.modules):
+            for uid, number in list(self._memories):
+                self._look_back(uid, number)
         self.gateway.close()
         if self._recovery is not None:
             for copies in self._recovery._owned:  # the system lets go of a dead process's locks
                 copies.close()
         if self.folder is not None:
             for each in self.subtasks():
-                each.subtask.chain.dispose()
+                with running(self.process.modules):
+                    each.subtask.chain.dispose()
             self.folder.close()
 
     def summary(self) -> str:
@@ -287,6 +299,10 @@ class WorkerHost:
         """Let faults hit the operators of a subtask: a wrapper on the instance takes the place of each method."""
         for node in deployed.subtask.chain.nodes:
             self._wrap(node.operator, node.context.uid)
+            if self._around.emitted is not None:
+                self._around.emitted.watch(node.operator, node.context.uid)
+            if self.process.modules is not None:
+                self._remember(node.operator, node.context.uid)
         self._watch_head(deployed.subtask)
 
     def _wrap(self, operator: Operator, uid: str) -> None:
@@ -299,6 +315,36 @@ class WorkerHost:
             setattr(operator, method, self._hook(getattr(operator, method), f"worker.{what}.{uid}", uid))
         if isinstance(operator, FIRING):
             vars(operator)["process_watermark"] = self._in_slices(operator.process_watermark, f"worker.fire.{uid}", uid)
+
+    def _remember(self, operator: Operator, uid: str) -> None:
+        """Look at what the user's function remembers when it is opened, and when it ends."""
+        opened, closed = operator.open, operator.close
+
+        def open_() -> None:
+            opened()
+            self._memories[uid, id(operator)] = (operator, self._memory(operator))
+
+        def close() -> None:
+            self._look_back(uid, id(operator))
+            closed()
+
+        vars(operator).update(open=open_, close=close)
+
+    def _memory(self, operator: Operator) -> Memory:
+        modules = self.process.modules
+        return {} if modules is None else memory_of(operator, modules.imported, modules.names)
+
+    def _look_back(self, uid: str, number: int) -> None:
+        operator, before = self._memories.pop((uid, number), (None, {}))
+        if operator is None:
+            return
+        after = self._memory(operator)
+        modules = self.process.modules
+        if modules is not None and modules.imported and after.keys() - before.keys():  # it may have imported since
+            before = {**memory_of_imports(modules), **before}
+        places = changed(before, after)
+        if places:
+            self._around.observe(Remembered(self._kernel.now_ms, self.process.name, uid, tuple(places)))
 
     def _watch_head(self, subtask: Subtask) -> None:
         """The head of a chain is the first to take part in a checkpoint, and to flush."""
@@ -376,6 +422,10 @@ class InstrumentedBuilder(SubtaskBuilder):
     def __init__(self, plan: bytes, ports: WorkerPorts, host: WorkerHost) -> None:
         super().__init__(plan, ports)
         self._host = host
+
+    def _load(self, plan: bytes) -> JobPlan:
+        modules = self._host.process.modules
+        return super()._load(plan) if modules is None else modules.load(plan)
 
     def build(self, deployment: Deployment, wanted: SubtaskDeployment) -> DeployedSubtask:
         deployed = super().build(deployment, wanted)

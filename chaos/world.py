@@ -5,34 +5,35 @@ what is left in the stores is checked)."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
 import traceback
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from barriers.messages import SubtaskStatus, TaskState
 from chaos.checkers import make_checkers
+from chaos.checkers.base import Checker
 from chaos.checkers.ledger import decision_in
+from chaos.checkers.output import OutputChecker
 from chaos.cluster import Cluster
+from chaos.emitted import EmittedRows
 from chaos.faults import Fault, expand_kinds
-from chaos.observations import Observation, PhaseBegan, Reported, Stored
-from chaos.oracle import committed, counted
+from chaos.observations import Observation, PhaseBegan, Remembered, Reported, Stored
+from chaos.oracle import committed
 from chaos.plan import draw_plan
 from chaos.processes import Kernel
 from chaos.results import RunResult, ViolationRecord
-from chaos.scenario import Row, Scenario
+from chaos.scenario import Row, Scenario, SinkExpectation
 from chaos.sometimes import Sometimes
 from chaos.streams import Streams
 from chaos.trace import Trace
 from chaos.workloads import find_workload
 from coordinator.publication import Completed
 from coordinator.records import ClaimRecord, SavepointRecord, decode_record
-from operators.worker_main import pickle_plan
 from statebackends.storage.operations import PutIfAbsent
 
 HORIZON_MIN_MS = 500
@@ -81,64 +82,41 @@ def run_seed(request: RunRequest) -> Run:
     workload = find_workload(request.workload)
     kinds = expand_kinds(request.kinds)
     scenario = workload.make(Streams(request.seed).of("workload"))
-    horizon_ms = scenario.duration_ms
-    if any(sink.rows is None for sink in scenario.sinks):
-        baseline = _baseline(request, scenario)
-        if isinstance(baseline, Run):
-            return baseline
-        scenario, horizon_ms = baseline.expected(scenario), max(HORIZON_MIN_MS, baseline.duration_ms)
-    if request.sabotage is None:
-        return _Simulation(request, scenario, kinds, horizon_ms).run()
+    if any(sink.user is not None for sink in scenario.sinks):
+        from chaos.userruns import run_user_seed
+
+        return run_user_seed(request, scenario, kinds)
+    with sabotaged(request.sabotage):
+        return Simulation(request, scenario, kinds, scenario.duration_ms).run()
+
+
+@contextlib.contextmanager
+def sabotaged(name: str | None) -> Iterator[None]:
+    """The product with one of its rules broken; None: with none."""
+    if name is None:
+        yield
+        return
     from chaos.sabotage import find_sabotage
 
-    with find_sabotage(request.sabotage).apply():
-        return _Simulation(request, scenario, kinds, horizon_ms).run()
+    with find_sabotage(name).apply():
+        yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Baseline:
-    """What a job commits when nothing fails, and how long it takes (virtual ms)."""
-
-    rows: tuple[Counter[Row], ...]
-    duration_ms: int
-
-    def expected(self, scenario: Scenario) -> Scenario:
-        """The scenario with these rows as its sinks' expectation."""
-        sinks = tuple(
-            replace(sink, rows=lambda rows=rows: rows) if sink.rows is None else sink  # type: ignore[misc]
-            for sink, rows in zip(scenario.sinks, self.rows, strict=True)
-        )
-        return replace(scenario, sinks=sinks)
-
-
-_baselines: dict[bytes, _Baseline] = {}
-BASELINES_MAX = 64
-
-
-def _baseline(request: RunRequest, scenario: Scenario) -> _Baseline | Run:
-    """A failure-free run of the same job, once a process for each job; the run itself when it fails."""
-    key = hashlib.blake2b(pickle_plan(scenario.plan(None)), digest_size=16).digest()
-    known = _baselines.get(key)
-    if known is not None:
-        return known
-    simulation = _Simulation(replace(request, plan=()), scenario, (), scenario.duration_ms, patient=True)
-    run = simulation.run()
-    if run.result.violations:
-        return run
-    baseline = _Baseline(simulation.committed(), run.result.virtual_ms)
-    while len(_baselines) >= BASELINES_MAX:
-        del _baselines[next(iter(_baselines))]
-    _baselines[key] = baseline
-    return baseline
-
-
-class _Simulation:
+class Simulation:
     """The run itself."""
 
     def __init__(
-        self, request: RunRequest, scenario: Scenario, kinds: tuple[str, ...], horizon_ms: int, *, patient: bool = False
+        self,
+        request: RunRequest,
+        scenario: Scenario,
+        kinds: tuple[str, ...],
+        horizon_ms: int,
+        *,
+        patient: bool = False,
+        emitted: EmittedRows | None = None,
+        parallelism: int | None = None,
     ) -> None:
-        """`horizon_ms`: about how long the job takes. `patient`: nobody knows yet."""
+        """`horizon_ms`: about how long the job takes. `patient`: nobody knows yet. `emitted`: notes what operators give."""
         self._request = request
         self._patient = patient
         self._faults_end_ms = PATIENCE_MS if patient else 3 * horizon_ms
@@ -152,11 +130,17 @@ class _Simulation:
         self._plan = plan
         self._violations: list[ViolationRecord] = []
         self._sometimes = Sometimes()
-        self._hearers: dict[type, list[Callable[[Any], None]]] = {Stored: [self._note_stored], Reported: [self._note_reported]}
+        self._hearers: dict[type, list[Callable[[Any], None]]] = {
+            Stored: [self._note_stored],
+            Reported: [self._note_reported],
+            Remembered: [self._note_remembered],
+        }
         self._completed = 0
         self._attempts: set[int] = set()
         self._failed_attempts: set[int] = set()
-        self._cluster = Cluster(self._streams, self.trace, self._kernel, self._scenario, plan, self._observe)
+        self._cluster = Cluster(self._streams, self.trace, self._kernel, self._scenario, plan, self._observe, emitted)
+        self._cluster.parallelism = parallelism
+        self._checkers: Sequence[Checker] = ()
         self._cluster.on_trouble = self._report
         self._cluster.use(backend=request.backend)
         self._checkers = make_checkers(self._cluster, self._scenario, self._report)
@@ -164,6 +148,7 @@ class _Simulation:
             for kind in checker.hears:
                 self._hearers.setdefault(kind, []).append(checker.observe)
         self._next_look_us = 0
+        self._undeclared: dict[str, list[str]] = {}
 
     def _drawn(self, kinds: tuple[str, ...], horizon_ms: int) -> tuple[Fault, ...]:
         request, graph = self._request, self._scenario.plan(None).graph
@@ -182,7 +167,8 @@ class _Simulation:
 
     def _report(self, invariant: str, message: str) -> None:
         self.trace.add("checker", f"VIOLATION {invariant}", message)
-        self._violations.append(ViolationRecord(invariant, message, self._kernel.now_ms))
+        cause_ms = next((each.cause_ms for each in self._checkers if each.cause_ms is not None), None)
+        self._violations.append(ViolationRecord(invariant, message, self._kernel.now_ms, cause_ms))
 
     def _observe(self, observation: Observation) -> None:
         self._sometimes.observe(observation)
@@ -214,6 +200,21 @@ class _Simulation:
                     "I30", f"without any fault each of {len(self._failed_attempts)} attempts failed, the last one: {error}"
                 )
 
+    def _note_remembered(self, fact: Remembered) -> None:
+        if self._has_ended or self._kernel.now_us == 0:
+            return
+        known = self._undeclared.setdefault(fact.uid, [])
+        known += [place for place in fact.places if place not in known]
+
+    def undeclared(self) -> dict[str, list[str]]:
+        """uid -> where its function remembers what is no declared state, and lost it when its process or its attempt ended."""
+        return dict(sorted(self._undeclared.items()))
+
+    @property
+    def misjudged(self) -> SinkExpectation | None:
+        """The sink of a user's pipeline whose output was found wrong."""
+        return next((each.misjudged for each in self._checkers if isinstance(each, OutputChecker)), None)
+
     # -------------------------------------------------------------------------------------------------------------- run
 
     def run(self) -> Run:
@@ -235,10 +236,12 @@ class _Simulation:
             self._cluster.close()
         return Run(self._result(), self.trace)
 
-    def committed(self) -> tuple[Counter[Row], ...]:
-        """What each sink has committed, as its expectation counts it."""
+    def committed_rows(self) -> tuple[list[Row], ...]:
+        """What each sink has committed, in the order of commits."""
         sinks = self._scenario.sinks
-        return tuple(counted(committed(self._cluster.store(sink.path), sink.sink_id), sink) for sink in sinks)
+        return tuple(
+            [row for file in committed(self._cluster.store(sink.path), sink.sink_id) for row in file.rows] for sink in sinks
+        )
 
     def _run(self) -> None:
         self._phase("safety")

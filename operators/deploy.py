@@ -122,7 +122,7 @@ class SubtaskBuilder:
         """Raises what unpickling user code raises, and GraphError when plan and graph disagree."""
         ports = self._ports
         graph = deployment.graph
-        plan = cast(JobPlan, cloudpickle.loads(self._plan))
+        plan = self._load(self._plan)
         vertex = graph.vertex(wanted.vertex)
         mailbox = Mailbox(ports.wake)
         pool = SubtaskPool(ports.pool, mailbox)
@@ -188,6 +188,10 @@ class SubtaskBuilder:
             batch_rows_max=graph.config.batch_rows_max,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
+
+    def _load(self, plan: bytes) -> JobPlan:
+        """A fresh copy of the user's code."""
+        return cast(JobPlan, cloudpickle.loads(plan))
 
     def _copies(self, config: JobConfig, key: SubtaskKey, attempt: int, nonce: str) -> LocalCopies | None:
         recovery = self._ports.recovery

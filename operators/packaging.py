@@ -28,7 +28,9 @@ from statebackends.errors import PackageShadowedError
 
 WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 FACADE = "holdfast"
-_OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
+DECLARATIONS = ("__init__", "expectations")
+"""Modules of `chaos` that go along: a user's module that says `hf.chaos.expect` may be imported on an executor, too."""
+OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 """Of every entry, so that the same code gives the same bytes."""
 
@@ -40,6 +42,8 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
         for package in packages:
             for name, code in sorted(_modules(files(package), package)):
                 archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), code)
+        for name in DECLARATIONS:
+            archive.writestr(zipfile.ZipInfo(f"chaos/{name}.pyc", _TIMESTAMP), _module(files("chaos"), "chaos", name))
         facade = importlib.util.find_spec(FACADE)
         if facade is not None and facade.origin is not None and facade.origin.endswith(".py"):
             # User code says `import holdfast as hf`; the module is lazy, so it costs a worker nothing.
@@ -78,6 +82,14 @@ def _modules(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
             yield f"{prefix}/{item.name}", item.read_bytes()
 
 
+def _module(folder: Traversable, prefix: str, name: str) -> bytes:
+    """One module of a package, compiled."""
+    source = folder / f"{name}.py"
+    if source.is_file():
+        return _compile(source.read_bytes(), f"{prefix}/{name}.py")
+    return (folder / f"{name}.pyc").read_bytes()
+
+
 def _compile(source: bytes, name: str) -> bytes:
     """A `.pyc` that is never compared with a source: unchecked hash (flags 1), then a hash of no consequence."""
     code = compile(source, name, "exec", dont_inherit=True, optimize=0)
@@ -86,16 +98,22 @@ def _compile(source: bytes, name: str) -> bytes:
 
 def user_modules() -> list[ModuleType]:
     """Imported modules that executors can't be expected to have: not installed, not ours, not Python's own."""
-    installed = {os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path}
-    found = []
-    for name, module in sorted(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if name == "__main__" or name.split(".")[0] in _OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
-            continue
-        real = os.path.realpath(path)
-        if not any(real.startswith(f"{folder}{os.sep}") for folder in installed) and "site-packages" not in real:
-            found.append(module)
-    return found
+    return [module for name, module in sorted(sys.modules.items()) if is_user_module(name, module)]
+
+
+def is_user_module(name: str, module: ModuleType) -> bool:
+    """Whether an imported module is one of `user_modules`."""
+    path = getattr(module, "__file__", None)
+    if name == "__main__" or name.split(".")[0] in OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
+        return False
+    real = os.path.realpath(path)
+    return not any(real.startswith(f"{folder}{os.sep}") for folder in _installed()) and "site-packages" not in real
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    """Folders of Python's own modules and of installed ones."""
+    return frozenset(os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path)
 
 
 @contextmanager

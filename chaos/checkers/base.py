@@ -23,6 +23,8 @@ class Checker:
         self.scenario = scenario
         self.report = report
         self.ledger = ledger
+        self.cause_ms: int | None = None
+        """When what it reports began, where that is known and long ago."""
 
     def observe(self, observation: Observation) -> None:
         """A fact of a type in `hears`, right when it happened."""

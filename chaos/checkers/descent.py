@@ -18,6 +18,12 @@ _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
 EVERYTHING: Ranges = ((0, math.inf),)
 
 
+def attempt_of(name: str) -> int | None:
+    """The attempt that staged a file, by its name."""
+    found = _ATTEMPT.search(name)
+    return None if found is None else int(found[1])
+
+
 class Descent:
     """The line as it was when `follow` was called last."""
 

@@ -6,6 +6,7 @@ are judged file by file as they are committed; loss and repetition once the job 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import ClassVar
 from urllib.parse import quote
@@ -14,9 +15,10 @@ import msgspec
 
 from barriers.messages import CheckpointKind
 from chaos.checkers.base import Checker
-from chaos.checkers.descent import Descent
+from chaos.checkers.descent import Descent, attempt_of
 from chaos.checkers.drains import Drains
-from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
+from chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger, Snapshot, join
+from chaos.judging import Problem
 from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
 from chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
 from chaos.scenario import Positions, Row, Scenario, SinkExpectation, source_uids
@@ -65,6 +67,10 @@ class OutputChecker(Checker):
         self._cuts = bool(self._sources) and any(sink.at_cut or sink.emitted for sink in scenario.sinks)
         self._descent = Descent(ledger)
         self._drains = Drains(ledger, self._sources)
+        self.misjudged: SinkExpectation | None = None
+        """The sink of a user's pipeline that it has reported."""
+        self._begun_ms: dict[int, int] = {}
+        """attempt -> when it was recorded."""
         self._positions: dict[int, Positions] = {}
         """Of completed checkpoints whose output is not committed yet."""
         self._emitted: dict[int, list[Counter[Row]]] = {}
@@ -81,10 +87,11 @@ class OutputChecker(Checker):
         if self._descent.follow():
             for sink in self._sinks:  # a user may have gone back: other rows count
                 sink.restart()
-        if self._cuts:
-            for change in self.ledger.changes(observation):
-                if isinstance(change, Decided) and change.snapshot is not None:
-                    self._remember(change.snapshot)
+        for change in self.ledger.changes(observation):
+            if isinstance(change, AttemptRecorded):
+                self._begun_ms[change.record.attempt] = observation.at_ms
+            elif self._cuts and isinstance(change, Decided) and change.snapshot is not None:
+                self._remember(change.snapshot)
         for path in observation.added:
             location = join(observation.root, path)
             for sink in self._sinks:
@@ -175,6 +182,20 @@ class OutputChecker(Checker):
                 continue
             if sink.expected.rows is not None and finished:
                 self._compare(sink)
+            if sink.expected.judge is not None and finished:
+                self._judge(sink, sink.expected.judge)
+
+    def _judge(self, sink: _Sink, judge: Callable[[list[Row]], Problem | None]) -> None:
+        """Of a user's pipeline. Where a row is wrong, the attempt that wrote it began with the cause."""
+        files = self._live(sink)
+        problem = judge([row for file in files for row in file.rows])
+        if problem is None or self.misjudged is not None:
+            return
+        self.misjudged = sink.expected
+        newest = max(self._begun_ms, default=0)
+        written = newest if problem.place is None else attempt_of(_file_at(files, problem.place).name) or newest
+        self.cause_ms = self._begun_ms.get(written)
+        self.report(problem.invariant, problem.message)
 
     def _compare(self, sink: _Sink) -> None:
         assert sink.expected.rows is not None
@@ -186,3 +207,12 @@ class OutputChecker(Checker):
             return
         invariant = "I1" if (expected - actual).total() else "I2"
         self.report(invariant, f"sink {sink.expected.sink_id}: {problem}")
+
+
+def _file_at(files: Sequence[CommittedFile], place: int) -> CommittedFile:
+    """The file of a row, by its index among all rows."""
+    for file in files:
+        if place < len(file.rows):
+            return file
+        place -= len(file.rows)
+    raise IndexError(place)

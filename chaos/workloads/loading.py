@@ -1,8 +1,11 @@
 """A pipeline of the user's own as a workload: `FILE.py:function` or `module:function`.
 
 The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`,
-`env.config`), or returns an Environment that it made itself. It is called anew for every submission. Its output is compared
-with what a failure-free run of the same job commits, so it must be a function of the input alone.
+`env.config`), or returns an Environment that it made itself. It is called anew for every submission, as by a driver, with the
+module as it was imported here. What it builds travels by value: each simulated worker process unpickles classes and globals of
+its own, imports the user's modules anew, and loses all of them when it dies (usermodules.py). Installed packages are shared.
+
+Its output is compared with what the same job commits without failures, or judged by what `hf.chaos.expect` says (userruns.py).
 
 The job's settings are left as they are, but a job without periodic checkpoints gets one each second: without any there is
 nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""
@@ -21,7 +24,10 @@ import cloudpickle
 import msgspec
 
 from barriers.jobgraph import JobConfig, JobGraph, Partitioning
+from chaos.expectations import Expectation, collecting, of_function
 from chaos.scenario import Scenario, SinkExpectation, Workload
+from chaos.usermodules import importable
+from chaos.userrows import UserSink, sink_rows
 from chaos.workloads.settings import PARALLELISM_MAX
 from operators.base import JobPlan, Source
 from operators.environment import Environment
@@ -54,7 +60,10 @@ def load_workload(name: str) -> Workload:
     Raises InvalidConfigError naming what is wrong: no such file, module or function, a function that can't be called with one
     Environment, a graph that can't be built, no sink with committed output, or a source that needs Spark."""
     known = set(sys.modules)
-    function, module = load_function(name, WHAT)
+    with collecting() as said:
+        function, module = load_function(name, WHAT)
+    if said:
+        raise _refused(name, "expect() outside of a pipeline's function: call it inside, or write it as the decorator above")
     _pickle_by_value(module, known)
     _scenario(function, name)  # what is wrong with the job is said now, not by the first seed
     meaning = (inspect.getdoc(function) or "a pipeline of your own").splitlines()[0]
@@ -62,11 +71,12 @@ def load_workload(name: str) -> Workload:
 
 
 def _pickle_by_value(module: ModuleType, known: set[str]) -> None:
-    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster: a worker that
-    dies loses its globals."""
+    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster: to whom it
+    is unpickled it is his own."""
     for each in (module, *(each for each in user_modules() if each.__name__ not in known)):
         if each.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(each)
+    importable(module)
 
 
 def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scenario:
@@ -75,12 +85,11 @@ def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scen
 
 
 def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
-    environment = _built(function, name, None)
+    with collecting() as said:
+        environment = _built(function, name, None)
     plan = _plan_of(environment, name)
     _check_sources(plan, name)
-    sinks = tuple(
-        SinkExpectation(sink.path, sink.sink_id, rows=None) for sink in environment.sinks if isinstance(sink, ParquetSink)
-    )
+    sinks = _sinks(environment, plan, (*of_function(function), *said), name)
     if not sinks:
         raise _refused(name, "no sink has committed output to compare: end a stream with sink_to(hf.ParquetSink(...))")
     records = sum(source.rows for source in plan.sources.values() if isinstance(source, GeneratorSource))
@@ -94,7 +103,33 @@ def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
         may_rescale=_may_rescale(plan),
         may_drain=not any(_fires_early(plan.graph)),
         bounded=records <= ROWS_MAX,
+        user_modules=frozenset(cloudpickle.list_registry_pickle_by_value()),
     )
+
+
+def _sinks(environment: Environment, plan: JobPlan, said: tuple[Expectation, ...], name: str) -> tuple[SinkExpectation, ...]:
+    """Those with committed output, each with what was said of it.
+
+    Raises InvalidConfigError for what is said of a sink or a column that does not exist."""
+    found = [sink for sink in environment.sinks if isinstance(sink, ParquetSink)]
+    for each in said:
+        if each.sink is not None and each.sink not in {sink.sink_id for sink in found}:
+            known = ", ".join(sorted(sink.sink_id for sink in found)) or "none"
+            raise _refused(name, f"expect(): there is no sink {each.sink!r} with committed output; sinks are {known}")
+    return tuple(_sink(sink, plan, said, name) for sink in found)
+
+
+def _sink(sink: ParquetSink, plan: JobPlan, said: tuple[Expectation, ...], name: str) -> SinkExpectation:
+    schema = sink.schema
+    assert schema is not None  # the job is built
+    columns = tuple(schema.names)
+    mine = tuple(each for each in said if each.sink in (None, sink.sink_id))
+    for each in mine:
+        for column in (*each.last_value_per_key, *each.ignore_columns):
+            if column not in columns:
+                raise _refused(name, f"expect(): sink {sink.sink_id!r} has no column {column!r}; it has {', '.join(columns)}")
+    user = UserSink(sink.sink_id, sink_rows(plan, sink.sink_id, columns), schema, mine)
+    return SinkExpectation(sink.path, sink.sink_id, rows=None, user=user)
 
 
 def _built(function: Callable[[Any], Any], name: str, parallelism: int | None) -> Environment:

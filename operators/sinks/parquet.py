@@ -64,6 +64,11 @@ class ParquetSink:
         return self._settings.path
 
     @property
+    def schema(self) -> pa.Schema | None:
+        """Of its rows; None until its job was built."""
+        return self._schema
+
+    @property
     def sink_id(self) -> str:
         return self._settings.sink_id
 

@@ -8,16 +8,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.faults import Fault
+from chaos.judging import Dependence
 from chaos.results import RunResult, ViolationRecord
 from chaos.runner import SeedRunner
 from chaos.seedprocess import Task
 from chaos.trace import Trace
+from chaos.userrows import Difference
 
 ENTRY = "tests.simulation.fakes:run_seed"
 
 PLAN = tuple(Fault("kill_worker", f"worker-{index}", at_ms=100 * index) for index in range(6))
 """Of every seed whose plan is drawn; faults 1 and 4 make `broken` fail, together."""
 GUILTY = {PLAN[1], PLAN[4]}
+
+DIFFERENCE = Difference("key=1", "{'key': 1, 'n': 2}", "{'key': 1, 'n': 3}", 1, 1)
+DEPENDENCES = {
+    "judged": (Dependence("out", "sum", DIFFERENCE, judged=True),),
+    "unjudged": (Dependence("out", "sum", DIFFERENCE, judged=False),),
+    "unjudged_once": (Dependence("out", "sum", DIFFERENCE, judged=False, seed=2, parallelism=4),),
+}
+"""Of the third seed of these workloads."""
 
 _runs = 0
 
@@ -92,6 +102,7 @@ def run_seed(request: FakeRequest) -> FakeRun:
             sometimes={"restored": 1, "rescaled": 0},
             virtual_ms=60_000,
             steps=len(events),
+            dependences=DEPENDENCES.get(request.workload.rpartition(":")[2], ()) if request.seed == 2 else (),
             ended="FINISHED",
         )
     )

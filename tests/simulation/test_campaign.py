@@ -9,11 +9,12 @@ import pytest
 
 from chaos import campaign as campaigns
 from chaos import world
-from chaos.campaign import Campaign, Finding, Settings, Unwatched, run_campaign
+from chaos.campaign import Campaign, Finding, Settings, Unwatched, _shown, run_campaign
 from chaos.proof import Trial, Verdict, try_all
 from chaos.results import RunResult, ViolationRecord
 from chaos.seedprocess import SIMULATOR
 from chaos.summary import Tally
+from chaos.trace import Trace
 from tests.simulation import fakes
 
 SETTINGS = Settings(jobs=2, entry=fakes.ENTRY, limit_s=20.0)
@@ -134,6 +135,39 @@ def test_the_last_failure_of_a_subtask_is_told_however_early_it_was() -> None:
     assert len(failure.events) == 2
     (failure,) = run(Campaign(4, ("broken",))).failures
     assert failure.task_failure == ""
+
+
+def test_events_around_a_cause_leave_out_what_happened_long_after_it() -> None:
+    now_us = 0
+    trace = Trace(lambda: now_us)
+    for at_us, actor, event in (
+        (1_000, "worker-0.1", "takes deploy"),
+        (2_000, "coordinator-1", "store"),
+        (3_000, "fault", "kill_worker"),
+        (3_100, "worker-0.1", "killed"),
+        (4_500, "worker-0.2", "takes deploy"),
+        (5_000, "coordinator-1", "store"),
+        (6_000, "worker-0.2", "left"),
+        (7_000, "driver-1", "ended"),
+        (8_000, "fault", "drop"),
+        (8_500, "fault", "drop"),
+        (9_000, "checker", "VIOLATION I1"),
+        (9_500, "worker-1.1", "left"),
+    ):
+        now_us = at_us
+        trace.add(actor, event)
+    lines = trace.lines()
+    shown = _shown(lines, ViolationRecord("I1", "", 9, cause_ms=4), 7)
+    assert [line.split(None, 2)[1:] for line in shown] == [
+        ["fault", "kill_worker"],
+        ["worker-0.1", "killed"],
+        ["worker-0.2", "takes deploy"],
+        ["worker-0.2", "left"],
+        ["driver-1", "ended"],
+        ["fault", "drop"],
+        ["checker", "VIOLATION I1"],
+    ]
+    assert _shown(lines, ViolationRecord("I1", "", 9), 2) == lines[-2:]
 
 
 def test_a_run_that_raises_is_told_but_not_minimised() -> None:

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -32,7 +33,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(_: Any) -> Any:
         pytest.fail("a fake run makes no scenario")
 
-    for name in ("good", "broken", "always", "raising", "printing"):
+    for name in ("good", "broken", "always", "raising", "printing", *fakes.DEPENDENCES):
         monkeypatch.setitem(WORKLOADS, name, Workload(name, f"comes to what it is named after: {name}", make))
     monkeypatch.setattr(cli, "ENTRY", fakes.ENTRY)
     monkeypatch.setattr(world, "RunRequest", fakes.FakeRequest)
@@ -91,6 +92,38 @@ def test_a_campaign_without_violations() -> None:
 def test_many_runs_say_what_they_never_did() -> None:
     lines = paragraphs(sim("--seeds", "100", "--workload", "good", "--faults", "kill_worker"))
     assert lines["visited"].startswith(f"1 of {len(SOMETIMES)} dangerous states; never: ack_after_decision, ")
+
+
+DEPENDS = (
+    "the output of sink 'out' depends on the order of arrival, or on time: in two runs without any fault operator 'sum' gave other "
+    "rows for key=1, {'key': 1, 'n': 2} in one and {'key': 1, 'n': 3} in the other. "
+)
+
+
+def test_what_was_not_judged_is_said_and_has_an_exit_code_of_its_own() -> None:
+    lines = paragraphs(sim("--seeds", "4", "--workload", "unjudged", code=3))
+    assert lines["violations"] == "0"
+    assert lines["NOT JUDGED"] == (
+        f"{DEPENDS}Nothing of it was compared: say with hf.chaos.expect(...) what must hold all the same"
+    )
+    lines = paragraphs(sim("--seeds", "4", "--workload", "unjudged_once", code=3))
+    assert "in two runs without any fault (at parallelism 4) operator 'sum'" in lines["NOT JUDGED"]
+    assert "It was not compared in seed 2: say with" in lines["NOT JUDGED"]
+
+
+def test_what_is_judged_by_what_its_user_says_passes() -> None:
+    lines = paragraphs(sim("--seeds", "4", "--workload", "judged"))
+    assert lines["depends"] == f"{DEPENDS}It is judged by what expect() says"
+    found = msgspec.json.decode(sim("--seeds", "4", "--workload", "judged", "--json"))
+    assert found["summary"]["dependences"]["judged"][0]["difference"]["key"] == "key=1"
+
+
+def test_a_violation_counts_before_what_was_not_judged() -> None:
+    sim("--seeds", "8", "--workload", "unjudged", "--workload", "always", code=1)
+
+
+def test_a_replay_says_what_depends() -> None:
+    assert f"depends      {DEPENDS[:40]}" in call("replay", "2", "--workload", "judged")
 
 
 def test_a_failure_ends_with_the_command_that_replays_it() -> None:

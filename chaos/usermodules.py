@@ -1,0 +1,168 @@
+"""What one simulated process has of the user's code: modules and classes of its own, which die with it.
+
+All processes of a run share one interpreter, in which a class that cloudpickle gives back is the one that was pickled, and an
+`import` finds what is there already. So what a function keeps in a class, or in a module, would outlive every crash. Here each
+process unpickles classes of its own and imports the user's modules anew; installed packages and Python's own are shared."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import itertools
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from operators.base import JobPlan
+from operators.packaging import is_user_module
+
+TRACKED = ("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar")
+"""What cloudpickle calls to make what it pickled by value, once for each identity that it gave it."""
+IDENTITY = "class_tracker_id"
+"""Their parameter that holds the identity."""
+
+_numbers = itertools.count(1)
+"""Of processes, over all runs of this interpreter: what is left of an earlier run is nobody's."""
+
+
+class UserModules:
+    """The user's modules and classes in one process. Only what runs inside of `running` of it sees them."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        """`names`: modules that are the user's, as this interpreter has imported them."""
+        self.names = names
+        self._modules: dict[str, ModuleType] = {}
+        self._number = next(_numbers)
+
+    def load(self, plan: bytes) -> JobPlan:
+        """The plan with classes of this process: as often as it is loaded here, they are the same. Raises as unpickling does."""
+        loaded = _Unpickler(io.BytesIO(plan), f"{self._number}/").load()
+        assert isinstance(loaded, JobPlan)
+        return loaded
+
+    @property
+    def imported(self) -> dict[str, ModuleType]:
+        """The user's modules that this process has imported by their names."""
+        return {**self._modules, **{name: sys.modules[name] for name in self.names if name in sys.modules}}
+
+    def enter(self) -> dict[str, ModuleType]:
+        """Let the interpreter have this process's modules; the ones that it had instead."""
+        kept = {name: module for name in self.names if (module := sys.modules.pop(name, None)) is not None}
+        sys.modules.update(self._modules)
+        return kept
+
+    def leave(self, kept: dict[str, ModuleType], known: int) -> None:
+        """Take them out again, with those that were imported meanwhile: it had `known` modules when this one had entered."""
+        imported = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - known))
+        fresh = {name for name in imported if name in self.names or is_user_module(name, sys.modules[name])}
+        for name in (*self._modules, *fresh):
+            module = sys.modules.pop(name, None)
+            if module is not None:
+                self._modules[name] = module
+        sys.modules.update(kept)
+
+
+_current: UserModules | None = None
+
+
+@contextlib.contextmanager
+def running(modules: UserModules | None) -> Iterator[None]:
+    """Whose code runs: a process's, or (None) that of the one who simulates. Blocks may be nested."""
+    global _current
+    before = _current
+    if modules is before:
+        yield
+        return
+    with _absent(before), _present(modules):
+        _current = modules
+        try:
+            yield
+        finally:
+            _current = before
+
+
+_entered: list[tuple[dict[str, ModuleType], int]] = []
+"""What `enter` of the current one gave, and how many modules there were then."""
+
+
+@contextlib.contextmanager
+def _present(modules: UserModules | None) -> Iterator[None]:
+    if modules is None:
+        yield
+        return
+    kept = modules.enter()
+    _entered.append((kept, len(sys.modules)))
+    try:
+        yield
+    finally:
+        modules.leave(*_entered.pop())
+
+
+@contextlib.contextmanager
+def _absent(modules: UserModules | None) -> Iterator[None]:
+    """Undo `enter` for a while."""
+    if modules is None:
+        yield
+        return
+    modules.leave(*_entered.pop())
+    try:
+        yield
+    finally:
+        kept = modules.enter()
+        _entered.append((kept, len(sys.modules)))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Gives what cloudpickle identifies an identity of this process."""
+
+    def __init__(self, file: io.BytesIO, prefix: str) -> None:
+        super().__init__(file)
+        self._prefix = prefix
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name in TRACKED and module.partition(".")[0] == cloudpickle.__name__:
+            return _with_prefix(found, self._prefix)
+        return found
+
+
+def _with_prefix(make: Callable[..., Any], prefix: str) -> Callable[..., Any]:
+    place = list(inspect.signature(make).parameters).index(IDENTITY)
+
+    def made(*arguments: Any) -> Any:
+        identity = arguments[place]
+        if identity is not None:
+            arguments = (*arguments[:place], f"{prefix}{identity}", *arguments[place + 1 :])
+        return make(*arguments)
+
+    return made
+
+
+class _Files(MetaPathFinder):
+    """Finds modules of files that have names which no search of a path would find."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        location = self.paths.get(fullname)
+        return None if location is None else importlib.util.spec_from_file_location(fullname, location)
+
+
+_files = _Files()
+
+
+def importable(module: ModuleType) -> None:
+    """Let a process import the module of a file anew, whatever its name."""
+    if module.__file__ is not None:
+        _files.paths[module.__name__] = module.__file__
+    if _files not in sys.meta_path:
+        sys.meta_path.append(_files)
