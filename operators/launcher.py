@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
 from operators.base import JobPlan
+from statebackends.snapshots.places import Location
 
 
 class CoordinatorClient(Protocol):
@@ -101,10 +102,12 @@ class JobHandle(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def savepoint(self, target: str | None = None, *, format_type: str = "CANONICAL") -> str:
-        """Take a savepoint; its location. `format_type`: CANONICAL for every state backend, NATIVE for this one's own files."""
+    def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
+        """Take a savepoint in a folder of its own below `target`; its location. A relative target is below the working directory.
 
-    def stop(self, target: str | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
+        `format_type`: CANONICAL for every state backend, NATIVE for this one's own files."""
+
+    def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
         """Stop with a savepoint, wait for the end, return the savepoint's location."""
 
     def cancel(self) -> None:

@@ -23,6 +23,7 @@ from operators.spark_slots import SlotRunner
 from operators.standing import Standing, judge_look
 from operators.supervisor import JobEnded, Question, StopRequested, WorkersSeen
 from statebackends.errors import FencedError, HoldfastError, JobFailedError
+from statebackends.snapshots.places import Location, absolute_location
 
 log = logging.getLogger("holdfast.spark")
 
@@ -144,11 +145,11 @@ class SparkJobHandle:
         errors = self._runner.last_errors if self._runner is not None else {}
         return "".join(f"; worker {slot}: {error}" for slot, error in sorted(errors.items()))
 
-    def savepoint(self, target: str | None = None, *, format_type: str = "CANONICAL") -> str:
-        return self.client.savepoint(self.job_id, target, format_type=format_type)
+    def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
+        return self.client.savepoint(self.job_id, _seen_from_here(target), format_type=format_type)
 
-    def stop(self, target: str | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
-        location = self.client.stop(self.job_id, target, drain=drain, format_type=format_type)
+    def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
+        location = self.client.stop(self.job_id, _seen_from_here(target), drain=drain, format_type=format_type)
         self._terminal.wait()
         self._let_workers_go()
         return location
@@ -255,6 +256,11 @@ class SparkJobHandle:
             self._changed.notify_all()
         assert self._runner is not None
         self._runner.post(JobEnded())
+
+
+def _seen_from_here(target: Location | None) -> str | None:
+    """A relative path is of the driver's working directory: the coordinator's is another one. An empty one is refused there."""
+    return absolute_location(target) if target else None if target is None else ""
 
 
 def _now_ms() -> int:
