@@ -95,14 +95,14 @@ class JobVertex(msgspec.Struct, frozen=True):
 
 
 class RestartStrategy(msgspec.Struct, frozen=True):
-    """Whether and when a failed job is started again: `none`, `fixed_delay` or `exponential_delay`; attempts are bounded in both."""
+    """Whether and when a failed job is started again: `none`, `fixed_delay` or `exponential_delay`; both allow so many attempts."""
 
     kind: str = "exponential_delay"
     attempts_max: int = 2**31 - 1
     """Restarts of one submission; the failure after them ends the job."""
     delay_ms: int = 1_000
-    """Of `fixed_delay` the pause before each restart; of `exponential_delay` before the first, doubled by each failure that follows.
-    A completed checkpoint takes it back to the first."""
+    """Of `fixed_delay` the pause before each restart; of `exponential_delay` before the first, doubled by each failure that
+    follows. A completed checkpoint takes it back to the first."""
     immediate_first: bool = True
     """The first failure after a completed checkpoint restarts at once, unless the user's code raised it: that would raise again."""
     delay_max_ms: int = 60_000
@@ -199,6 +199,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Of every worker's host; None: the worker's local disk as Spark has it."""
     savepoint_directory: str | None = None
     restart: RestartStrategy = RestartStrategy()
+    skipped_rows_max: int | None = 10_000
+    """Rows that one operator with `on_error="skip"` may leave out in one subtask between two completed checkpoints; one more ends
+    the job. None: any number."""
     max_parallelism: int | None = None
     """None: derived from each operator's parallelism, or adopted from the restored snapshot."""
     buffer_timeout_ms: int = 10
@@ -229,6 +232,9 @@ class JobConfig(msgspec.Struct, frozen=True):
         if not 0 <= self.cancellation_timeout_ms <= CANCELLATION_TIMEOUT_MS_MAX:
             message = f"cancellation_timeout_ms must be 0..{CANCELLATION_TIMEOUT_MS_MAX}, got {self.cancellation_timeout_ms}"
             raise InvalidConfigError(message, setting="cancellation_timeout_ms")
+        if self.skipped_rows_max is not None and self.skipped_rows_max < 0:
+            message = f"skipped_rows_max must not be negative, got {self.skipped_rows_max}"
+            raise InvalidConfigError(message, setting="skipped_rows_max")
         if self.max_parallelism is not None:
             check_parallelism(self.max_parallelism, 1)
         interval = self.checkpoint_interval_ms

@@ -20,6 +20,7 @@ _FINAL_KINDS = (
     errors.CommittableLostError,
     errors.UndeclaredStateError,
     errors.InputChangedError,
+    errors.TooManyRowsSkippedError,
 )
 """With their subclasses: what fails every further attempt in the same way, or is for the user to decide."""
 

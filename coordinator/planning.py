@@ -166,7 +166,8 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
     folder = restore.rstrip("/").removesuffix("/_metadata")
     if folder in [release.folder for release in derive_releases(job)]:
         return SnapshotClaimedError(
-            f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. Use restore='latest'",
+            f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. "
+            "Use restore='latest'",
             path=folder,
             owner=job.job_id,
         )

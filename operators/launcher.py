@@ -31,7 +31,7 @@ class CoordinatorClient(Protocol):
 
     def workers(self, job_id: str) -> dict[str, Any]:
         """GET /v1/jobs/:jobid/workers: {"submission": n, "state": text, "attempt": n, "restarts": n, "failure": text or null,
-        "last_failure": text or null, "late_dropped": n, "restored_local_bytes": n, "restored_remote_bytes": n,
+        "last_failure": text or null, "late_dropped": n, "rows_skipped": n, "restored_local_bytes": n, "restored_remote_bytes": n,
         "workers": [{"slot", "pid", "nonce", "registered", "spawn", "timed_out", "fingerprint"}]}."""
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:

@@ -25,6 +25,7 @@ FINAL = [
     "UnclaimedStateError",
     "UndeclaredStateError",
     "InputChangedError",
+    "TooManyRowsSkippedError",
 ]
 PASSING = [
     "StorageUnavailableError",

@@ -77,7 +77,8 @@ def not_found(storage: DictStorage, place: str) -> str:
 
 
 def plan_of(job_id: str, asked: Submission) -> Flow[SubmissionPlan]:
-    return plan_submission((yield from read_job(JobPaths(job_id))), asked)
+    job = yield from read_job(JobPaths(job_id))
+    return (yield from plan_submission(job, asked))
 
 
 # ------------------------------------------------------------------------------------------------------------- R12 and R13
