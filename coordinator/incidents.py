@@ -65,6 +65,11 @@ class Incident:
         """A task failed in a way that no restart can mend. What the coordinator finds by itself names no error class."""
         return is_final(self.error)
 
+    @property
+    def user_frames(self) -> str:
+        """What stands below the error in a traceback that tells of the user's code alone."""
+        return self.traceback[len(self.error) :].strip("\n") if self.traceback.startswith(self.error) else ""
+
 
 class Incidents:
     """Counts the failovers of one submission and remembers the newest failures."""

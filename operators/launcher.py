@@ -26,6 +26,9 @@ class CoordinatorClient(Protocol):
     def job_state(self, job_id: str) -> str:
         """RUNNING, RESTARTING, FINISHED ..."""
 
+    def exceptions(self, job_id: str) -> dict[str, Any]:
+        """GET /v1/jobs/:jobid/exceptions: the newest failures, with what is told of them."""
+
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """GET /v1/jobs/:jobid/checkpoints."""
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from barriers.jobgraph import JobGraph
+from operators.failures import frames_of_failure, restart_hint, with_frames
 from operators.launcher import CoordinatorClient, Progress
 from operators.progress import (
     Look,
@@ -63,6 +64,7 @@ class SparkJobHandle:
         self._failure: str | None = None
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
+        self._hinted = False
         self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
         self._question = Question()
         self._terminal = threading.Event()
@@ -111,7 +113,9 @@ class SparkJobHandle:
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
         state = self._progress.state
         self._let_workers_go()
-        self._raise_unless_ended_well()
+        error = self._bad_end()
+        if error is not None:
+            raise error  # here: the user's own line stands above it, and one of ours
         return state
 
     def wait_for_workers(self, timeout_s: float) -> None:
@@ -126,16 +130,27 @@ class SparkJobHandle:
                 if not self._changed.wait(max(0.0, min(1.0, deadline - time.monotonic()))) and time.monotonic() >= deadline:
                     started = self._started(self._registered)
                     raise TimeoutError(f"job {self.job_id}: {started} within {timeout_s:.0f} s{self._errors()}")
-        if self._terminal.is_set():
-            self._raise_unless_ended_well()
+        error = self._bad_end() if self._terminal.is_set() else None
+        if error is not None:
+            raise error
 
-    def _raise_unless_ended_well(self) -> None:
+    def _bad_end(self) -> HoldfastError | None:
+        """Why the job did not end well, if it did not."""
         if self._newer:
             message = f"submission {self._newer} took job {self.job_id} over from submission {self._submission}"
-            raise FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
-        if self._progress.state == "FAILED":
-            cause = self._failure or "see its exceptions"
-            raise JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+            return FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
+        if self._progress.state != "FAILED":
+            return None
+        cause = with_frames(self._failure or "see its exceptions", self._frames(self._failure or ""))
+        return JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+
+    def _frames(self, error: str) -> str:
+        """The user's lines of a failure, as far as the coordinator can still be asked."""
+        try:
+            return frames_of_failure(error, self.client.exceptions(self.job_id)) if error else ""
+        except HoldfastError as failure:
+            log.debug("job %s: %s", self.job_id, failure)
+            return ""
 
     def _started(self, slots: frozenset[int]) -> str:
         indices = ", ".join(str(slot) for slot in sorted(slots)) or "none"
@@ -235,10 +250,17 @@ class SparkJobHandle:
         name = str(look.job.get("name", self.job_id))
         restart = describe_restart(name, look, before)
         if restart is not None:
-            self._line.say(restart)
+            self._line.say(self._told(restart, str(workers.get("failure") or workers.get("last_failure") or "")))
         self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
         if standing is Standing.ENDED:
             self._end(state)
+
+    def _told(self, restart: str, error: str) -> str:
+        """A restart with the user's lines; how to end them, once."""
+        told = with_frames(restart, self._frames(error))
+        hint = "" if self._hinted else restart_hint(error, self._graph.config.restart)
+        self._hinted = self._hinted or bool(hint)
+        return f"{told}\n{hint}" if hint else told
 
     def _end(self, state: str) -> None:
         with self._changed:

@@ -23,11 +23,10 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
     TriggerCheckpoint,
-    clip,
     clip_front,
 )
 from operators.chain import ResultPort
-from operators.functions.errors import told_traceback
+from operators.functions.errors import error_line, told_traceback
 from operators.intake import Intake
 from operators.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
 from operators.slices import RowBudget
@@ -107,7 +106,7 @@ class Subtask:
     def _report_status(self, error: BaseException | None = None) -> None:
         text = trace = ""
         if error is not None:
-            text = clip(f"{type(error).__name__}: {error}")
+            text = error_line(error)
             trace = clip_front(told_traceback(error), TRACEBACK_BYTES_MAX)
         key, now_ms = self.key, self._clock.wall_ms()
         metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None

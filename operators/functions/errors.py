@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, NoReturn
 
+from barriers.messages import TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX, clip
 from barriers.rows import REPR_CHARACTERS_MAX
 from operators.functions.frames import frames_text, message_of, place_of_error, place_of_function
 from statebackends.errors import (
@@ -112,7 +113,13 @@ def told_traceback(error: BaseException) -> str:
     frames = error.fields.get("frames") if isinstance(error, HoldfastError) else None
     if frames is None and not isinstance(error, _OF_ROWS):
         return "".join(traceback.format_exception(error))
-    return f"{type(error).__name__}: {error}\n{frames or ''}".rstrip()
+    below = clip(frames or "", TRACEBACK_BYTES_MAX - 2 * TEXT_BYTES_MAX)
+    return f"{error_line(error)}\n{below}".rstrip()
+
+
+def error_line(error: BaseException) -> str:
+    """`ErrorClass: message`, as a status has it."""
+    return clip(f"{type(error).__name__}: {error}")
 
 
 def _told(error: BaseException) -> str:
