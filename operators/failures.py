@@ -1,4 +1,4 @@
-"""What a driver says of a failure of its job: the cause, the user's lines under it, and which setting changes what follows. Pure."""
+"""What a driver says of a failure of its job: the cause, the user's lines under it, and what changes what follows. Pure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CHILDREN_MAX = 500
 _SPARK = {
     "SparkSession": "It exists in the driver alone: read what the function needs before, and let it use the result",
     "SparkContext": "It exists in the driver alone: read what the function needs before, and let it use the result",
-    "DataFrame": "It exists in the driver alone: make a stream of it with env.from_dataframe(...), or collect() it into a dict first",
+    "DataFrame": "It exists in the driver alone: make it a stream with env.from_dataframe(...), or collect() it into a dict first",
     "RDD": "It exists in the driver alone: make a DataFrame and a stream of it, or collect() it into a dict first",
 }
 """What is Spark's, and can't be used where Spark runs the functions."""

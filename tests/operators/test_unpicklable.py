@@ -126,7 +126,7 @@ def test_whatever_holds_it_the_variable_is_found(build: Any, said: str) -> None:
     [
         ("SparkSession", "It exists in the driver alone: read what the function needs before"),
         ("SparkContext", "It exists in the driver alone: read what the function needs before"),
-        ("DataFrame", "It exists in the driver alone: make a stream of it with env.from_dataframe"),
+        ("DataFrame", "It exists in the driver alone: make it a stream with env.from_dataframe"),
     ],
 )
 def test_what_is_sparks_is_called_so(name: str, said: str) -> None:
