@@ -48,8 +48,8 @@ from tests.statebackends.backend_harness import (
     contents,
     fill,
     owner,
-    union,
     smuggle,
+    union,
     use,
 )
 

@@ -93,6 +93,7 @@ def test_a_wrong_value_is_refused_as_it_is_written_with_key_and_record(make: Any
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MANY = list(range(100))
+LARGE = dict.fromkeys(map(str, MANY), 1)
 VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     (int, [0, -(2**63), 2**63 - 1, np.int64(5)], [2**63, True, 1.0, "1", None]),
     (float, [1.5, 1, np.float64(2.0)], ["1", None, True, 2**60 + 1]),
@@ -106,7 +107,7 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     (list[int], [[], [1] * 3, MANY], [(1,), ["x"], [*MANY, "x"], ["x", *MANY], [1, None]]),
     (set[str], [set(), {"a"}], [{1}, ["a"]]),
     (tuple[int, str], [(1, "a")], [(1,), (1, 2), [1, "a"]]),
-    (dict[str, int], [{}, {"a": 1}, dict.fromkeys(map(str, MANY), 1)], [{1: 1}, {"a": "b"}, {**dict.fromkeys(map(str, MANY), 1), "z": "z"}]),
+    (dict[str, int], [{}, {"a": 1}, LARGE], [{1: 1}, {"a": "b"}, {**LARGE, "z": "z"}]),
     (Visit, [Visit("a"), Visit("a", 1)], [Visit(1), Visit("a", "b"), {"page": "a"}, None]),  # type: ignore[arg-type]
     (list[Visit], [[Visit("a")]], [[Visit("a"), Visit(2)]]),  # type: ignore[arg-type]
     (Pickled, [object(), None], []),

@@ -1,4 +1,4 @@
-"""What is shown of the user's code: its frames, its innermost line, what it was raised from; nothing of ours, and never too much."""
+"""What is shown of the user's code: its frames, its innermost line, what it was raised from; nothing of ours, never too much."""
 
 from __future__ import annotations
 
