@@ -107,9 +107,9 @@ class Incidents:
         if same_incident and not self._merged:
             self._merged = True
             return 0
-        self.restarts += 1
-        if self._strategy.kind == "none" or self.restarts > self._strategy.attempts_max:
+        if self._strategy.kind == "none" or self.restarts >= self._strategy.attempts_max:
             return None
+        self.restarts += 1
         is_first, self._is_first = self._is_first, False
         if is_first and self._strategy.immediate_first and not is_of_user_code(incident.error):
             return 0

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
+from statebackends.errors import HoldfastError
+
 _OURS = frozenset({"statebackends", "barriers", "operators", "coordinator", "api", "chaos", "holdfast"})
 """First names of our modules; the guard of package names sees to it that nobody else's are called so."""
 
@@ -110,6 +112,9 @@ def _frame_lines(error: BaseException) -> list[str]:
 
 
 def _cause(error: BaseException) -> BaseException | None:
+    """None behind an error of ours: how we came to it is no concern of the user's."""
+    if isinstance(error, HoldfastError):
+        return None
     if error.__cause__ is not None:
         return error.__cause__
     return None if error.__suppress_context__ else error.__context__

@@ -96,6 +96,12 @@ def test_a_fixed_delay_stays_as_it_is_and_none_restarts_nothing() -> None:
     assert delays(RestartStrategy("none"), LOST) == [None]
 
 
+def test_a_failure_that_ends_the_job_is_no_restart() -> None:
+    incidents = Incidents(RestartStrategy(attempts_max=1), 0)
+    assert [incidents.restart_delay_ms(Incident(USER), same_incident=False) for _ in range(2)] == [1_000, None]
+    assert incidents.restarts == 1
+
+
 def test_a_pause_is_bounded_after_any_number_of_failures() -> None:
     strategy = RestartStrategy(delay_ms=1, delay_max_ms=2**40)
     assert [strategy.delay_after(failures) for failures in (0, 1, 39, 40, 1_000_000)] == [1, 2, 2**39, 2**40, 2**40]
