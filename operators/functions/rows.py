@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from barriers.elements import Batch
 from barriers.rows import rows_to_columns
-from operators.base import Operator, OperatorContext, Output
 from operators.functions.errors import raise_told, returned_none
-from operators.functions.skipping import SkippedRows
+from operators.functions.skipping import SkippingOperator
 from operators.schema import RowType
 from statebackends.errors import HoldfastError, SchemaMismatchError, UserFunctionError
 
@@ -22,7 +21,7 @@ _MISSING: Any = object()
 """In the place of a row that is left out."""
 
 
-class RowFunctionOperator(Operator):
+class RowFunctionOperator(SkippingOperator):
     """Base: applies `function` to each row of a batch. `skips`: a row on which it raises is left out."""
 
     def __init__(
@@ -32,15 +31,6 @@ class RowFunctionOperator(Operator):
         self.input_type = input_type
         self.output_type = output_type
         self.skips = skips
-        self._skipped: SkippedRows | None = None
-
-    def setup(self, context: OperatorContext, output: Output) -> None:
-        super().setup(context, output)
-        self._skipped = SkippedRows(context) if self.skips else None
-
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        if self._skipped is not None:
-            self._skipped.checkpoint_completed()
 
     def _apply(self, rows: Sequence[Any]) -> list[Any]:
         """function(row) of each row, _MISSING for one that is left out. Raises UserFunctionError naming the row."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from operators.base import OperatorContext
+from operators.base import Operator, OperatorContext, Output
 from statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError
 
 log = logging.getLogger("holdfast.functions")
@@ -56,6 +56,21 @@ class SkippedRows:
 
     def checkpoint_completed(self) -> None:
         self._since_checkpoint = 0
+
+
+class SkippingOperator(Operator):
+    """Base of operators of one row at a time, which may leave rows out."""
+
+    skips: bool = False
+    _skipped: SkippedRows | None = None
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._skipped = SkippedRows(context) if self.skips else None
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        if self._skipped is not None:
+            self._skipped.checkpoint_completed()
 
 
 def _is_told(count: int) -> bool:

@@ -14,9 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barriers.elements import Batch
-from operators.base import Operator, OperatorContext, Output
 from operators.functions.errors import raise_told, shown
-from operators.functions.skipping import SkippedRows
+from operators.functions.skipping import SkippedRows, SkippingOperator
 from operators.schema import RowType
 from operators.time import BoundedOutOfOrderness, datetime_ms
 from statebackends.errors import GraphError, InvalidTimestampError, UserFunctionError
@@ -41,7 +40,7 @@ def check_time_column(field: pa.Field, operator: str) -> None:
     raise GraphError(f"operator {operator!r}: column {field.name!r} {problem}", operator=operator, column=field.name)
 
 
-class TimestampsOperator(Operator):
+class TimestampsOperator(SkippingOperator):
     """Gives each record its event time and emits a watermark behind each batch, when it rises."""
 
     forwards_watermarks = False
@@ -55,16 +54,7 @@ class TimestampsOperator(Operator):
         self.input_type = input_type
         self.output_type = input_type
         self.skips = skips
-        self._skipped: SkippedRows | None = None
         self._watermarks = BoundedOutOfOrderness(bound_ms)
-
-    def setup(self, context: OperatorContext, output: Output) -> None:
-        super().setup(context, output)
-        self._skipped = SkippedRows(context) if self.skips else None
-
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        if self._skipped is not None:
-            self._skipped.checkpoint_completed()
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if self._skipped is not None:
