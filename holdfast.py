@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from statebackends.errors import StorageThrottledError as StorageThrottledError
     from statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from statebackends.errors import TooManyFilesError as TooManyFilesError
+    from statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
     from statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from statebackends.errors import UndeclaredStateError as UndeclaredStateError
     from statebackends.errors import UnknownColumnError as UnknownColumnError
@@ -171,6 +172,7 @@ _EXPORTS = {
         "UndeclaredStateError",
         "UnknownColumnError",
         "UnsupportedVersionError",
+        "TooManyRowsSkippedError",
         "UserFunctionError",
     ),
     "statebackends.serializers": ("Pickled",),

@@ -38,6 +38,9 @@ class Partitioning(StrEnum):
     BROADCAST = "broadcast"
 
 
+RESTART_KINDS = ("none", "fixed_delay", "exponential_delay")
+
+
 class OperatorDescription(msgspec.Struct, frozen=True):
     """One operator of a chain."""
 
@@ -92,13 +95,50 @@ class JobVertex(msgspec.Struct, frozen=True):
 
 
 class RestartStrategy(msgspec.Struct, frozen=True):
-    """`none`, or `fixed_delay` with a bounded number of attempts."""
+    """Whether and when a failed job is started again: `none`, `fixed_delay` or `exponential_delay`; both allow so many attempts."""
 
-    kind: str = "fixed_delay"
+    kind: str = "exponential_delay"
     attempts_max: int = 2**31 - 1
+    """Restarts of one submission; the failure after them ends the job."""
     delay_ms: int = 1_000
+    """Of `fixed_delay` the pause before each restart; of `exponential_delay` before the first, doubled by each failure that
+    follows. A completed checkpoint takes it back to the first."""
     immediate_first: bool = True
-    """The first failure after a completed checkpoint restarts at once; `delay_ms` is for those that follow without progress."""
+    """The first failure after a completed checkpoint restarts at once, unless the user's code raised it: that would raise again."""
+    delay_max_ms: int = 60_000
+    """Of `exponential_delay`: the longest pause."""
+
+    @staticmethod
+    def of(setting: RestartStrategy | str) -> RestartStrategy:
+        """A strategy by its name, with its defaults: "none", "fixed_delay", "exponential_delay" (Flink's "fixed-delay" too).
+
+        Raises InvalidConfigError for anything else."""
+        if isinstance(setting, RestartStrategy):
+            return setting
+        kind = setting.replace("-", "_") if isinstance(setting, str) else setting
+        if kind not in RESTART_KINDS:
+            choices = ", ".join(map(repr, RESTART_KINDS))
+            raise InvalidConfigError(f"restart is {setting!r}, must be one of {choices}, or a RestartStrategy", setting="restart")
+        return RestartStrategy(kind)
+
+    def check(self) -> None:
+        """Raise InvalidConfigError naming the first field out of bounds."""
+        if self.kind not in RESTART_KINDS:
+            raise InvalidConfigError(f"restart is {self.kind!r}, must be one of {', '.join(RESTART_KINDS)}", setting="restart")
+        for name in ("attempts_max", "delay_ms", "delay_max_ms"):
+            if getattr(self, name) < 0:
+                raise InvalidConfigError(f"restart: {name} must not be negative, got {getattr(self, name)}", setting="restart")
+        if self.kind == "exponential_delay" and self.delay_max_ms < self.delay_ms:
+            raise InvalidConfigError(
+                f"restart: delay_max_ms is {self.delay_max_ms}, below delay_ms, which is {self.delay_ms}", setting="restart"
+            )
+
+    def delay_after(self, failures: int) -> int:
+        """The pause in ms before a restart that is not at once, when so many of them have come since the last checkpoint."""
+        if self.kind == "fixed_delay":
+            return self.delay_ms
+        doubled = self.delay_ms << min(failures, 62)
+        return min(self.delay_max_ms, doubled)
 
 
 class RocksDBConfig(msgspec.Struct, frozen=True):
@@ -159,6 +199,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Of every worker's host; None: the worker's local disk as Spark has it."""
     savepoint_directory: str | None = None
     restart: RestartStrategy = RestartStrategy()
+    skipped_rows_max: int | None = 10_000
+    """Rows that one operator with `on_error="skip"` may leave out in one subtask between two completed checkpoints; one more ends
+    the job. None: any number."""
     max_parallelism: int | None = None
     """None: derived from each operator's parallelism, or adopted from the restored snapshot."""
     buffer_timeout_ms: int = 10
@@ -189,6 +232,9 @@ class JobConfig(msgspec.Struct, frozen=True):
         if not 0 <= self.cancellation_timeout_ms <= CANCELLATION_TIMEOUT_MS_MAX:
             message = f"cancellation_timeout_ms must be 0..{CANCELLATION_TIMEOUT_MS_MAX}, got {self.cancellation_timeout_ms}"
             raise InvalidConfigError(message, setting="cancellation_timeout_ms")
+        if self.skipped_rows_max is not None and self.skipped_rows_max < 0:
+            message = f"skipped_rows_max must not be negative, got {self.skipped_rows_max}"
+            raise InvalidConfigError(message, setting="skipped_rows_max")
         if self.max_parallelism is not None:
             check_parallelism(self.max_parallelism, 1)
         interval = self.checkpoint_interval_ms
@@ -204,9 +250,7 @@ class JobConfig(msgspec.Struct, frozen=True):
             )
         if not 0 <= self.pack_threshold <= 8 * 1024 * 1024:
             raise InvalidConfigError(f"pack_threshold must be 0..8388608, got {self.pack_threshold}", setting="pack_threshold")
-        for name, number in (("attempts_max", self.restart.attempts_max), ("delay_ms", self.restart.delay_ms)):
-            if number < 0:
-                raise InvalidConfigError(f"restart: {name} must not be negative, got {number}", setting="restart")
+        self.restart.check()
         directory = self.savepoint_directory
         if directory and "://" not in directory and not directory.startswith("/"):  # an empty one is none
             raise InvalidConfigError(
@@ -229,7 +273,6 @@ class JobConfig(msgspec.Struct, frozen=True):
             ("state_backend", self.state_backend, ("memory", "filesystem", "rocksdb")),
             ("checkpointing_mode", self.checkpointing_mode, ("exactly_once",)),
             ("retention_on_cancel", self.retention_on_cancel, ("delete", "retain")),
-            ("restart", self.restart.kind, ("none", "fixed_delay")),
         )
         for name, value, allowed in choices:
             if value not in allowed:

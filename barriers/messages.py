@@ -213,6 +213,8 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Files of the restored snapshot that were read from this host's own copies."""
     restored_remote_bytes: _Count = 0
     """Files of it that were read from storage."""
+    rows_skipped: _Count = 0
+    """Left out by on_error="skip"."""
     operators: OperatorCounts = ()
     """Of each operator of the chain."""
 

@@ -134,6 +134,8 @@ def _mismatch(rows: Sequence[Any], schema: pa.Schema, producer: str, cause: Exce
 
 
 def _first_misfit(row: Any, schema: pa.Schema) -> tuple[str | None, str]:
+    if row is None:
+        return None, "it is None, and no row: the function returned nothing for it, or emitted None"
     for field in schema:
         try:
             alone = {field.name: row[field.name]} if isinstance(row, dict) else row

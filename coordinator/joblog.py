@@ -87,7 +87,8 @@ def _worded(note: Note) -> tuple[int, str, str]:
 def _failed(note: AttemptFailed) -> str:
     where = f" in subtask {note.subtask} of {note.vertex}" if note.vertex else ""
     then = "no restart is left" if note.restart_in_ms is None else f"restart {note.restarts} in {note.restart_in_ms} ms"
-    return f"attempt {note.attempt} failed{where}; {then}: {note.error}"
+    frames = "".join(f" | {line.strip()}" for line in note.frames.splitlines())
+    return f"attempt {note.attempt} failed{where}; {then}: {note.error}{frames}"
 
 
 def _ended(note: RequestEnded) -> tuple[int, str, str]:

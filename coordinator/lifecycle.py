@@ -223,8 +223,8 @@ class Lifecycle:
         self._inbox.append(on.JobFailing(incident.error))
         self._workforce.broadcast(CancelTasks(fenced))
         self._workforce.forget_signs_of_life()
-        delay_ms = None if incident.is_final else self.incidents.restart_delay_ms(same_incident=same_incident)
-        where = (incident.vertex, incident.subtask, incident.slot)
+        delay_ms = None if incident.is_final else self.incidents.restart_delay_ms(incident, same_incident=same_incident)
+        where = (incident.vertex, incident.subtask, incident.slot, incident.user_frames)
         self._turn.notes.append(AttemptFailed(fenced, incident.error, self.incidents.restarts, delay_ms, *where))
         if delay_ms is None:
             self.end(JobState.FAILED, incident.error)

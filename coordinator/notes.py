@@ -31,6 +31,8 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     vertex: str = ""
     subtask: int = -1
     slot: int = -1
+    frames: str = ""
+    """Of the user's code, where it raised: lines below the error."""
 
 
 class AttemptDeployed(msgspec.Struct, frozen=True):

@@ -35,10 +35,11 @@ from statebackends.errors import (
     GraphError,
     HoldfastError,
     InvalidConfigError,
+    NotFoundError,
     SnapshotClaimedError,
 )
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from statebackends.storage.operations import Flow
+from statebackends.storage.operations import Flow, ListFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ def check_graph(graph: JobGraph) -> None:
                 raise GraphError(f"uid {operator.uid!r} is given twice", operator=operator.uid)
             seen.add(operator.uid)
 
+SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
+"""How the names of a snapshot's folder begin, below the folder that a user gives."""
+
 
 def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True) -> Flow[SubmissionPlan]:
     """Resolve and judge the snapshot that a submission starts from; reads only.
@@ -110,7 +114,7 @@ def examine_submission(
     try:
         resolved = yield from resolve_snapshot(job, submission)
     except CorruptStateError as error:
-        raise _explain_missing(job, submission, error) from error
+        raise (yield from _explain_missing(job, submission, error)) from error
     base = resolved.base
     if base is None:
         report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
@@ -153,16 +157,30 @@ def examine_submission(
     return SubmissionPlan(msgspec.structs.replace(submission, graph=judgement.graph), base, first, report)
 
 
-def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> HoldfastError:
-    """Of a snapshot that is not there because this job claimed it, and deleted it when it was subsumed."""
-    folder = (submission.restore or "").rstrip("/").removesuffix("/_metadata")
-    if error.fields.get("reason") != "missing" or folder not in [release.folder for release in derive_releases(job)]:
+def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> Flow[HoldfastError]:
+    """Of a snapshot that is not where its user says: nothing is damaged. This job may have claimed it, and deleted it when it was
+    subsumed."""
+    restore = submission.restore or ""
+    if error.fields.get("reason") != "missing" or not is_path(restore):
         return error
-    return SnapshotClaimedError(
-        f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. Use restore='latest'",
-        path=folder,
-        owner=job.job_id,
-    )
+    folder = restore.rstrip("/").removesuffix("/_metadata")
+    if folder in [release.folder for release in derive_releases(job)]:
+        return SnapshotClaimedError(
+            f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. "
+            "Use restore='latest'",
+            path=folder,
+            owner=job.job_id,
+        )
+    names = yield ListFolder(folder)
+    inside = [f"{folder}/{name.rstrip('/')}" for name in names if name.startswith(SNAPSHOT_PREFIXES)]
+    if f"{folder}/_metadata" != error.fields.get("path"):
+        reason = f"the savepoint that it points to is gone: {error.message}"
+    elif inside:
+        more = f", and {len(inside) - 1} more" if len(inside) > 1 else ""
+        reason = f"it is a folder of snapshots: restore={inside[-1]!r}{more}"
+    else:
+        reason = "it has no file _metadata" if names else "there is no such folder, or it is empty"
+    return NotFoundError(f"there is no snapshot at {folder}: {reason}", path=folder)
 
 
 def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, directory_nonce: str) -> JobSetup:

@@ -58,6 +58,8 @@ class OperatorCounters:
 
     late_dropped: int = 0
     late_ms_max: int = 0
+    rows_skipped: int = 0
+    """Left out by on_error="skip"."""
     records_in: int = 0
     records_out: int = 0
     named: dict[str, int] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class OperatorContext(Protocol):
     restored_checkpoint_id: int
     """0 when the job started empty."""
     counters: OperatorCounters
+    skipped_rows_max: int | None
+    """Of JobConfig."""
 
     @property
     def keyed_state(self) -> KeyedStateBackend:

@@ -117,6 +117,7 @@ class RuntimeContext:
     pool: SubtaskPool
     mailbox: Mailbox
     counters: OperatorCounters = field(default_factory=OperatorCounters)
+    skipped_rows_max: int | None = None
     keyed_backend: KeyedStateBackend | None = None
     operator_backend: OperatorStateBackend | None = None
     timer_service: TimerService | None = None

@@ -145,6 +145,7 @@ class SubtaskBuilder:
                     clock=ports.clock,
                     pool=pool,
                     mailbox=mailbox,
+                    skipped_rows_max=graph.config.skipped_rows_max,
                 ),
             )
             for description in vertex.operators

@@ -4,14 +4,16 @@ It knows how to build a job, not how to run one: the launcher comes from outside
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import ClaimMode, JobConfig, check_job_name
+from barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, check_job_name
 from operators.base import JobPlan, Sink, Source
 from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 log = logging.getLogger("holdfast.environment")
+
+ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining")
+"""Arguments of an Environment that are no fields of its JobConfig."""
 
 
 class Environment:
@@ -109,7 +114,8 @@ class Environment:
     ) -> JobHandle:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends.
 
-        `restore`: `latest`, a checkpoint id, or the path of a snapshot, also one relative to the working directory.
+        `restore`: `latest`, `latest-readable`, a checkpoint's id, or the path of a snapshot, also one relative to the working
+        directory; a folder that is called as one of these words is `./latest`.
         `fresh`: forget what a job of this name has stored.
         `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
@@ -142,13 +148,18 @@ class Environment:
         return self.launcher.launch(plan, options)
 
 
-def _restored_from(restore: Location | None) -> str | None:
-    """A path as the coordinator needs it: its own working directory is another one. A word or a number is not taken for one.
+RESTORE_WORDS = ("latest", "latest-readable")
+"""What `restore` may be beside a path and a checkpoint's id."""
 
-    Raises InvalidConfigError for what is no location."""
-    if restore is None or (isinstance(restore, str) and "/" not in restore):
+
+def _restored_from(restore: Location | None) -> str | None:
+    """A path as the coordinator needs it: its own working directory is another one.
+
+    A text is a word, or the id of a checkpoint, or else a path, whatever lies in the working directory: a folder of such a name is
+    `./latest`, or a Path. Raises InvalidConfigError for what is no location."""
+    if restore is None or (isinstance(restore, str) and (restore in RESTORE_WORDS or restore.isdecimal())):
         return restore
-    if not isinstance(restore, str | os.PathLike):
+    if not isinstance(restore, str | os.PathLike) or not os.fspath(restore):
         raise InvalidConfigError(f"restore={restore!r} is neither a text nor a path", setting="restore")
     return absolute_location(restore)
 
@@ -167,10 +178,20 @@ def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:
     known = JobConfig.__struct_fields__
     for setting in settings:
         if setting not in known:
-            raise InvalidConfigError(f"there is no setting {setting!r}; settings are {', '.join(known)}", setting=setting)
+            raise unknown_setting(setting, known)
+    values = {**msgspec.structs.asdict(config), **settings}
+    values["restart"] = RestartStrategy.of(values["restart"])
     try:
-        merged = msgspec.convert({**msgspec.structs.asdict(config), **settings}, JobConfig, strict=True, from_attributes=True)
+        merged = msgspec.convert(values, JobConfig, strict=True, from_attributes=True)
     except msgspec.ValidationError as error:
         raise InvalidConfigError(f"a setting has the wrong type: {error}") from error
     merged.check()
     return merged
+
+
+def unknown_setting(setting: str, known: Iterable[str]) -> InvalidConfigError:
+    """Names the settings that are spelled most like it, or all."""
+    names = sorted({*known, *ENVIRONMENT_SETTINGS})
+    near = difflib.get_close_matches(setting.lower().replace("-", "_"), names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"settings are {', '.join(names)}"
+    return InvalidConfigError(f"there is no setting {setting!r}; {hint}", setting=setting)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
 from operators.base import JobPlan
+from statebackends.snapshots.places import Location
 
 
 class CoordinatorClient(Protocol):
@@ -26,12 +27,16 @@ class CoordinatorClient(Protocol):
     def job_state(self, job_id: str) -> str:
         """RUNNING, RESTARTING, FINISHED ..."""
 
+    def exceptions(self, job_id: str) -> dict[str, Any]:
+        """GET /v1/jobs/:jobid/exceptions: the newest failures, with what is told of them."""
+
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """GET /v1/jobs/:jobid/checkpoints."""
 
     def workers(self, job_id: str) -> dict[str, Any]:
         """GET /v1/jobs/:jobid/workers: {"submission": n, "state": text, "attempt": n, "restarts": n, "failure": text or null,
-        "last_failure": text or null, "epoch": n, "late_dropped": n, "restored_local_bytes": n, "restored_remote_bytes": n,
+        "last_failure": text or null, "epoch": n, "late_dropped": n, "rows_skipped": n, "restored_local_bytes": n,
+        "restored_remote_bytes": n,
         "operators": [{"uid", "name", "kind", "records_in", "records_out", "late_dropped", "late_ms_max", "counters"}],
         "workers": [{"slot", "pid", "nonce", "registered", "spawn", "timed_out", "fingerprint"}]}."""
 
@@ -135,10 +140,12 @@ class JobHandle(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def savepoint(self, target: str | None = None, *, format_type: str = "CANONICAL") -> str:
-        """Take a savepoint; its location. `format_type`: CANONICAL for every state backend, NATIVE for this one's own files."""
+    def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
+        """Take a savepoint in a folder of its own below `target`; its location. A relative target is below the working directory.
 
-    def stop(self, target: str | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
+        `format_type`: CANONICAL for every state backend, NATIVE for this one's own files."""
+
+    def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
         """Stop with a savepoint, wait for the end, return the savepoint's location."""
 
     def cancel(self) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barriers.elements import Batch
-from operators.functions.errors import function_name, user_error
+from operators.functions.errors import check_returns, function_name, raise_told, shown
+from operators.functions.frames import place_of_function
 from operators.schema import RowType, return_annotation
-from statebackends.errors import GraphError, HoldfastError, InvalidConfigError, InvalidKeyError
+from statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
 from statebackends.keycolumn import ArrowKeyColumn
 from statebackends.keys import KeyType
 
@@ -41,6 +43,11 @@ class ColumnKeySelector:
         try:
             return self.key_type.column(arrays, max_parallelism=max_parallelism, operator=operator)
         except InvalidKeyError as error:
+            for name, array in zip(self._names, arrays, strict=True):
+                if array.null_count:
+                    record = batch.rows()[pc.index(array.is_null(), pa.scalar(True)).as_py()]
+                    hint = f".filter(lambda row: row[{name!r}] is not None)"
+                    raise _null_key(f"the key column {name!r}", record, hint, operator, subtask) from error
             error.fields["subtask"] = subtask
             raise
 
@@ -71,20 +78,32 @@ class FunctionKeySelector:
         values: list[Any] = []
         try:
             values.extend(map(self.function, rows))  # keeps what it got before an exception: its length is the row's
-        except HoldfastError:
-            raise
         except Exception as error:
-            raise user_error(
-                error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)]
-            ) from error
+            raise_told(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)])
         try:
             return self.key_type.column_of_values(values, max_parallelism=max_parallelism, operator=operator)
         except InvalidKeyError as error:
+            for row, value in zip(rows, values, strict=True):
+                if value is None or (isinstance(value, tuple) and None in value):
+                    what = f"the key that {function_name(self.function)} ({place_of_function(self.function)}) returned"
+                    raise _null_key(what, row, ".filter(...)", operator, subtask) from error
             error.fields["subtask"] = subtask
             raise
 
     def __repr__(self) -> str:
         return f"{function_name(self.function)}(...)"
+
+
+def _null_key(what: str, record: Any, hint: str, operator: str, subtask: int | None) -> InvalidKeyError:
+    where = f"operator {operator!r}" + ("" if subtask is None else f", subtask {subtask}")
+    return InvalidKeyError(
+        f"{where}: {what} is null in record {shown(record)}. A key is never null: leave such rows out in front of key_by, "
+        f"with {hint}, or give them a key of their own",
+        operator=operator,
+        subtask=subtask,
+        value=None,
+        record=shown(record),
+    )
 
 
 Selector: TypeAlias = ColumnKeySelector | FunctionKeySelector
@@ -103,6 +122,7 @@ def key_selector(key: Key, key_type: Any, input_type: RowType, operator: str) ->
                     "give key_type= or a return annotation",
                     operator=operator,
                 )
+            check_returns(key, operator)
             input_type.check_rows(operator)
             return FunctionKeySelector(key, _key_type(declared), input_type)
         columns = (key,) if isinstance(key, str) else tuple(key)

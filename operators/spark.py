@@ -32,6 +32,7 @@ from operators.spark_settings import apply_settings, await_slots, hide_progress_
 from operators.spark_slots import RddBackend, SlotRunner
 from operators.spark_task import WorkerTemplate
 from operators.supervisor import SlotSupervisor
+from operators.unpicklable import check_picklable
 from operators.worker_main import pickle_plan
 from operators.workingfolders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
 
@@ -110,6 +111,8 @@ class SparkLauncher:
         hide_progress_bar(context)
         for warning in apply_settings(context):
             log.warning("%s", warning)
+        with _one_at_a_time, modules_by_value(user_modules()):
+            check_picklable(plan)
         _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
         await_slots(context, slots, functools.partial(self._slots.take, slots))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from barriers.jobgraph import JobGraph
+from operators.failures import frames_of_failure, restart_hint, with_frames
 from operators.launcher import CoordinatorClient, Progress
 from operators.progress import (
     CompletedCheckpoints,
@@ -29,6 +30,7 @@ from operators.spark_slots import SlotRunner
 from operators.standing import Standing, judge_look
 from operators.supervisor import JobEnded, Question, StopRequested, WorkersSeen
 from statebackends.errors import FencedError, HoldfastError, JobFailedError
+from statebackends.snapshots.places import Location, absolute_location
 
 log = logging.getLogger("holdfast.spark")
 
@@ -68,6 +70,7 @@ class SparkJobHandle:
         self._failure: str | None = None
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
+        self._hinted = False
         self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
         self._completed = CompletedCheckpoints()
         self._question = Question()
@@ -117,7 +120,9 @@ class SparkJobHandle:
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
         state = self._progress.state
         self._let_workers_go()
-        self._raise_unless_ended_well()
+        error = self._bad_end()
+        if error is not None:
+            raise error  # here: the user's own line stands above it, and one of ours
         return state
 
     def say(self, line: str) -> None:
@@ -136,16 +141,27 @@ class SparkJobHandle:
                 if not self._changed.wait(max(0.0, min(1.0, deadline - time.monotonic()))) and time.monotonic() >= deadline:
                     started = self._started(self._registered)
                     raise TimeoutError(f"job {self.job_id}: {started} within {timeout_s:.0f} s{self._errors()}")
-        if self._terminal.is_set():
-            self._raise_unless_ended_well()
+        error = self._bad_end() if self._terminal.is_set() else None
+        if error is not None:
+            raise error
 
-    def _raise_unless_ended_well(self) -> None:
+    def _bad_end(self) -> HoldfastError | None:
+        """Why the job did not end well, if it did not."""
         if self._newer:
             message = f"submission {self._newer} took job {self.job_id} over from submission {self._submission}"
-            raise FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
-        if self._progress.state == "FAILED":
-            cause = self._failure or "see its exceptions"
-            raise JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+            return FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
+        if self._progress.state != "FAILED":
+            return None
+        cause = with_frames(self._failure or "see its exceptions", self._frames(self._failure or ""))
+        return JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+
+    def _frames(self, error: str) -> str:
+        """The user's lines of a failure, as far as the coordinator can still be asked."""
+        try:
+            return frames_of_failure(error, self.client.exceptions(self.job_id)) if error else ""
+        except HoldfastError as failure:
+            log.debug("job %s: %s", self.job_id, failure)
+            return ""
 
     def _started(self, slots: frozenset[int]) -> str:
         indices = ", ".join(str(slot) for slot in sorted(slots)) or "none"
@@ -155,11 +171,11 @@ class SparkJobHandle:
         errors = self._runner.last_errors if self._runner is not None else {}
         return "".join(f"; worker {slot}: {error}" for slot, error in sorted(errors.items()))
 
-    def savepoint(self, target: str | None = None, *, format_type: str = "CANONICAL") -> str:
-        return self.client.savepoint(self.job_id, target, format_type=format_type)
+    def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
+        return self.client.savepoint(self.job_id, _seen_from_here(target), format_type=format_type)
 
-    def stop(self, target: str | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
-        location = self.client.stop(self.job_id, target, drain=drain, format_type=format_type)
+    def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
+        location = self.client.stop(self.job_id, _seen_from_here(target), drain=drain, format_type=format_type)
         self._terminal.wait()
         self._let_workers_go()
         return location
@@ -245,9 +261,12 @@ class SparkJobHandle:
             self._progress = progress
             self._changed.notify_all()
         name = str(look.job.get("name", self.job_id))
-        for line in (describe_restart(name, look, before), describe_restored(name, look, before)):
-            if line is not None:
-                self._line.say(line)
+        restart = describe_restart(name, look, before)
+        if restart is not None:
+            self._line.say(self._told(restart, str(workers.get("failure") or workers.get("last_failure") or "")))
+        restored = describe_restored(name, look, before)
+        if restored is not None:
+            self._line.say(restored)
         if standing is Standing.ENDED:
             self._say_totals(name, progress)
             self._end(state)
@@ -263,6 +282,13 @@ class SparkJobHandle:
         for warning in describe_late(name, progress):
             log.warning("%s", warning)
 
+    def _told(self, restart: str, error: str) -> str:
+        """A restart with the user's lines; how to end them, once."""
+        told = with_frames(restart, self._frames(error))
+        hint = "" if self._hinted else restart_hint(error, self._graph.config.restart)
+        self._hinted = self._hinted or bool(hint)
+        return f"{told}\n{hint}" if hint else told
+
     def _end(self, state: str) -> None:
         with self._changed:
             self._progress = replace(self._progress, state=state, records_in_per_second=0.0, records_out_per_second=0.0)
@@ -270,6 +296,11 @@ class SparkJobHandle:
             self._changed.notify_all()
         assert self._runner is not None
         self._runner.post(JobEnded())
+
+
+def _seen_from_here(target: Location | None) -> str | None:
+    """A relative path is of the driver's working directory: the coordinator's is another one. An empty one is refused there."""
+    return absolute_location(target) if target else None if target is None else ""
 
 
 def _now_ms() -> int:

@@ -15,8 +15,9 @@ from barriers.jobgraph import Partitioning
 from operators.base import Operator, Sink
 from operators.chaining import Chaining
 from operators.functions.batches import MapBatchesOperator
-from operators.functions.errors import function_name
+from operators.functions.errors import check_returns, function_name
 from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from operators.functions.skipping import is_skipping
 from operators.functions.timestamps import TimestampsOperator, check_time_column
 from operators.graph import StreamEdge, StreamNode
 from operators.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
@@ -92,22 +93,36 @@ class Stream(Stage):
 
     # ------------------------------------------------------------------------------------------------- transformations
 
-    def map(self, function: Callable[[Any], Any], *, returns: Any = None) -> Stream:
-        """One row in, one row out. `returns`: pa.Schema, {column: type} or a record type; else the return annotation."""
+    def map(self, function: Callable[[Any], Any], *, returns: Any = None, on_error: str = "fail") -> Stream:
+        """One row in, one row out. `returns`: pa.Schema, {column: type} or a record type; else the return annotation.
+
+        `on_error`: "fail", or "skip" to leave out the rows on which the function raises, and those that don't fit the declared
+        columns. They are counted; `skipped_rows_max` of the Environment is the limit."""
+        skips = is_skipping(on_error, "map")
         output = self._declared(function, returns, "map")
+        if output.schema is not None:
+            check_returns(function, "map")
         self._row_type.check_rows("map")
-        return self._add("map", MapOperator(function, self._row_type, output), output)
+        return self._add("map", MapOperator(function, self._row_type, output, skips=skips), output)
 
-    def filter(self, function: Callable[[Any], Any]) -> Stream:
-        """Keep the rows for which the function is true."""
+    def filter(self, function: Callable[[Any], Any], *, on_error: str = "fail") -> Stream:
+        """Keep the rows for which the function is true. `on_error` as in `map`."""
+        skips = is_skipping(on_error, "filter")
+        check_returns(function, "filter")
         self._row_type.check_rows("filter")
-        return self._add("filter", FilterOperator(function, self._row_type, self._row_type), self._row_type)
+        return self._add("filter", FilterOperator(function, self._row_type, self._row_type, skips=skips), self._row_type)
 
-    def flat_map(self, function: Callable[[Any], Iterable[Any]], *, returns: Any = None) -> Stream:
-        """One row in, any number out: the function returns or yields rows. `returns` as in `map`, of one row."""
+    def flat_map(
+        self, function: Callable[[Any], Iterable[Any]], *, returns: Any = None, on_error: str = "fail"
+    ) -> Stream:
+        """One row in, any number out: the function returns or yields rows. `returns` as in `map`, of one row.
+
+        `on_error` as in `map`: a row on which the function raises gives none at all, also of what it had yielded before."""
+        skips = is_skipping(on_error, "flat_map")
+        check_returns(function, "flat_map")
         output = self._declared(function, returns, "flat_map", each=True)
         self._row_type.check_rows("flat_map")
-        return self._add("flat_map", FlatMapOperator(function, self._row_type, output), output)
+        return self._add("flat_map", FlatMapOperator(function, self._row_type, output, skips=skips), output)
 
     def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], *, returns: Any) -> Stream:
         """Columns in, columns out, a record batch at a time; must not depend on where a batch ends.
@@ -124,10 +139,13 @@ class Stream(Stage):
         max_out_of_orderness: timedelta | int | None = None,
         *,
         max_out_of_orderness_ms: int | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Give records their event time, and emit watermarks for records at most so much out of order.
 
-        `source`: a column (int64 ms, or a timestamp with a zone), or a function of the row (ms, or an aware datetime)."""
+        `source`: a column (int64 ms, or a timestamp with a zone), or a function of the row (ms, or an aware datetime).
+        `on_error`: "fail", or "skip" to leave out rows that have no event time, as in `map`."""
+        skips = is_skipping(on_error, "assign_timestamps")
         what = "max_out_of_orderness"
         if (max_out_of_orderness is None) == (max_out_of_orderness_ms is None):
             raise GraphError(f"assign_timestamps needs {what}= (a timedelta, or ms) or {what}_ms=, one of them", setting=what)
@@ -135,10 +153,11 @@ class Stream(Stage):
         if bound_ms < 0:
             raise GraphError(f"{what} must not be negative, got {bound_ms} ms", setting=what)
         if callable(source):
+            check_returns(source, "assign_timestamps")
             self._row_type.check_rows("assign_timestamps")
         else:
             check_time_column(self._row_type.column(source, "assign_timestamps"), "assign_timestamps")
-        stream = self._add("timestamps", TimestampsOperator(source, bound_ms, self._row_type), self._row_type)
+        stream = self._add("timestamps", TimestampsOperator(source, bound_ms, self._row_type, skips=skips), self._row_type)
         stream._own("assign_timestamps").timestamped = True
         return stream
 

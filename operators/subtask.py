@@ -5,7 +5,6 @@ order, is intake.py's; what a checkpoint does from the barrier on is snapshottin
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -24,10 +23,10 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
     TriggerCheckpoint,
-    clip,
     clip_front,
 )
 from operators.chain import ResultPort
+from operators.functions.errors import error_line, told_traceback
 from operators.intake import Intake
 from operators.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
 from operators.slices import RowBudget
@@ -107,8 +106,8 @@ class Subtask:
     def _report_status(self, error: BaseException | None = None) -> None:
         text = trace = ""
         if error is not None:
-            text = clip(f"{type(error).__name__}: {error}")
-            trace = clip_front("".join(traceback.format_exception(error)), TRACEBACK_BYTES_MAX)
+            text = error_line(error)
+            trace = clip_front(told_traceback(error), TRACEBACK_BYTES_MAX)
         key, now_ms = self.key, self._clock.wall_ms()
         metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None
         self._ports.report(
@@ -128,6 +127,7 @@ class Subtask:
             bytes_out=sum(output.bytes_out for output in self._outputs),
             late_dropped=sum(node.context.counters.late_dropped for node in nodes),
             operators=self.chain.metrics(),
+            rows_skipped=sum(node.context.counters.rows_skipped for node in nodes),
             busy_ms=max(0, int(self._times.busy_s * 1000)),
             idle_ms=max(0, int(self._times.idle_s * 1000)),
             backpressured_ms=max(0, int(self._times.backpressured_s * 1000)),

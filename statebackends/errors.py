@@ -167,6 +167,10 @@ class SchemaMismatchError(UserFunctionError):
     """A row or batch does not fit the schema declared for its operator. Fields: operator, column, record."""
 
 
+class TooManyRowsSkippedError(HoldfastError):
+    """A function with on_error="skip" left out more rows than `skipped_rows_max` allows. Fields: operator, subtask, limit."""
+
+
 class InvalidTimestampError(HoldfastError):
     """An event time is null, naive or not a time. Fields: operator, subtask, record."""
 

@@ -147,9 +147,9 @@ class KeyedBackendBase(ABC):
             generations = self._generations_of(codec, namespace)
             expiry = self._table_expiries.get((codec.name, namespace))
             if expiry is None:
-                state = create_state(declared, self._context, generations, codec.copy)
+                state = create_state(declared, self._context, generations, codec.copy, codec.checks)
             else:
-                state = create_ttl_state(declared, self._context, generations, codec.copy, expiry)
+                state = create_ttl_state(declared, self._context, generations, codec.copy, codec.checks, expiry)
             states[descriptor.name, namespace] = state
         return state
 

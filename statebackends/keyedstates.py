@@ -20,6 +20,7 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from statebackends.valuechecks import Checks
 from statebackends.valuecopy import Copier
 
 V = TypeVar("V")
@@ -44,12 +45,14 @@ class KeyContext:
 class GenerationalValueState(Generic[V]):
     """`state.ValueState`."""
 
-    __slots__ = ("__weakref__", "_context", "_copy", "_generations")
+    __slots__ = ("__weakref__", "_check", "_context", "_copy", "_generations")
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None) -> None:
+    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks | None = None) -> None:
+        """`checks`: None if whoever writes has checked. So in every state."""
         self._context = context
         self._generations = generations
         self._copy = copy
+        self._check = None if checks is None else checks.value
 
     def value(self, default: V | None = None) -> V | None:
         generations = self._generations
@@ -66,6 +69,8 @@ class GenerationalValueState(Generic[V]):
         return value
 
     def update(self, value: V) -> None:
+        if self._check is not None:
+            self._check(value)
         self._generations.live[self._context.key] = value
 
     def clear(self) -> None:
@@ -75,13 +80,14 @@ class GenerationalValueState(Generic[V]):
 class GenerationalListState(Generic[V]):
     """`state.ListState`. `get` returns a list of the caller's own."""
 
-    __slots__ = ("__weakref__", "_context", "_copy", "_generations")
+    __slots__ = ("__weakref__", "_checks", "_context", "_copy", "_generations")
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None) -> None:
+    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks | None = None) -> None:
         """`copy` copies one element."""
         self._context = context
         self._generations = generations
         self._copy = copy
+        self._checks = checks
 
     def get(self) -> list[V]:
         found, frozen = self._generations.find(self._context.key)
@@ -90,15 +96,21 @@ class GenerationalListState(Generic[V]):
         return self._own(found) if frozen else list(found)
 
     def add(self, value: V) -> None:
+        if self._checks is not None:
+            self._checks.value(value)
         self._live().append(value)
 
     def add_all(self, values: Iterable[V]) -> None:
         added = list(values)
+        if self._checks is not None:
+            self._checks.values(added)
         if added:
             self._live().extend(added)
 
     def update(self, values: Iterable[V]) -> None:
         replacement = list(values)
+        if self._checks is not None:
+            self._checks.values(replacement)
         if replacement:
             self._generations.live[self._context.key] = replacement
         else:
@@ -125,12 +137,16 @@ class GenerationalListState(Generic[V]):
 class GenerationalMapState(Generic[K, V]):
     """`state.MapState`. Iteration is over the entries as they were when it began."""
 
-    __slots__ = ("__weakref__", "_context", "_copy", "_generations")
+    __slots__ = ("__weakref__", "_check", "_check_key", "_context", "_copy", "_generations")
 
-    def __init__(self, context: KeyContext, generations: MapGenerations, copy: Copier | None) -> None:
+    def __init__(
+        self, context: KeyContext, generations: MapGenerations, copy: Copier | None, checks: Checks | None = None
+    ) -> None:
         self._context = context
         self._generations = generations
         self._copy = copy
+        self._check = None if checks is None else checks.value
+        self._check_key = None if checks is None else checks.key
 
     def get(self, key: K, default: V | None = None) -> V | None:
         found, frozen = self._generations.find_entry(self._context.key, key)
@@ -140,6 +156,9 @@ class GenerationalMapState(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V) -> None:
+        if self._check is not None and self._check_key is not None:
+            self._check_key(key)
+            self._check(value)
         live = self._generations.live
         entries = live.get(self._context.key)
         if entries is None:
@@ -176,8 +195,15 @@ class GenerationalReducingState(GenerationalValueState[V]):
 
     __slots__ = ("_reduce",)
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, reduce: Callable[[V, V], V]) -> None:
-        super().__init__(context, generations, copy)
+    def __init__(
+        self,
+        context: KeyContext,
+        generations: Generations,
+        copy: Copier | None,
+        reduce: Callable[[V, V], V],
+        checks: Checks | None = None,
+    ) -> None:
+        super().__init__(context, generations, copy, checks)
         self._reduce = reduce
 
     def get(self) -> V | None:
@@ -199,8 +225,9 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
         generations: Generations,
         copy: Copier | None,
         aggregate: AggregateFunction[IN, ACC, OUT],
+        checks: Checks | None = None,
     ) -> None:
-        super().__init__(context, generations, copy)
+        super().__init__(context, generations, copy, checks)
         self._aggregate = aggregate
 
     def get(self) -> OUT | None:
@@ -214,17 +241,19 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
         self.update(self._aggregate.add(value, accumulator))
 
 
-def create_state(descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None) -> Any:
+def create_state(
+    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks
+) -> Any:
     """The state object of a descriptor. Raises InvalidConfigError for a kind that isn't keyed by row."""
     match descriptor:
         case ValueStateDescriptor():
-            return GenerationalValueState(context, generations, copy)
+            return GenerationalValueState(context, generations, copy, checks)
         case ListStateDescriptor():
-            return GenerationalListState(context, generations, copy)
+            return GenerationalListState(context, generations, copy, checks)
         case MapStateDescriptor() if isinstance(generations, MapGenerations):
-            return GenerationalMapState(context, generations, copy)
+            return GenerationalMapState(context, generations, copy, checks)
         case ReducingStateDescriptor():
-            return GenerationalReducingState(context, generations, copy, descriptor.reduce)
+            return GenerationalReducingState(context, generations, copy, descriptor.reduce, checks)
         case AggregatingStateDescriptor():
-            return GenerationalAggregatingState(context, generations, copy, descriptor.aggregate)
+            return GenerationalAggregatingState(context, generations, copy, descriptor.aggregate, checks)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))

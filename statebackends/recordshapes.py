@@ -52,7 +52,8 @@ class RecordShape(Shape):
         self.children = tuple(field.shape for field in fields)
         self._class, self._is_dict, self._positional = record_class, is_dict, positional
 
-    def _read(self, value: Any, field: RecordField) -> Any:
+    def read(self, value: Any, field: RecordField) -> Any:
+        """A field of a record, or MISSING. Raises StateValueError for a key that has to be there."""
         if not self._is_dict:
             return getattr(value, field.attribute)
         member = value.get(field.attribute, MISSING)
@@ -60,16 +61,17 @@ class RecordShape(Shape):
             raise refused(value, self.text, f"{field.attribute!r} is missing")
         return member
 
-    def _check_class(self, value: Any) -> None:
+    def check_class(self, value: Any) -> None:
+        """Raises StateValueError for what is no record of this kind, whatever its fields are."""
         if not isinstance(value, self._class):
             raise refused(value, self.text)
         if self._is_dict and not value.keys() <= {field.attribute for field in self.fields}:
             raise refused(value, self.text, "unknown keys")
 
     def check(self, value: Any) -> None:
-        self._check_class(value)
+        self.check_class(value)
         for field in self.fields:
-            member = self._read(value, field)
+            member = self.read(value, field)
             if member is not MISSING:
                 field.shape.check(member)
 
@@ -79,15 +81,15 @@ class RecordShape(Shape):
             return None
 
         def form(value: Any) -> Any:
-            found = members([self._read(value, field) for field in self.fields])
+            found = members([self.read(value, field) for field in self.fields])
             return found if self.kind == "namedtuple" else dict(zip([field.name for field in self.fields], found, strict=True))
 
         return form
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:
-            self._check_class(value)
-        arrays = [self._column(field, [self._read(value, field) for value in values]) for field in self.fields]
+            self.check_class(value)
+        arrays = [self._column(field, [self.read(value, field) for value in values]) for field in self.fields]
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
 
     def _column(self, field: RecordField, members: list[Any]) -> pa.Array:

@@ -27,6 +27,7 @@ from statebackends.state import (
     StateDescriptor,
 )
 from statebackends.ttl import Ttl, split_ttl_text, ttl_text
+from statebackends.valuechecks import Checks, checks_of
 from statebackends.valuecopy import Copier, copier_of
 
 TIMERS_KIND = "timers"
@@ -71,6 +72,11 @@ class StateCodec:
         if descriptor.ttl is None:
             return StateCodec(meta, value, map_key, copy, form)
         return StampedCodec(meta, value, map_key, None if copy is None else lambda stamped: (stamped[0], copy(stamped[1])), form)
+
+    @property
+    def checks(self) -> Checks:
+        """What its state object asks of values before it takes them."""
+        return checks_of(self.name, self.kind, self.value.shape, None if self.map_key is None else self.map_key.shape)
 
     @property
     def name(self) -> str:

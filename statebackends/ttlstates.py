@@ -22,6 +22,7 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from statebackends.valuechecks import Checks
 from statebackends.valuecopy import Copier
 
 V = TypeVar("V")
@@ -34,13 +35,16 @@ OUT = TypeVar("OUT")
 class TtlValueState(Generic[V]):
     """`state.ValueState`."""
 
-    __slots__ = ("__weakref__", "_context", "_expiry", "_stored")
+    __slots__ = ("__weakref__", "_checks", "_context", "_expiry", "_stored")
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, expiry: TableExpiry) -> None:
+    def __init__(
+        self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+    ) -> None:
         """`copy` copies a value with its stamp."""
         self._context = context
         self._stored: GenerationalValueState[Any] = GenerationalValueState(context, generations, copy)
         self._expiry = expiry
+        self._checks = checks
 
     def value(self, default: V | None = None) -> V | None:
         found: Any = self._stored.value(MISSING)
@@ -59,6 +63,7 @@ class TtlValueState(Generic[V]):
         return default
 
     def update(self, value: V) -> None:
+        self._checks.value(value)
         self._stored.update((self._expiry.clock.now_ms, value))
         self._expiry.stamped(self._context.key)
 
@@ -85,10 +90,11 @@ class TtlReducingState(TtlValueState[V]):
         context: KeyContext,
         generations: Generations,
         copy: Copier | None,
+        checks: Checks,
         expiry: TableExpiry,
         reduce: Callable[[V, V], V],
     ) -> None:
-        super().__init__(context, generations, copy, expiry)
+        super().__init__(context, generations, copy, checks, expiry)
         self._reduce = reduce
 
     def get(self) -> V | None:
@@ -109,10 +115,11 @@ class TtlAggregatingState(TtlValueState[ACC], Generic[IN, ACC, OUT]):
         context: KeyContext,
         generations: Generations,
         copy: Copier | None,
+        checks: Checks,
         expiry: TableExpiry,
         aggregate: AggregateFunction[IN, ACC, OUT],
     ) -> None:
-        super().__init__(context, generations, copy, expiry)
+        super().__init__(context, generations, copy, checks, expiry)
         self._aggregate = aggregate
 
     def get(self) -> OUT | None:
@@ -129,13 +136,16 @@ class TtlAggregatingState(TtlValueState[ACC], Generic[IN, ACC, OUT]):
 class TtlListState(Generic[V]):
     """`state.ListState`: every element expires on its own."""
 
-    __slots__ = ("__weakref__", "_context", "_expiry", "_stored")
+    __slots__ = ("__weakref__", "_checks", "_context", "_expiry", "_stored")
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, expiry: TableExpiry) -> None:
+    def __init__(
+        self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+    ) -> None:
         """`copy` copies an element with its stamp."""
         self._context = context
         self._stored: GenerationalListState[tuple[int, V]] = GenerationalListState(context, generations, copy)
         self._expiry = expiry
+        self._checks = checks
 
     def get(self) -> list[V]:
         found = self._stored.get()
@@ -152,19 +162,24 @@ class TtlListState(Generic[V]):
         return [value for _, value in (found if expiry.shows_expired else kept)]
 
     def add(self, value: V) -> None:
+        self._checks.value(value)
         self._stored.add((self._expiry.clock.now_ms, value))
         self._expiry.stamped(self._context.key)
 
     def add_all(self, values: Iterable[V]) -> None:
+        given = list(values)
+        self._checks.values(given)
         now_ms = self._expiry.clock.now_ms
-        added = [(now_ms, value) for value in values]
+        added = [(now_ms, value) for value in given]
         if added:
             self._stored.add_all(added)
             self._expiry.stamped(self._context.key)
 
     def update(self, values: Iterable[V]) -> None:
+        given = list(values)
+        self._checks.values(given)
         now_ms = self._expiry.clock.now_ms
-        self._stored.update([(now_ms, value) for value in values])
+        self._stored.update([(now_ms, value) for value in given])
         self._expiry.stamped(self._context.key)
 
     def clear(self) -> None:
@@ -175,14 +190,17 @@ class TtlListState(Generic[V]):
 class TtlMapState(Generic[K, V]):
     """`state.MapState`: every entry expires on its own. Iterating reads all entries, at once."""
 
-    __slots__ = ("__weakref__", "_context", "_expiry", "_generations", "_stored")
+    __slots__ = ("__weakref__", "_checks", "_context", "_expiry", "_generations", "_stored")
 
-    def __init__(self, context: KeyContext, generations: MapGenerations, copy: Copier | None, expiry: TableExpiry) -> None:
+    def __init__(
+        self, context: KeyContext, generations: MapGenerations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+    ) -> None:
         """`copy` copies a value with its stamp."""
         self._context = context
         self._generations = generations
         self._stored: GenerationalMapState[K, Any] = GenerationalMapState(context, generations, copy)
         self._expiry = expiry
+        self._checks = checks
 
     def get(self, key: K, default: V | None = None) -> V | None:
         found: Any = self._stored.get(key, MISSING)
@@ -192,6 +210,8 @@ class TtlMapState(Generic[K, V]):
         return default if found is MISSING else found
 
     def put(self, key: K, value: V) -> None:
+        self._checks.key(key)
+        self._checks.value(value)
         self._stored.put(key, (self._expiry.clock.now_ms, value))
         self._expiry.stamped((self._context.key, key))
 
@@ -236,18 +256,18 @@ class TtlMapState(Generic[K, V]):
 
 
 def create_ttl_state(
-    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None, expiry: TableExpiry
+    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks, expiry: TableExpiry
 ) -> Any:
     """The state object of a descriptor with a TTL. Raises InvalidConfigError for a kind that isn't keyed by row."""
     match descriptor:
         case ValueStateDescriptor():
-            return TtlValueState(context, generations, copy, expiry)
+            return TtlValueState(context, generations, copy, checks, expiry)
         case ListStateDescriptor():
-            return TtlListState(context, generations, copy, expiry)
+            return TtlListState(context, generations, copy, checks, expiry)
         case MapStateDescriptor() if isinstance(generations, MapGenerations):
-            return TtlMapState(context, generations, copy, expiry)
+            return TtlMapState(context, generations, copy, checks, expiry)
         case ReducingStateDescriptor():
-            return TtlReducingState(context, generations, copy, expiry, descriptor.reduce)
+            return TtlReducingState(context, generations, copy, checks, expiry, descriptor.reduce)
         case AggregatingStateDescriptor():
-            return TtlAggregatingState(context, generations, copy, expiry, descriptor.aggregate)
+            return TtlAggregatingState(context, generations, copy, checks, expiry, descriptor.aggregate)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))

@@ -78,7 +78,7 @@ class ScalarShape(Shape):
     ) -> None:
         """obvious: True for values of exactly `python_type` that need no closer look."""
         self.text, self.arrow_type = text, field.arrow_type
-        self._python_type, self._exact = python_type, {python_type}
+        self.python_type, self._exact = python_type, {python_type}
         self._field, self._obvious = field, obvious
 
     def canonical(self, value: Any) -> Any:
@@ -89,7 +89,7 @@ class ScalarShape(Shape):
             raise refused(value, self.text, str(error)) from error
 
     def check(self, value: Any) -> None:
-        if type(value) is not self._python_type or not self._obvious(value):
+        if type(value) is not self.python_type or not self._obvious(value):
             self.canonical(value)
 
     def check_all(self, values: Sequence[Any]) -> None:
@@ -191,11 +191,11 @@ class OpaqueShape(Shape):
         self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[Shape, ...] = ()
     ) -> None:
         """`members`: of a union."""
-        self.text, self.encode, self.decode, self._members = text, encode, decode, members
+        self.text, self.encode, self.decode, self.members = text, encode, decode, members
 
     def key_form(self) -> None:
-        numbers = [shape.text for shape in self._members if shape.text in ("bool", "int")]
-        if self.text == "pickled" or len(numbers) > 1 or any(shape.key_form() is not None for shape in self._members):
+        numbers = [shape.text for shape in self.members if shape.text in ("bool", "int")]
+        if self.text == "pickled" or len(numbers) > 1 or any(shape.key_form() is not None for shape in self.members):
             raise InvalidConfigError(f"{self.text} is not the key type of a map: keys that are equal would be stored differently")
 
     def check(self, value: Any) -> None:
@@ -258,23 +258,23 @@ class ListShape(Shape):
         self.text, self.arrow_type, self.children = text, pa.list_(inner.arrow_type), (inner,)
         self.inner = inner
         self._container: Callable[[list[Any]], Any] = container
-        self._class = container
+        self.container = container
 
     def check(self, value: Any) -> None:
-        if not isinstance(value, self._class):
+        if not isinstance(value, self.container):
             raise refused(value, self.text)
         for member in value:
             self.inner.check(member)
 
     def key_form(self) -> Form | None:
-        if issubclass(self._class, Set):
+        if issubclass(self.container, Set):
             raise InvalidConfigError(f"{self.text} is not the key type of a map: its members have no order")
         form = self.inner.key_form()
         return None if form is None else lambda value: list(map(form, value))
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:
-            if not isinstance(value, self._class):
+            if not isinstance(value, self.container):
                 raise refused(value, self.text)
         members = list(itertools.chain.from_iterable(values))
         return pa.ListArray.from_arrays(_offsets(values), self.inner.to_arrow(members))

@@ -80,6 +80,8 @@ class Workers(schemas.Record):
     """The newest failure on record, also when the job has recovered from it."""
     late_dropped: int
     """Records that came behind the watermark and were dropped, over all operators."""
+    rows_skipped: int
+    """Rows that functions with on_error="skip" have left out, in the running attempt."""
     restored_local_bytes: int
     restored_remote_bytes: int
     operators: list[OperatorNumbers]
@@ -124,6 +126,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         failure=view.failure,
         last_failure=view.exceptions[0].error if view.exceptions else None,
         late_dropped=sum(each.late_dropped for each in view.totals.values()),
+        rows_skipped=sum(each.rows_skipped for each in metrics),
         restored_local_bytes=sum(each.restored_local_bytes for each in metrics),
         restored_remote_bytes=sum(each.restored_remote_bytes for each in metrics),
         operators=_operators(view),

@@ -34,7 +34,7 @@ def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) 
         "retained_checkpoints": rng.randint(1, 3),
         "state_backend": rng.choices(BACKENDS, _BACKEND_WEIGHTS)[0],
         "inline_threshold": rng.choice((0, 20_480, 20_480)),
-        "restart": RestartStrategy(delay_ms=100),
+        "restart": RestartStrategy(delay_ms=100, delay_max_ms=400),
         "max_parallelism": MAX_PARALLELISM,
         "buffer_timeout_ms": rng.choice((0, 5, 10, 40)),
         "batch_rows_max": rng.choice((16, 65_536, 65_536)),

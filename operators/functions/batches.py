@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from barriers.elements import Batch
 from operators.base import Operator
-from operators.functions.errors import function_name, user_error
+from operators.functions.errors import Described, function_name, raise_told
 from operators.schema import RowType
-from statebackends.errors import HoldfastError, SchemaMismatchError
+from statebackends.errors import SchemaMismatchError
 
 
 class MapBatchesOperator(Operator):
@@ -28,13 +28,9 @@ class MapBatchesOperator(Operator):
             return
         try:
             result = self.function(columns)
-        except HoldfastError:
-            raise
         except Exception as error:
-            summary = f"a batch of {columns.num_rows} rows: {columns.schema.names}"
-            raise user_error(
-                error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=summary
-            ) from error
+            summary = Described(f"a batch of {columns.num_rows} rows: {columns.schema.names}")
+            raise_told(error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=summary)
         result = self._checked(result)
         if batch.timestamps is not None and result.num_rows != columns.num_rows:
             raise self._misfit(
@@ -48,7 +44,8 @@ class MapBatchesOperator(Operator):
         """The result with exactly the declared schema. Raises SchemaMismatchError."""
         declared: Any = self.output_type.schema
         if not isinstance(result, pa.RecordBatch):
-            raise self._misfit(f"returned {type(result).__name__}, not a pyarrow.RecordBatch")
+            got = "None" if result is None else type(result).__name__
+            raise self._misfit(f"returned {got}, not a pyarrow.RecordBatch")
         if result.schema.names != declared.names:
             raise self._misfit(f"returned columns {result.schema.names}, declared are {declared.names}")
         for field, column in zip(declared, result.columns, strict=True):

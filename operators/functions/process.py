@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from barriers.elements import Batch
 from operators.base import Operator, OperatorContext, Output, TimerService
 from operators.functions.context import FunctionContext
-from operators.functions.errors import user_error
+from operators.functions.errors import NO_RECORD, Described, raise_told, shown
 from operators.schema import RowType
 from operators.selectors import Selector
 from operators.timers import InternalTimerService
 from statebackends.backend import KeyedStateBackend
-from statebackends.errors import HoldfastError, InvariantError, UndeclaredStateError
+from statebackends.errors import InvariantError, UndeclaredStateError
 from statebackends.state import StateDescriptor
 
 Collector: TypeAlias = Callable[[Any], None]
@@ -176,10 +176,8 @@ class ProcessOperator(Operator):
             for row, key, group in zip(rows, encoded, groups, strict=True):
                 set_current_key(key, group)
                 process(row, context, collect)
-        except HoldfastError:
-            raise
         except Exception as error:
-            raise self._failed(error, process, row) from error
+            self._raise(error, process, row, keyed=True)
 
     def _process_stamped(self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int]) -> list[int]:
         """How many rows had been emitted after each record."""
@@ -194,10 +192,8 @@ class ProcessOperator(Operator):
                 context.timestamp = stamp
                 process(row, context, collect)
                 counts.append(len(emitted))
-        except HoldfastError:
-            raise
         except Exception as error:
-            raise self._failed(error, process, row) from error
+            self._raise(error, process, row, keyed=True)
         return counts
 
     # ------------------------------------------------------------------------------------------------------- timers
@@ -225,11 +221,9 @@ class ProcessOperator(Operator):
         self._context.timestamp = timestamp_ms
         try:
             self.function.on_timer(timestamp_ms, self._context, self._rows.append)
-        except HoldfastError:
-            raise
         except Exception as error:
-            record = f"timer {timestamp_ms} of key {self._context.key!r}"
-            raise self._failed(error, self.function.on_timer, record) from error
+            record = Described(f"timer {timestamp_ms} of key {self._context.key!r}")
+            self._raise(error, self.function.on_timer, record)
         missing = len(self._rows) - len(self._stamps)
         if missing:
             self._stamps.extend(repeat(timestamp_ms, missing))
@@ -265,11 +259,12 @@ class ProcessOperator(Operator):
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
-        except HoldfastError:
-            raise
         except Exception as error:
-            raise self._failed(error, call, None) from error
+            self._raise(error, call, NO_RECORD)
 
-    def _failed(self, error: BaseException, function: Callable[..., Any], record: Any) -> HoldfastError:
-        context = self.context
-        return user_error(error, operator=context.uid, subtask=context.subtask, function=function, record=record)
+    def _raise(self, error: Exception, function: Callable[..., Any], record: Any, *, keyed: bool = False) -> NoReturn:
+        """`keyed`: of a record whose key is current."""
+        key = shown(self._context.key) if keyed else ""
+        raise_told(
+            error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=record, key=key
+        )

@@ -2,45 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from barriers.elements import Batch
-from operators.base import Operator
-from operators.functions.errors import user_error
+from barriers.rows import rows_to_columns
+from operators.functions.errors import raise_told, returned_none
+from operators.functions.skipping import SkippingOperator
 from operators.schema import RowType
-from statebackends.errors import HoldfastError
+from statebackends.errors import HoldfastError, SchemaMismatchError, UserFunctionError
+
+_NONE = type(None)
+_MISSING: Any = object()
+"""In the place of a row that is left out."""
 
 
-class RowFunctionOperator(Operator):
-    """Base: applies `function` to each row of a batch."""
+class RowFunctionOperator(SkippingOperator):
+    """Base: applies `function` to each row of a batch. `skips`: a row on which it raises is left out."""
 
-    def __init__(self, function: Callable[[Any], Any], input_type: RowType, output_type: RowType) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], input_type: RowType, output_type: RowType, *, skips: bool = False
+    ) -> None:
         self.function = function
         self.input_type = input_type
         self.output_type = output_type
+        self.skips = skips
 
-    def _apply(self, rows: Iterable[Any]) -> list[Any]:
-        """function(row) of each row. Raises UserFunctionError naming the row."""
+    def _apply(self, rows: Sequence[Any]) -> list[Any]:
+        """function(row) of each row, _MISSING for one that is left out. Raises UserFunctionError naming the row."""
         results: list[Any] = []
-        rows = list(rows) if not isinstance(rows, list) else rows
-        try:
-            results.extend(map(self.function, rows))  # a list keeps what it got before the exception: its length is the row's
-        except HoldfastError:
-            raise
-        except Exception as error:
-            raise self._failed(error, rows[len(results)]) from error
-        return results
+        left = iter(rows)
+        while True:
+            try:
+                results.extend(map(self.function, left))  # keeps what it got before the exception: its length is the row's
+                return results
+            except Exception as error:
+                self._failed(error, rows[len(results)])
+                results.append(_MISSING)
 
-    def _failed(self, error: BaseException, record: Any) -> HoldfastError:
-        context = self.context
-        return user_error(
-            error, operator=context.uid, subtask=context.subtask, function=self.function, record=record
+    def _failed(self, error: Exception, record: Any) -> None:
+        """The function raised, or what it returned does not fit. Returns if the row is left out."""
+        try:
+            self._raise(error, record)
+        except UserFunctionError as told:
+            if self._skipped is None:
+                raise
+            self._skipped.skip(told)
+
+    def _raise(self, error: Exception, record: Any) -> NoReturn:
+        raise_told(
+            error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=record
         )
 
-    def _batch(self, rows: list[Any], timestamps: Any) -> Batch:
+    def _returned_none(self, record: Any, wanted: str) -> HoldfastError:
+        context = self.context
+        return returned_none(
+            operator=context.uid, subtask=context.subtask, function=self.function, record=record, wanted=wanted
+        )
+
+    def _emit(self, rows: list[Any], timestamps: npt.NDArray[np.int64] | None) -> None:
+        """The rows but for those that are left out. Of declared columns those that don't fit are found here, while they can still
+        be left out: else they would be where somebody needs columns."""
+        if self._skipped is None:
+            if rows:
+                self.output.collect(self._batch(rows, timestamps))
+            return
+        batch = self._present(rows, timestamps)
+        if batch is not None and self.output_type.schema is not None:
+            try:
+                batch.columns()  # kept: whoever needs columns has them
+            except SchemaMismatchError:
+                batch = self._present([row if self._fits(row) else _MISSING for row in rows], timestamps)
+        if batch is not None:
+            self.output.collect(batch)
+
+    def _fits(self, row: Any) -> bool:
+        assert self._skipped is not None
+        assert self.output_type.schema is not None
+        try:
+            if row is not _MISSING:
+                rows_to_columns([row], self.output_type.schema, self.context.uid)
+        except SchemaMismatchError as error:
+            self._skipped.skip(error)
+            return False
+        return True
+
+    def _present(self, rows: list[Any], timestamps: npt.NDArray[np.int64] | None) -> Batch | None:
+        kept = np.fromiter((row is not _MISSING for row in rows), np.bool_, len(rows))
+        if not kept.any():
+            return None
+        if not kept.all():
+            rows = [row for row in rows if row is not _MISSING]
+            timestamps = None if timestamps is None else timestamps[kept]
+        return self._batch(rows, timestamps)
+
+    def _batch(self, rows: list[Any], timestamps: npt.NDArray[np.int64] | None) -> Batch:
         return Batch(
             rows=rows,
             schema=self.output_type.schema,
@@ -55,8 +115,21 @@ class MapOperator(RowFunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if batch.num_rows:
-            rows = self._apply(batch.rows(self.input_type.record))
-            self.output.collect(self._batch(rows, batch.timestamps))
+            records = batch.rows(self.input_type.record)
+            rows = self._apply(records)
+            if self.output_type.schema is not None and _NONE in set(map(type, rows)):
+                self._refuse_none(rows, records)
+            self._emit(rows, batch.timestamps)
+
+    def _refuse_none(self, rows: list[Any], records: Sequence[Any]) -> None:
+        """Where columns are declared None is no row: the next function would be blamed for it."""
+        for position, row in enumerate(rows):
+            if row is None:
+                error = self._returned_none(records[position], "a row")
+                if self._skipped is None:
+                    raise error
+                self._skipped.skip(error)
+                rows[position] = _MISSING
 
 
 class FilterOperator(RowFunctionOperator):
@@ -65,12 +138,29 @@ class FilterOperator(RowFunctionOperator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
             return
-        verdicts = self._apply(batch.rows(self.input_type.record))
-        mask = np.fromiter(map(bool, verdicts), np.bool_, len(verdicts))
+        records = batch.rows(self.input_type.record)
+        verdicts = self._apply(records)
+        mask = self._mask(verdicts, records)
         if mask.all():
             self.output.collect(batch)
         elif mask.any():
             self.output.collect(batch.filter(mask))
+
+    def _mask(self, verdicts: list[Any], records: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        """Whether each row is kept; the truth of a verdict may raise, as that of an array."""
+        if self._skipped is None:
+            with contextlib.suppress(Exception):  # whose it was is found below
+                return np.fromiter(map(bool, verdicts), np.bool_, len(verdicts))
+        mask = np.zeros(len(verdicts), np.bool_)
+        for position, verdict in enumerate(verdicts):
+            if verdict is True:
+                mask[position] = True
+            elif verdict is not False and verdict is not _MISSING:
+                try:
+                    mask[position] = bool(verdict)
+                except Exception as error:
+                    self._failed(error, records[position])
+        return mask
 
 
 class FlatMapOperator(RowFunctionOperator):
@@ -84,11 +174,17 @@ class FlatMapOperator(RowFunctionOperator):
             before = len(results)
             try:
                 results.extend(function(row))
-            except HoldfastError:
-                raise
             except Exception as error:
-                raise self._failed(error, row) from error
+                self._failed_iterable(error, row)
+                del results[before:]  # all that one row gives, or nothing
             counts.append(len(results) - before)
         if results:
             stamps = None if batch.timestamps is None else np.repeat(batch.timestamps, counts)
-            self.output.collect(self._batch(results, stamps))
+            self._emit(results, stamps)
+
+    def _failed_iterable(self, error: Exception, row: Any) -> None:
+        """As `_failed`; a function that returned None is not blamed in Python's words for iterating over it."""
+        if isinstance(error, TypeError) and str(error) == "'NoneType' object is not iterable" and error.__traceback__ is not None:
+            raised_here = error.__traceback__.tb_next is None  # and in no frame of the user's
+            error = self._returned_none(row, "the rows that it makes of one") if raised_here else error
+        self._failed(error, row)

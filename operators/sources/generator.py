@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from barriers.elements import Batch
 from operators.base import OperatorContext, Poll
+from operators.functions.errors import Described, raise_told
 from operators.sources.rate import check_rate, rate_of_subtask
 from operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position, stripe_count_for
-from statebackends.errors import InvalidConfigError, UserFunctionError
+from statebackends.errors import InvalidConfigError
 
 BATCH_ROWS = 65_536
 
@@ -91,13 +92,10 @@ class GeneratorReader:
         try:
             columns = self._source.make_batch(indices)
         except Exception as error:
-            raise UserFunctionError(
-                f"source {self._uid}, subtask {self._subtask}: make_batch raised {type(error).__name__}: {error}",
-                operator=self._uid,
-                subtask=self._subtask,
-                record=f"indices {indices[0]}..{indices[-1]}",
-                function="make_batch",
-            ) from error
+            record = Described(f"indices {indices[0]}..{indices[-1]}")
+            raise_told(error, operator=self._uid, subtask=self._subtask, function=self._source.make_batch, record=record)
+        if columns is None:
+            raise InvalidConfigError(f"source {self._uid}: make_batch returned None, not a record batch", operator=self._uid)
         if columns.num_rows != len(indices) or not columns.schema.equals(self._source.schema):
             raise InvalidConfigError(
                 f"source {self._uid}: make_batch gave {columns.num_rows} rows of {columns.schema.names} for {len(indices)} indices "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from barriers.jobgraph import RestartStrategy
 from barriers.messages import ShutdownWorker, TaskState
-from coordinator.incidents import is_final
+from coordinator.incidents import Incident, Incidents, is_final, is_of_user_code
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 
@@ -24,6 +25,7 @@ FINAL = [
     "UnclaimedStateError",
     "UndeclaredStateError",
     "InputChangedError",
+    "TooManyRowsSkippedError",
 ]
 PASSING = [
     "StorageUnavailableError",
@@ -50,6 +52,60 @@ def test_what_every_further_attempt_would_meet_again_is_final(name: str) -> None
 @pytest.mark.parametrize("name", [*PASSING, "WorkerLost", "CheckpointFailed", "annotations", "errors", "", "FencedErrors"])
 def test_what_may_pass_is_not_final(name: str) -> None:
     assert not is_final(f"{name}: FencedError: quoted")
+
+
+USER_CODE = ["UserFunctionError", "SchemaMismatchError", "InvalidKeyError", "InvalidTimestampError", "StateValueError"]
+
+
+@pytest.mark.parametrize("name", USER_CODE)
+def test_what_a_function_makes_of_a_row_is_of_user_code(name: str) -> None:
+    assert is_of_user_code(f"{name}: operator 'count', subtask 0: it is so")
+    assert not is_of_user_code(f"WorkerLost: {name}: quoted")
+
+
+def delays(strategy: RestartStrategy, *causes: str) -> list[int | None]:
+    """What follows each failure; "-" is a completed checkpoint."""
+    incidents, found = Incidents(strategy, 0), []
+    for cause in causes:
+        if cause == "-":
+            incidents.progressed()
+        else:
+            found.append(incidents.restart_delay_ms(Incident(cause), same_incident=False))
+    return found
+
+
+LOST, USER = "WorkerLost: slot 0", "UserFunctionError: no"
+
+
+def test_a_row_that_always_fails_is_tried_again_ever_more_rarely() -> None:
+    waits = [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
+    assert delays(RestartStrategy(), *[USER] * 8) == waits
+    assert delays(RestartStrategy(), *[USER] * 3, "-", USER, USER) == [1_000, 2_000, 4_000, 1_000, 2_000]
+
+
+def test_the_first_loss_after_a_checkpoint_restarts_at_once_and_those_that_follow_wait() -> None:
+    assert delays(RestartStrategy(), LOST, "-", LOST, LOST, LOST, "-", LOST) == [0, 0, 1_000, 2_000, 0]
+    assert delays(RestartStrategy(), LOST, USER, LOST) == [0, 1_000, 2_000]
+    assert delays(RestartStrategy(), USER, LOST) == [1_000, 2_000], "whatever comes next may be of the same row"
+    assert delays(RestartStrategy(immediate_first=False), LOST, LOST) == [1_000, 2_000]
+
+
+def test_a_fixed_delay_stays_as_it_is_and_none_restarts_nothing() -> None:
+    assert delays(RestartStrategy("fixed_delay", delay_ms=300), USER, USER, LOST) == [300, 300, 300]
+    assert delays(RestartStrategy("fixed_delay", 2), LOST, LOST, LOST) == [0, 1_000, None]
+    assert delays(RestartStrategy("none"), LOST) == [None]
+
+
+def test_a_failure_that_ends_the_job_is_no_restart() -> None:
+    incidents = Incidents(RestartStrategy(attempts_max=1), 0)
+    assert [incidents.restart_delay_ms(Incident(USER), same_incident=False) for _ in range(2)] == [1_000, None]
+    assert incidents.restarts == 1
+
+
+def test_a_pause_is_bounded_after_any_number_of_failures() -> None:
+    strategy = RestartStrategy(delay_ms=1, delay_max_ms=2**40)
+    assert [strategy.delay_after(failures) for failures in (0, 1, 39, 40, 1_000_000)] == [1, 2, 2**39, 2**40, 2**40]
+    assert RestartStrategy(delay_ms=0).delay_after(5) == 0
 
 
 @pytest.mark.parametrize("name", FINAL)

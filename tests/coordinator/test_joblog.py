@@ -9,6 +9,8 @@ import pytest
 
 from barriers.messages import CheckpointKind, FailureReason, TaskState
 from coordinator import jobevents as job
+from coordinator import joblog
+from coordinator.incidents import Incident
 from coordinator.joblog import JobLog
 from coordinator.loglines import printable
 from coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
@@ -75,6 +77,17 @@ def test_a_restart_is_told_with_its_cause_and_what_it_restores() -> None:
     rig.pass_time(5_000)
     deployed = [note for note in rig.take() if isinstance(note, AttemptDeployed)]
     assert [(note.attempt, note.checkpoint_id) for note in deployed] == [(2, 1)]
+
+
+def test_a_failure_of_the_users_code_is_told_with_the_users_lines() -> None:
+    note = AttemptFailed(1, "UserFunctionError: boom", 1, 1_000, "count", 0, 0, '  File "mine.py", line 7, in parse\n    row["x"]')
+    _, _, text = joblog._worded(note)
+    assert text == (
+        "attempt 1 failed in subtask 0 of count; restart 1 in 1000 ms: UserFunctionError: boom "
+        '| File "mine.py", line 7, in parse | row["x"]'
+    )
+    frames = [Incident("E: x", trace).user_frames for trace in ("E: x\n  File 1\n    x", "Traceback ...\nE: x", "")]
+    assert frames == ["  File 1\n    x", "", ""]
 
 
 def test_a_suspended_job_tells_nothing_twice() -> None:

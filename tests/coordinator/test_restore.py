@@ -309,7 +309,7 @@ def test_s02_newer_version_is_refused_by_number(tmp_path: Path, savepoint: Path)
     [
         ("relative/savepoint", InvalidConfigError),
         ("s3://bucket/savepoint", InvalidConfigError),
-        ("/nowhere/savepoint-1", CorruptStateError),
+        ("/nowhere/savepoint-1", NotFoundError),
         ("12", NotFoundError),
         ("latest", RestoreError),
     ],

@@ -14,19 +14,28 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from barriers.jobgraph import JobConfig, JobGraph
+from barriers.jobgraph import JobConfig, JobGraph, Submission
 from coordinator.judging import judge_snapshot
+from coordinator.planning import SubmissionPlan, plan_submission
 from coordinator.preflight import Presence
+from coordinator.records import JobPaths
+from coordinator.store import read_job
 from coordinator.submitting import Starter, preflight, start_submission
 from operators.environment import Environment
 from operators.functions.process import ProcessFunction
 from operators.sources.generator import GeneratorSource
-from statebackends.errors import CorruptStateError, InvalidConfigError, UnclaimedStateError, UnsupportedVersionError
+from statebackends.errors import (
+    CorruptStateError,
+    InvalidConfigError,
+    NotFoundError,
+    UnclaimedStateError,
+    UnsupportedVersionError,
+)
 from statebackends.handles import OperatorSubtaskState
 from statebackends.metadata import decode_metadata, encode_metadata
 from statebackends.state import ValueStateDescriptor
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ReadFile, run_flow
+from statebackends.storage.operations import Flow, ReadFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import SAVEPOINT, contents, put_snapshot
 from tests.coordinator.test_restore import COUNTS, keyed, snapshot, stored
@@ -57,6 +66,19 @@ def refusal(storage: DictStorage) -> CorruptStateError:
         report.check()
     assert storage.files == before
     return caught.value
+
+
+def not_found(storage: DictStorage, place: str) -> str:
+    """What a submission and a preflight alike say of a place that holds no snapshot."""
+    for flow in (preflight, plan_of):
+        with pytest.raises(NotFoundError) as caught:
+            run_flow(flow(JOB, submission(word_count(), job_id=JOB, restore=place)), storage)
+    return caught.value.message
+
+
+def plan_of(job_id: str, asked: Submission) -> Flow[SubmissionPlan]:
+    job = yield from read_job(JobPaths(job_id))
+    return (yield from plan_submission(job, asked))
 
 
 # ------------------------------------------------------------------------------------------------------------- R12 and R13
@@ -121,7 +143,16 @@ def test_what_is_no_snapshot_of_ours_is_refused(storage: DictStorage, content: b
 
 def test_a_half_written_savepoint_without_metadata_is_refused(storage: DictStorage) -> None:
     del storage.files[METADATA]
-    assert refusal(storage).reason == "missing"
+    assert "it has no file _metadata" in not_found(storage, SAVEPOINT)
+
+
+def test_a_snapshot_that_is_not_there_is_missing_and_not_damaged(storage: DictStorage) -> None:
+    above = SAVEPOINT.rpartition("/")[0]
+    assert not_found(storage, f"{above}/gone") == (
+        f"there is no snapshot at {above}/gone: there is no such folder, or it is empty"
+    )
+    said = not_found(storage, above)
+    assert said == f"there is no snapshot at {above}: it is a folder of snapshots: restore='{SAVEPOINT}'"
 
 
 def test_a_snapshot_is_read_once_by_a_submission_that_a_preflight_went_before(storage: DictStorage) -> None:

@@ -16,8 +16,8 @@ from tests.coordinator.world import JOB
 
 
 def stopping(*, drain: bool = False, native: bool = False) -> Rig:
-    """A stop is asked for, and its triggers are sent."""
-    rig = Rig().run()
+    """A stop is asked for, and its triggers are sent. Restarts wait a second, however often the job fails."""
+    rig = Rig(restart=RestartStrategy("fixed_delay")).run()
     rig.checkpoint()
     stop(rig, "s", drain=drain, native=native)
     return rig

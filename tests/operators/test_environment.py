@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from barriers.jobgraph import JobConfig, RestartStrategy
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.launcher import JobHandle, LaunchOptions
@@ -52,7 +53,11 @@ def test_execute_passes_plan_and_options_on() -> None:
         (None, None),
         ("latest", "latest"),
         ("41", "41"),
-        ("Latest", "Latest"),
+        ("latest-readable", "latest-readable"),
+        ("sp", "{cwd}/sp"),
+        ("./latest", "{cwd}/latest"),
+        (Path("41"), "{cwd}/41"),
+        ("Latest", "{cwd}/Latest"),
         ("/savepoints/savepoint-7/", "/savepoints/savepoint-7"),
         ("savepoints/savepoint-7", "{cwd}/savepoints/savepoint-7"),
         ("./savepoint-7", "{cwd}/savepoint-7"),
@@ -66,6 +71,8 @@ def test_a_snapshot_is_named_as_seen_from_here(
 ) -> None:
     """As for a preflight: the coordinator's working directory is another one."""
     monkeypatch.chdir(tmp_path)
+    for name in ("latest", "41", "sp"):
+        (tmp_path / name).mkdir()  # what lies there changes nothing
     launcher = Recorder()
     env = Environment("job", launcher=launcher)
     env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
@@ -73,7 +80,30 @@ def test_a_snapshot_is_named_as_seen_from_here(
     assert launcher.launched[0][1].restore == (passed_on and passed_on.format(cwd=tmp_path))
 
 
-@pytest.mark.parametrize("restore", [5, b"/x", "/a\0b", Path("/a\0b")])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("checkpoint_intervall_ms", "did you mean 'checkpoint_interval_ms'"),
+        ("checkpoint-interval-ms", "did you mean 'checkpoint_interval_ms'"),
+        ("backend", "did you mean 'state_backend'"),
+        ("paralelism", "did you mean 'parallelism'"),
+        ("colour", "settings are "),
+    ],
+)
+def test_an_unknown_setting_is_told_which_one_is_near(setting: str, said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"there is no setting '{setting}'; {said}"):
+        Environment("job", **{setting: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["none", RestartStrategy("none"), JobConfig(restart=RestartStrategy("none"))])
+def test_a_restart_strategy_is_given_by_its_name(given: Any) -> None:
+    env = Environment("job", config=given) if isinstance(given, JobConfig) else Environment("job", restart=given)
+    assert env.config.restart == RestartStrategy("none")
+    assert Environment("job").config.restart == RestartStrategy("exponential_delay", delay_ms=1_000, delay_max_ms=60_000)
+    assert Environment("job", restart="fixed-delay").config.restart == RestartStrategy("fixed_delay")
+
+
+@pytest.mark.parametrize("restore", [5, b"/x", "", "/a\0b", Path("/a\0b")])
 def test_what_names_no_snapshot_is_refused_here(restore: Any) -> None:
     env = Environment("job", launcher=Recorder())
     env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ class Client:
     def __init__(self, *polls: tuple[str, int, dict[str, Any]]) -> None:
         self.polls = list(polls)
         self.left = threading.Event()
+        self.traces = ["Traceback (most recent call last):\n  ours"]
 
     def workers(self, job_id: str) -> dict[str, Any]:
         self.now = self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
@@ -45,6 +47,9 @@ class Client:
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         return {}
+
+    def exceptions(self, job_id: str) -> dict[str, Any]:
+        return {"exceptionHistory": {"entries": [{"stacktrace": trace} for trace in self.traces]}}
 
 
 class Workers:
@@ -110,6 +115,52 @@ def test_dropped_rows_are_told_at_the_end_whether_progress_is_shown_or_not(
     (warning,) = [each.getMessage() for each in caplog.records if "too late" in each.getMessage()]
     assert warning.startswith("job: operator 'hourly' dropped 2,980 of 3,000 rows because they came too late, the latest 1 min 30")
     assert ("2,980 rows dropped as late" in capsys.readouterr().err) is progress
+    handle.close()
+
+
+ERROR = "UserFunctionError: operator 'parse', subtask 0: parse (mine.py:7) raised KeyError: 'price'; record {}"
+FRAMES = '  File "/home/ann/mine.py", line 7, in parse\n    return row["price"]'
+
+
+def test_a_failure_of_the_users_code_shows_the_users_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the restart, with what ends it, once; and under the error at the end, of which one line of ours is to be seen."""
+    again = [{"restarts": number, "attempt": number + 1, "failure": ERROR} for number in (1, 2)]
+    client = Client(("RUNNING", 0, {}), ("RUNNING", 4, again[0]), ("RUNNING", 4, again[1]), ("FAILED", 4, again[1]))
+    client.traces += [f"{ERROR}\n{FRAMES}"]
+    workers = Workers()
+    handle = started(client, workers, progress=True)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    with pytest.raises(JobFailedError) as caught:
+        handle.wait(10)
+    assert str(caught.value) == f"job job failed: {ERROR}\n{FRAMES}"
+    assert caught.value.cause == ERROR
+    assert [entry.name for entry in caught.traceback][1:] == ["wait"]
+    shown = capsys.readouterr().err
+    first, _, second = shown.partition("job restart 2: ")
+    assert all(line in first and line in second for line in FRAMES.splitlines())
+    assert "The job comes to this row again after 1 s, then twice as long each time, up to 60 s." in first
+    assert 'on_error="skip"' in first
+    assert 'restart="none"' in first
+    assert "on_error" not in second
+    handle.close()
+
+
+@pytest.mark.parametrize("directory", ["sp", "./sp", Path("sp")])
+def test_a_savepoint_goes_below_the_drivers_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str | None] = []
+
+    class Asked(Client):
+        def savepoint(self, job_id: str, target: str | None, *, format_type: str) -> str:
+            asked.append(target)
+            return "there"
+
+    handle = started(Asked(("RUNNING", 0, {})), Workers())
+    assert handle.savepoint(directory) == handle.savepoint() == "there"
+    assert asked == [str(tmp_path / "sp"), None]
     handle.close()
 
 

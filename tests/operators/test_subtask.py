@@ -308,7 +308,7 @@ def test_exception_of_user_code_fails_the_subtask_with_its_text() -> None:
     (status,) = bench.reports
     assert isinstance(status, SubtaskStatus)
     assert status.state is TaskState.FAILED
-    assert status.error == "UserFunctionError: operator 'a' raised on record 1"
+    assert status.error == status.traceback == "UserFunctionError: operator 'a' raised on record 1", "no frames of ours"
     bench.mailbox.put(CancelSubtask())
     bench.run()
     assert bench.subtask.state is TaskState.FAILED, "FAILED is terminal"

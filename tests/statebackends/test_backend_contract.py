@@ -48,6 +48,7 @@ from tests.statebackends.backend_harness import (
     contents,
     fill,
     owner,
+    smuggle,
     union,
     use,
 )
@@ -197,7 +198,9 @@ def test_damaged_files_are_named(cluster: Cluster, damage: str, canonical: bool)
 def test_a_value_of_another_type_fails_the_snapshot_naming_the_state(cluster: Cluster) -> None:
     backend = cluster.backend([COUNT])
     use(backend, "a")
-    backend.get_state(COUNT).update("no number")
+    with pytest.raises(StateValueError, match="state 'count': 'no number' "):
+        backend.get_state(COUNT).update("no number")
+    smuggle(backend.get_state(COUNT), "no number")
     pending = backend.snapshot(1)
     with pytest.raises(StateValueError) as raised:
         cluster.finish(pending)

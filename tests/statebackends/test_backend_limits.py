@@ -26,7 +26,7 @@ from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
 from statebackends.settings import StateBackendSettings
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from statebackends.storage.operations import Operation, Storage, UploadFile, one_by_one, run_flow
-from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, use
+from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, smuggle, use
 
 BLOB = ValueStateDescriptor("blob", bytes)
 KEYS = [f"user-{number}" for number in range(40)]
@@ -178,7 +178,7 @@ def test_a_barrier_in_the_middle_of_an_eviction_takes_everything(rocks: Cluster)
 def test_a_value_that_can_t_be_encoded_is_named_by_an_eviction(rocks: Cluster) -> None:
     backend = rocks.backend([BLOB])
     use(backend, "bad")
-    backend.get_state(BLOB).update("text")
+    smuggle(backend.get_state(BLOB), "text")
     with pytest.raises(StateValueError) as raised:
         _write_blobs(backend, range(4000))
     assert (raised.value.operator, raised.value.state) == ("op", "blob")
@@ -251,7 +251,7 @@ def test_a_value_that_can_t_be_encoded_is_left_to_the_barrier(rocks: Cluster) ->
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(3000), size=10)
     use(backend, "k7")
-    backend.get_state(BLOB).update("text")
+    smuggle(backend.get_state(BLOB), "text")
     assert _idle(backend) < 3
     assert not backend.write_behind()
     pending = backend.snapshot(1)
@@ -296,7 +296,7 @@ def _half_written(rocks: Cluster) -> Any:
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(2500), size=10)
     use(backend, "k7")
-    backend.get_state(BLOB).update("text")
+    smuggle(backend.get_state(BLOB), "text")
     tier = backend.front_tier  # type: ignore[attr-defined]
     groups = tier._groups_of([backend.current_key[0]]).tolist()
     assert groups == [backend.current_key[1]]

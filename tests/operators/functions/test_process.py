@@ -164,7 +164,7 @@ def test_null_keys_and_key_functions_that_raise() -> None:
     with failing as one, pytest.raises(UserFunctionError) as failed:
         one.process(rows("a"))
     assert (failed.value.operator, failed.value.subtask, failed.value.record) == ("op", 0, "{'k': 'a', 'v': 0}")
-    null = OperatorHarness(operator(RunningCount(), key=lambda row: None, key_type=str), key_type="utf8")
+    null = OperatorHarness(operator(RunningCount(), key=lambda row: row.get("x"), key_type=str), key_type="utf8")
     with null as one, pytest.raises(InvalidKeyError, match="'op'"):
         one.process(rows("a"))
 

@@ -1,0 +1,82 @@
+"""What becomes of a row on which a function raises: the job fails, or the row is left out, counted, and told of, up to a limit.
+
+Only functions of one row have the choice: they leave nothing behind. A function with state is not asked for one row less, since
+what it had already put into its state for that row would stay."""
+
+from __future__ import annotations
+
+import logging
+
+from operators.base import Operator, OperatorContext, Output
+from statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError
+
+log = logging.getLogger("holdfast.functions")
+
+ON_ERROR = ("fail", "skip")
+
+
+def is_skipping(on_error: str, operator: str) -> bool:
+    """Whether `on_error=` says to leave the row out. Raises GraphError for what is no choice."""
+    if on_error not in ON_ERROR:
+        choices = " or ".join(map(repr, ON_ERROR))
+        message = f"operator {operator!r}: on_error is {on_error!r}, must be {choices}"
+        raise GraphError(message, operator=operator, setting="on_error")
+    return on_error == "skip"
+
+
+class SkippedRows:
+    """Counts the rows that one operator of one subtask leaves out.
+
+    The limit is for those since the last completed checkpoint: a trickle goes on for ever, and an input of which nothing fits
+    ends the job. A restart goes back to that checkpoint, and so does the count."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+        self._since_checkpoint = 0
+
+    def skip(self, error: HoldfastError) -> None:
+        """The row that `error` tells of is left out. Raises TooManyRowsSkippedError."""
+        context = self._context
+        context.counters.rows_skipped += 1
+        self._since_checkpoint += 1
+        count, limit = context.counters.rows_skipped, context.skipped_rows_max
+        if limit is not None and self._since_checkpoint > limit:
+            raise TooManyRowsSkippedError(
+                f"operator {context.uid!r}, subtask {context.subtask}: on_error='skip' has left out {limit} rows since the last "
+                f"checkpoint, which is all that skipped_rows_max allows; the next one: {error.message}",
+                operator=context.uid,
+                subtask=context.subtask,
+                limit=limit,
+                frames=error.fields.get("frames", ""),
+            ) from error
+        if _is_told(count):
+            frames = error.fields.get("frames")
+            told = f"{error.message}\n{frames}" if frames else error.message
+            log.warning("on_error='skip' left out a row, %d by now: %s: %s", count, type(error).__name__, told)
+
+    def checkpoint_completed(self) -> None:
+        self._since_checkpoint = 0
+
+
+class SkippingOperator(Operator):
+    """Base of operators of one row at a time, which may leave rows out."""
+
+    skips: bool = False
+    _skipped: SkippedRows | None = None
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._skipped = SkippedRows(context) if self.skips else None
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        if self._skipped is not None:
+            self._skipped.checkpoint_completed()
+
+
+def _is_told(count: int) -> bool:
+    """The 1st, 10th, 100th ...: a log of each would be as long as the input."""
+    return count in _TOLD
+
+
+_TOLD: frozenset[int] = frozenset(10**exponent for exponent in range(19))
+

@@ -1,0 +1,164 @@
+"""Rows on which a function raises may be left out: counted, told of, and up to a limit; what stays is as without them."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.environment import Environment
+from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from operators.functions.timestamps import TimestampsOperator
+from operators.schema import RowType
+from statebackends.errors import GraphError, TooManyRowsSkippedError, UndeclaredStateError, UserFunctionError
+from tests.operators.ends import NamedSource
+from tests.operators.harness import OperatorHarness
+
+ANY = RowType(None)
+NUMBERS = RowType(pa.schema([pa.field("n", pa.int64(), nullable=False)]))
+TEXTS = ["1", "x", "3", "", "5"]
+STAMPS = [10, 20, 30, 40, 50]
+
+
+def run(operator: Any, rows: list[Any], stamps: list[int] | None = None, limit: int | None = None) -> OperatorHarness:
+    with OperatorHarness(operator) as one:
+        one.context.skipped_rows_max = limit
+        one.process(rows, stamps)
+    return one
+
+
+def number(text: str) -> dict[str, int]:
+    return {"n": int(text)}
+
+
+@pytest.mark.parametrize("stamps", [None, STAMPS])
+def test_a_map_leaves_out_the_rows_on_which_it_raises(stamps: list[int] | None) -> None:
+    one = run(MapOperator(number, ANY, NUMBERS, skips=True), TEXTS, stamps)
+    assert [row["n"] for row in one.output.rows()] == [1, 3, 5]
+    assert one.output.timestamps() == ([None] * 3 if stamps is None else [10, 30, 50])
+    assert one.context.counters.rows_skipped == 2
+
+
+def test_rows_that_do_not_fit_the_declared_columns_are_left_out_too() -> None:
+    def parse(text: str) -> Any:
+        return {"1": {"n": 1}, "x": {"n": "x"}, "3": {"m": 3}, "": None, "5": {"n": 5}}[text]
+
+    one = run(MapOperator(parse, ANY, NUMBERS, skips=True), TEXTS, STAMPS)
+    assert [row["n"] for row in one.output.batches[0].columns().to_pylist()] == [1, 5]
+    assert (one.output.timestamps(), one.context.counters.rows_skipped) == ([10, 50], 3)
+
+
+def test_a_filter_leaves_out_rows_also_when_a_verdict_has_no_truth() -> None:
+    class Undecided:
+        def __bool__(self) -> bool:
+            raise ValueError("ambiguous")
+
+    def verdict(text: str) -> Any:
+        return Undecided() if text == "" else int(text) > 1
+
+    one = run(FilterOperator(verdict, ANY, ANY, skips=True), TEXTS, STAMPS)
+    assert (one.output.rows(), one.output.timestamps(), one.context.counters.rows_skipped) == (["3", "5"], [30, 50], 2)
+    with pytest.raises(UserFunctionError, match="ambiguous; record ''"):
+        run(FilterOperator(lambda text: Undecided() if text == "" else True, ANY, ANY), TEXTS)
+
+
+def test_a_flat_map_gives_all_rows_of_one_or_none() -> None:
+    def twice(text: str) -> Any:
+        yield text
+        yield str(int(text))
+
+    one = run(FlatMapOperator(twice, ANY, ANY, skips=True), TEXTS, STAMPS)
+    assert one.output.rows() == ["1", "1", "3", "3", "5", "5"]
+    assert one.output.timestamps() == [10, 10, 30, 30, 50, 50]
+
+
+@pytest.mark.parametrize("source", ["at", lambda row: row["at"]])
+def test_rows_without_an_event_time_are_left_out(source: Any) -> None:
+    declared = RowType(pa.schema([pa.field("at", pa.timestamp("us", "UTC"))]))
+    times = [datetime(2026, 1, 1, tzinfo=UTC), None, datetime(2026, 1, 2, tzinfo=UTC)]
+    operator = TimestampsOperator(source, 0, declared, skips=True)
+    with OperatorHarness(operator) as one:
+        one.process([{"at": time} for time in times], schema=declared.schema)
+        assert [row["at"] for row in one.output.rows()] == [times[0], times[2]]
+        assert one.context.counters.rows_skipped == 1
+        one.process([{"at": None}], schema=declared.schema)
+        assert len(one.output.rows()) == 2
+
+
+@pytest.mark.parametrize("kind", [MapOperator, FilterOperator, FlatMapOperator])
+def test_a_batch_of_which_every_row_fails_emits_nothing(kind: Any) -> None:
+    one = run(kind(lambda row: 1 / 0, ANY, ANY, skips=True), TEXTS, STAMPS)
+    assert (one.output.elements, one.context.counters.rows_skipped) == ([], 5)
+
+
+def test_one_more_than_the_limit_ends_the_job_and_a_checkpoint_counts_anew() -> None:
+    operator = MapOperator(number, ANY, NUMBERS, skips=True)
+    with OperatorHarness(operator) as one:
+        one.context.skipped_rows_max = 2
+        one.process(TEXTS)
+        one.operator.notify_checkpoint_complete(1)
+        one.process(TEXTS)
+        assert one.context.counters.rows_skipped == 4
+        with pytest.raises(TooManyRowsSkippedError) as caught:
+            one.process(["z"])
+    assert (caught.value.operator, caught.value.limit) == ("op", 2)
+    said = "left out 2 rows since the last checkpoint, which is all that skipped_rows_max allows; the next one: "
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("record 'z'")
+
+
+def test_the_first_the_tenth_and_the_hundredth_are_told_with_the_users_lines(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "holdfast.functions"):
+        run(MapOperator(number, ANY, NUMBERS, skips=True), ["x"] * 120)
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 10, 100]
+    assert "number (test_skipping.py:" in caplog.text
+    assert 'return {"n": int(text)}' in caplog.text
+
+
+def test_what_is_no_rows_fault_fails_all_the_same() -> None:
+    def ask(row: Any) -> Any:
+        raise UndeclaredStateError("no such state")
+
+    with pytest.raises(UndeclaredStateError):
+        run(MapOperator(ask, ANY, ANY, skips=True), ["1"])
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda stream: stream.map(str, on_error="ignore"), "operator 'map': on_error is 'ignore', must be 'fail' or 'skip'"),
+        (lambda stream: stream.filter(_forgets), r"'filter': _forgets \(test_skipping.py:\d+\) returns None, whatever it is given"),
+        (lambda stream: stream.flat_map(_forgets), "'flat_map': _forgets .* does it lack a `return`"),
+        (lambda stream: stream.key_by(_forgets, key_type=str), "_forgets .* does it lack a `return`"),
+        (lambda stream: stream.map(_forgets, returns={"n": int}), "'map': _forgets .* does it lack a `return`"),
+        (lambda stream: stream.assign_timestamps(_forgets, 0), "'assign_timestamps': _forgets"),
+    ],
+)
+def test_what_is_wrong_is_told_when_the_graph_is_built(build: Any, said: str) -> None:
+    with pytest.raises(GraphError, match=said):
+        build(Environment("job").from_source(NamedSource()))
+
+
+def test_functions_that_may_return_something_pass() -> None:
+    def sometimes(row: Any) -> Any:
+        if row:
+            return True
+        return None
+
+    def raises(row: Any) -> Any:
+        raise ValueError
+
+    def yields(row: Any) -> Any:
+        yield row
+
+    stream = Environment("job").from_source(NamedSource())
+    for function in (sometimes, raises, yields, lambda row: row, bool):
+        stream.filter(function)
+    stream.map(_forgets)  # rows of undeclared type may be None
+
+
+def _forgets(row: Any) -> Any:
+    row.get("x")
