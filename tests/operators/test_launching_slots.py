@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from operators import spark, spark_settings
+from operators.launcher import LaunchOptions
 from operators.spark import SparkLauncher
 
 DEADLINE_S = 10.0
@@ -46,6 +47,7 @@ class Cluster:
         patch.setattr(spark, "atexit", SimpleNamespace(register=lambda *_: self.on_started()))
         patch.setattr(spark, "SparkJobHandle", Handle)
         patch.setattr(spark, "apply_settings", lambda _: [])
+        patch.setattr(spark, "hide_progress_bar", lambda _: None)
         patch.setattr(spark, "ship_package", lambda _: None)
         patch.setattr(spark, "pickle_plan", lambda _: b"")
         patch.setattr(spark, "_submission", lambda plan, _: SimpleNamespace(graph=plan.graph, launch_key=""))
@@ -57,9 +59,8 @@ class Cluster:
 
     def launch(self, slots: int) -> Any:
         graph = SimpleNamespace(name="job", slots_required=slots, config=SimpleNamespace(cancellation_timeout_ms=0))
-        options = SimpleNamespace(progress=False, fresh=False, allow_output_repeat=False)
-        plan = SimpleNamespace(graph=graph, operators={}, sources={})
-        return self._launcher.launch(plan, options)  # type: ignore[arg-type]
+        plan = SimpleNamespace(graph=graph, operators={}, sources={}, selectors={})
+        return self._launcher.launch(plan, LaunchOptions(progress=False))  # type: ignore[arg-type]
 
     def _concurrent_tasks(self, context: object) -> int:
         self.asked.set()
@@ -67,7 +68,7 @@ class Cluster:
 
     def _submit(self, submission: Any) -> SimpleNamespace:
         slots = submission.graph.slots_required
-        return SimpleNamespace(notes=(), job_id="job", slots=slots, submission=1, directory="", directory_nonce="")
+        return SimpleNamespace(notes=(), job_id="job", slots=slots, submission=1, directory="", directory_nonce="", restored_checkpoint_id=0)
 
 
 def test_a_job_whose_workers_are_just_starting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
