@@ -6,8 +6,8 @@ slice. Files are Arrow IPC or Parquet; their schema carries the StateMeta for to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ from statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_or
 from statebackends.storage.system_failures import refusal
 
 TableFormat = Literal["arrow", "parquet"]
+Judge: TypeAlias = Callable[[pa.Table], pa.Table]
+"""The rows in their canonical types. Raises ValueError, CorruptStateError and pyarrow's errors for rows that can't be."""
 
 KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
 TTL_STAMP = "ttl_stamp_ms"
@@ -156,21 +158,18 @@ def decode_keyed_table(
     *,
     path: str = "",
     operator: str | None = None,
-    max_parallelism: int | None = None,
     held: KeyGroupRange | None = None,
+    judge: Judge | None = None,
 ) -> pa.Table:
     """The rows of some key groups, with the key columns and the namespace cast to their canonical types.
 
-    Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With
-    `max_parallelism`, rows whose key_group is not that of their key are refused, since no reader would find them; with `held`, the
-    key groups of the table's handle, rows of others, which would be found at some parallelisms and at others not.
-    Raises CorruptStateError naming file and operator."""
+    Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With `held`, the
+    key groups of the table's handle, rows of others are refused, which would be found at some parallelisms and at others not.
+    `judge` refuses further rows that can't be, see rowrules.py. Raises CorruptStateError naming file and operator."""
     try:
         table = _read(pa.py_buffer(data), table_format, key_groups, held or EVERY_KEY_GROUP)
-        table = _canonical(table, key_type)
-        if max_parallelism is not None:
-            _check_key_groups(table, key_type, max_parallelism)
-    except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError) as error:
+        table = _canonical(table, key_type) if judge is None else judge(table)
+    except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError) as error:
         owner = f"operator {operator!r}: " if operator else ""
         if (refused := refusal(error, f"{owner}{path}", path=path, operator=operator)) is not None:
             raise refused from error
@@ -254,15 +253,6 @@ def _namespace(schema: pa.Schema) -> tuple[str, pa.DataType]:
     index = schema.get_field_index(NAMESPACE)
     is_number = index >= 0 and pa.types.is_integer(schema.field(index).type)
     return NAMESPACE, pa.int64() if is_number else pa.binary()
-
-
-def _check_key_groups(table: pa.Table, key_type: KeyType, max_parallelism: int) -> None:
-    keys = key_type.column([table.column(name) for name in key_columns(key_type)], max_parallelism=max_parallelism)
-    wrong = np.flatnonzero(keys.key_groups != _key_groups(table))
-    if len(wrong):
-        row = int(wrong[0])
-        key, group = keys.take([row]).values()[0], keys.key_groups[row]
-        raise ValueError(f"{len(wrong)} rows have a wrong {KEY_GROUP}: that of key {key!r} is {group}")
 
 
 def _key_groups(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:
