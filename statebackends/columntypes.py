@@ -31,7 +31,7 @@ _KINDS = (
 
 
 def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: Shape | None = None) -> bool:
-    """Whether a checked cast from one type to another gives equal values. `shape`: of the values, as far as `wanted` does not say it:
+    """Whether a checked cast from one type to another gives equal values. `shape`: of the values, which `wanted` may not say:
     decimals are texts, and numbers become such texts, but not texts of any other kind."""
     types = pa.types
     shape = shape.inner if isinstance(shape, OptionalShape) else shape
@@ -57,7 +57,7 @@ def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: Shape | None =
 
 
 def fitted(array: pa.Array, wanted: pa.DataType, shape: Shape | None = None) -> pa.Array:
-    """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for a value without an equal one."""
+    """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for one without an equal one."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if array.type == wanted:

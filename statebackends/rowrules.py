@@ -1,7 +1,7 @@
 """What a row of keyed state must be, whoever wrote the table: the one rule that restores and all tools apply.
 
 A row's key group is that of its key, and one of its handle; there is one row for a key and namespace (for a map's entry, a list's
-position, a timer's time); values decode. Judged column by column: no Python call per row but for values that are stored as msgpack."""
+position, a timer's time); values decode. Judged column by column, with no Python call per row but for msgpack."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """The rows of one state of one operator. Errors are ValueError, CorruptStateError, InvalidKeyError and pyarrow's: the caller names
-    file and operator."""
+    """The rows of one state of one operator. Errors are ValueError, CorruptStateError, InvalidKeyError and pyarrow's: the caller
+    names file and operator."""
 
     key_type: KeyType
     max_parallelism: int
@@ -148,7 +148,7 @@ class RowRules:
             raise ValueError(f"two rows have {twice}")
 
     def repeated(self, table: pa.Table, keys: ArrowKeyColumn | None = None) -> dict[str, Any] | None:
-        """What two rows have in common that only one may have; None: there are none such. All rows of a key must be in the table."""
+        """What two rows have that only one may have; None: there are none such. All rows of a key must be in the table."""
         if len(table) < 2:
             return None
         entries = self._entries(table)

@@ -228,7 +228,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         "value": pa.array([1, 2], pa.int64()),
     }
     left = with_table(snapshot(tmp_path, Contents(), ("memory", 1, True)), pa.table(columns))
-    with pytest.raises(CorruptStateError, match="operator 'totals', state 'count': .*two rows have {'key': 'AA'"):
+    with pytest.raises(CorruptStateError, match=r"operator 'totals', state 'count': .*two rows have {'key': 'AA'"):
         diff_snapshots(left, left, UID, "count")
 
 
