@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from statebackends.handles import KeyGroupRange
 from statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
+from statebackends.unpacking import check_arrow, check_parquet, checked_batch
 
 BATCH_ROWS = 1 << 15
 _READ_BYTES = 1 << 20
@@ -98,6 +99,7 @@ def _slices(counts: npt.NDArray[np.int64], groups: KeyGroupRange) -> Iterator[Ke
 
 class _ParquetFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
+        check_parquet(source)
         self._file = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False)
         self.schema = self._file.schema_arrow
 
@@ -108,13 +110,15 @@ class _ParquetFile(TableFile):
 class _ArrowFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
+        self._unpacked = check_arrow(source)
         self._reader = pa.ipc.open_file(source)
         self.schema = self._reader.schema
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         reader = self._reader if columns is None else self._reader_of(columns)
+        unpacked = self._unpacked.copy()
         for index in range(reader.num_record_batches):
-            batch = reader.get_batch(index)
+            batch = checked_batch(reader.get_batch(index), unpacked)
             if columns is not None:
                 batch = batch.select(list(columns))
             for start in range(0, batch.num_rows, BATCH_ROWS):
