@@ -1,6 +1,6 @@
 """Ctrl-C at any moment of a command that works for itself: it ends with EXIT_INTERRUPTED, and nothing of its target is left.
 
-An interrupt is one whatever it is made into on its way: libraries turn it into errors of their own, and users' functions swallow it."""
+An interrupt is one whatever it is made into on its way: libraries turn it into errors, and users' functions swallow it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _current = _Interrupts()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """What runs within is ended by an interrupt: `typer.Exit(EXIT_INTERRUPTED)`, whatever came of it, after its target is deleted."""
+    """What runs within is ended by an interrupt: `typer.Exit(EXIT_INTERRUPTED)`, once its target is deleted."""
     global _current
     state = _current = _Interrupts()
     if _TARGETS in sys.modules:  # those of commands before this one in the same process are no business of it

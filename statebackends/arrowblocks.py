@@ -1,7 +1,7 @@
 """The record batches of an Arrow IPC file by their metadata: what each unpacks to, without unpacking any.
 
-Source: Arrow's format (File.fbs, Message.fbs): a footer of blocks; a message a block, with its rows and where its buffers lie; a packed
-buffer begins with its unpacked length."""
+Source: Arrow's format (File.fbs, Message.fbs): a footer of blocks; a message a block, with its rows and where its buffers lie; a
+packed buffer begins with its unpacked length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def blocks_of(source: pa.NativeFile) -> Iterator[Block]:
 
 
 def _block(source: pa.NativeFile, size: int, offset: int, metadata_length: int, body_length: int) -> Block:
-    if not (_PAST_HEADER < metadata_length <= _METADATA_BYTES_MAX and 0 <= offset and 0 <= body_length):
+    if not (_PAST_HEADER < metadata_length <= _METADATA_BYTES_MAX and offset >= 0 and body_length >= 0):
         raise ValueError(f"a batch at {offset} with {metadata_length} bytes of metadata")
     if offset + metadata_length + body_length > size:
         raise ValueError(f"a batch at {offset} that is not within the file")

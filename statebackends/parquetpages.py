@@ -1,7 +1,7 @@
 """The column chunks and pages of a Parquet file by footer and headers: what each unpacks to, without unpacking any.
 
-A row group's metadata may say anything; the pages' headers are what a reader believes and allocates by. pyarrow does not show them, and
-ends the process over some footers when it is asked for a column's metadata (26.0): so both are read here.
+A row group's metadata may say anything; the pages' headers are what a reader believes and allocates by. pyarrow does not show
+them, and ends the process over some footers when it is asked for a column's metadata (26.0): so both are read here.
 Source: the Parquet format (parquet.thrift: FileMetaData, PageHeader) and Thrift's compact protocol."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def row_groups_of(source: pa.NativeFile) -> list[RowGroup]:
 
 
 def _chunk(found: dict[int, Any], leaf: dict[int, Any]) -> Chunk:
-    """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 where data and dictionary begin, 12 statistics."""
+    """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 starts, 12 statistics."""
     start, dictionary = found[9], found.get(11) or 0
     path = b".".join(found[3]).decode()
     width = leaf.get(2, 0) if found[1] == _FIXED else _WIDTHS.get(found[1], 0)

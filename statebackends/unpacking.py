@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from statebackends.arrowblocks import blocks_of
 from statebackends.parquetpages import DELTA_BYTE_ARRAY, DICTIONARY_ENCODINGS, DICTIONARY_PAGE, TEXTS, Page, pages_of, row_groups_of
 
-UNPACKED_BYTES_MAX = 512 << 20
+UNPACKED_BYTES_MAX = 256 << 20
 """What any table may unpack to."""
 UNPACKED_RATIO_MAX = 1_000
 """A table may unpack to so many times its file's bytes, if that is more."""
@@ -43,8 +43,8 @@ class Unpacked:
         self.bytes += count
         if self.bytes > self.allowed:
             raise ValueError(
-                f"{self._packed_bytes} bytes that unpack to more than {self.allowed}; if the table is to be trusted, set {SETTING}, in "
-                "the environment of all that read it, to what it may have"
+                f"{self._packed_bytes} bytes that unpack to more than {self.allowed}; if the table is to be trusted, set {SETTING} "
+                "in the environment of all that read it to what it may have"
             )
 
     def allows(self, count: int) -> bool:
@@ -80,11 +80,14 @@ def checked_batch(batch: pa.RecordBatch, unpacked: Unpacked) -> pa.RecordBatch:
     return batch
 
 
-def check_parquet(source: pa.NativeFile) -> None:
-    """Refuse a Parquet file that unpacks to too much, by its pages. Raises ValueError, and errors of pyarrow."""
+def check_parquet(source: pa.NativeFile) -> int:
+    """Refuse a Parquet file that unpacks to too much, by its pages; gives the bytes of a row, on average, or more.
+
+    Raises ValueError, and errors of pyarrow."""
     unpacked = Unpacked(source.size())
     numbered = _Numbered(source)
-    for number, group in enumerate(row_groups_of(source)):
+    groups = row_groups_of(source)
+    for number, group in enumerate(groups):
         fixed, texts = max(0, group.rows) * ROW_BYTES, list[_Texts]()
         for chunk in group.chunks:
             pages = _counted(pages_of(source, chunk.start, chunk.length, chunk.values), unpacked)
@@ -96,6 +99,7 @@ def check_parquet(source: pa.NativeFile) -> None:
         numbered.paths = [each.path for each in texts]
         for each in texts:
             unpacked.add(each.bytes(numbered, unpacked))
+    return unpacked.bytes // max(1, sum(group.rows for group in groups))
 
 
 def _counted(pages: Iterator[Page], unpacked: Unpacked) -> list[Page]:

@@ -344,8 +344,9 @@ def test_a_link_in_a_savepoint_is_refused_by_every_tool_and_a_restore(savepoint:
     assert "a symbolic link, or in one" in run("copy", savepoint, tmp_path / "copied", code=2)
     assert "a symbolic link, or in one" in run("export", savepoint, tmp_path / "exported", code=2)
     assert "a symbolic link, or in one" in run("diff", savepoint, savepoint, code=2)
+    metadata = hf.Snapshot(savepoint).metadata
     with pytest.raises(CorruptStateError, match="a symbolic link, or in one"):
-        run_flow(check_files(hf.Snapshot(savepoint).metadata, str(savepoint), checksums=False), RoutedStorage(LocalStorage(tmp_path)))
+        run_flow(check_files(metadata, str(savepoint), checksums=False), RoutedStorage(LocalStorage(tmp_path)))
 
 
 def test_a_savepoint_behind_a_link_is_as_good_as_any(savepoint: Path, tmp_path: Path) -> None:

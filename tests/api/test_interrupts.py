@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def commands(savepoint: Path, target: Path, function: str = "same") -> dict[str,
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """An interrupt comes right before (even numbers) or after (odd ones) an operation on storage of a number."""
     moment = {"count": 0, "at": -1}
     original = LocalStorage.execute
@@ -97,7 +96,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         return result
 
     monkeypatch.setattr(LocalStorage, "execute", execute)
-    yield moment
+    return moment
 
 
 @pytest.mark.parametrize("name", ["copy", "export", "edit", "bootstrap", "diff", "verify"])

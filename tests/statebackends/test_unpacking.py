@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,7 @@ LARGE = b"\0" * (10 * MIB)
 WORDS = pa.ListArray.from_arrays(pa.array([0, 20_000], pa.int32()), repeated("y" * 1_000, 20_000))
 BOMBS = {
     "a page": parquet(pa.table({"v": [LARGE]}), use_dictionary=False),
-    "a page in snappy": parquet(pa.table({"v": [b"\0" * MIB] * 100}), use_dictionary=False, compression="brotli"),
+    "pages in brotli": parquet(pa.table({"v": [b"\0" * MIB] * 100}), use_dictionary=False, compression="brotli"),
     "a dictionary's page": parquet(pa.table({"v": [LARGE]}), dictionary_pagesize_limit=100 * MIB),
     "one value many times": parquet(pa.table({"v": repeated(b"x" * 10_000, 20_000)})),
     "one value many times in a list": parquet(pa.table({"v": WORDS})),
@@ -70,12 +72,9 @@ BOMBS = {
 def test_parquet_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(name: str) -> None:
     data = BOMBS[name]
     before = pa.total_allocated_bytes()
-    pool = pa.default_memory_pool()
     with pytest.raises(ValueError, match="bytes that unpack to more than"):
         check_parquet(pa.BufferReader(data))
-    assert data.size * 1_000 < pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows * 64 + 200 * MIB
     assert pa.total_allocated_bytes() - before < 8 * MIB
-    assert pool.max_memory() is not None
 
 
 PACKED = {
@@ -170,14 +169,16 @@ def test_batches_are_those_that_were_written() -> None:
 def test_damage_is_an_error_of_ours_and_nothing_else() -> None:
     """Every byte of a file's ends, and some of the others, in turn."""
     table = pa.table({"v": [f"{number % 9}" for number in range(50)], "n": np.arange(50)})
-    for data, check in ((parquet(table).to_pybytes(), check_parquet), (arrow(table).to_pybytes(), check_arrow)):
+    checks: list[tuple[bytes, Callable[[pa.NativeFile], object]]] = [
+        (parquet(table).to_pybytes(), check_parquet),
+        (arrow(table).to_pybytes(), check_arrow),
+    ]
+    for data, check in checks:
         for position in range(len(data)):
             damaged = bytearray(data)
             damaged[position] ^= 0x55
-            try:
-                check(pa.BufferReader(bytes(damaged)))  # type: ignore[operator]
-            except (ValueError, OSError, pa.ArrowException) as error:
-                assert not isinstance(error, MemoryError) or isinstance(error, pa.ArrowException)
+            with contextlib.suppress(ValueError, OSError, pa.ArrowException):
+                check(pa.BufferReader(bytes(damaged)))
 
 
 def test_a_count_of_what_has_been_unpacked() -> None:
