@@ -28,11 +28,12 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.interrupted = False
-        self.settled = False
+        self.ends = False
+        """It has done what it was told to, or deletes what it did: there is nothing to interrupt."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler: the first one interrupts, later ones must not keep it from cleaning up."""
-        if self.settled or self.interrupted:
+        """The signal's handler."""
+        if self.ends:
             return
         self.interrupted = True
         raise KeyboardInterrupt
@@ -58,7 +59,7 @@ def interruptible() -> Iterator[None]:
                 raise
             _clean_up(state)
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        if state.interrupted and not state.settled:  # somebody swallowed it
+        if state.interrupted:  # and somebody swallowed it
             _clean_up(state)
             raise typer.Exit(EXIT_INTERRUPTED)
     finally:
@@ -72,11 +73,11 @@ def settle() -> None:
     Raises KeyboardInterrupt if it was before, and somebody has swallowed that."""
     if _current.interrupted:
         raise KeyboardInterrupt
-    _current.settled = True
+    _current.ends = True
 
 
 def _clean_up(state: _Interrupts) -> None:
-    state.interrupted = True  # nothing interrupts what follows
+    state.ends = True
     if _TARGETS not in sys.modules:
         return
     try:
