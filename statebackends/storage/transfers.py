@@ -101,9 +101,10 @@ def _join(group: _Group[T], threads: Sequence[threading.Thread]) -> BaseExceptio
     interrupt: BaseException | None = None
     while True:  # an interrupt may come between any two steps
         try:
-            group.end()
+            group.stop()
             for thread in threads:
                 thread.join()
+            group.wait()
             return interrupt
         except BaseException as error:
             interrupt = error
@@ -144,10 +145,14 @@ class _Group(Generic[T]):
                     self._active.discard(threading.get_ident())
                     self._changed.notify_all()
 
-    def end(self) -> None:
-        """Nothing more begins; waits for what other threads are at."""
+    def stop(self) -> None:
+        """Nothing more begins."""
         with self._changed:
             self._ended = True
+
+    def wait(self) -> None:
+        """Until no other thread has a call."""
+        with self._changed:
             while self._active - {threading.get_ident()}:
                 self._changed.wait()
 
