@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[StateDescriptor, dict[str, Any], type[HoldfastError], s
     ),
     "one zero in two spellings": (BY_FLOAT, {"map_key": [0.0, -0.0], "value": [1, 2]}, InvalidKeyError, "two rows have"),
     "a key that is no decimal": (BY_DECIMAL, {"map_key": ["1", "x"], "value": [1, 2]}, StateValueError, "row 1: 'x' is no decimal"),
-    "elements of one position": (SEEN, {"position": [3, 3], "value": [1, 2]}, InvalidKeyError, "'position': 3}; leave 'position' out"),
+    "elements of one position": (SEEN, {"position": [3, 3], "value": [1, 2]}, InvalidKeyError, "3}; leave 'position' out"),
     "a list with what is no decimal": (PRICES, {"value": [["1"], ["2", "y"]]}, StateValueError, "row 1: 'y' is no decimal"),
 }  # fmt: skip
 
