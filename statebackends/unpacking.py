@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from statebackends.arrowblocks import blocks_of
+from statebackends.errors import InvalidConfigError
 from statebackends.parquetpages import DELTA_BYTE_ARRAY, DICTIONARY_ENCODINGS, DICTIONARY_PAGE, TEXTS, Page, pages_of, row_groups_of
 
 UNPACKED_BYTES_MAX = 256 << 20
@@ -208,5 +209,9 @@ def _lengths(texts: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _allowed_of_any() -> int:
-    text = os.environ.get(SETTING, "")
-    return int(text) if text.isdecimal() else UNPACKED_BYTES_MAX
+    text = os.environ.get(SETTING)
+    if text is None:
+        return UNPACKED_BYTES_MAX
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidConfigError(f"{SETTING} is {text!r} and has to be a number of bytes, at least 1", setting=SETTING)
+    return int(text)

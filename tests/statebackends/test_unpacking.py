@@ -13,7 +13,7 @@ import pytest
 
 from statebackends import unpacking
 from statebackends.arrowblocks import blocks_of
-from statebackends.errors import CorruptStateError
+from statebackends.errors import CorruptStateError, InvalidConfigError
 from statebackends.handles import KeyGroupRange
 from statebackends.keyedtables import decode_keyed_table
 from statebackends.keys import KeyType
@@ -116,6 +116,13 @@ def test_what_is_to_be_trusted_may_be_allowed_more(monkeypatch: pytest.MonkeyPat
         check_parquet(pa.BufferReader(data))
     for data in PACKED.values():
         check_arrow(pa.BufferReader(data))
+
+
+@pytest.mark.parametrize("text", ["", "1 GiB", "-5", "0"])
+def test_a_setting_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(unpacking.SETTING, text)
+    with pytest.raises(InvalidConfigError, match="HOLDFAST_UNPACKED_BYTES_MAX is .* a number of bytes"):
+        check_arrow(pa.BufferReader(PACKED["zeros"]))
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"compression": "snappy"}])
