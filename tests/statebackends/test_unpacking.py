@@ -121,7 +121,7 @@ def test_what_is_to_be_trusted_may_be_allowed_more(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("text", ["", "1 GiB", "-5", "0"])
 def test_a_setting_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(unpacking.SETTING, text)
-    with pytest.raises(InvalidConfigError, match="HOLDFAST_UNPACKED_BYTES_MAX is .* a number of bytes"):
+    with pytest.raises(InvalidConfigError, match=r"HOLDFAST_UNPACKED_BYTES_MAX is .* a number of bytes"):
         check_arrow(pa.BufferReader(PACKED["zeros"]))
 
 
