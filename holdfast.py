@@ -244,6 +244,13 @@ def _shadowed(name: str, what: str, path: str) -> Exception:
 def main() -> None:
     """Entry point of the `holdfast` command."""
     try:
+        _run()
+    except KeyboardInterrupt as error:  # while modules were imported, or options parsed
+        raise SystemExit(130) from error
+
+
+def _run() -> None:
+    try:
         check_packages()
     except Exception as error:
         sys.stderr.write(f"holdfast: {error}\n")

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from api import console
 from api.client import RestClient
+from api.interrupts import EXIT_INTERRUPTED, interruptible
 from api.settings import client_settings, server_settings
 from api.snapshots import commands
 from api.version import VERSION
@@ -38,7 +39,7 @@ class _Group(TyperGroup):
             console.show_error(error)
             raise typer.Exit(console.exit_code(error)) from error
         except KeyboardInterrupt as error:
-            raise typer.Exit(130) from error
+            raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
 app = typer.Typer(
@@ -335,7 +336,7 @@ def preflight(
     from operators.pipelines import build_environment, load_function
     from statebackends.snapshots.places import absolute_location
 
-    with console.trouble():
+    with console.trouble(), interruptible():
         function, _ = load_function(pipeline, "job")
         environment = build_environment(function, pipeline, "job", parallelism=parallelism)
         submission = Submission(

@@ -225,6 +225,9 @@ class SimDisk:
             node.stat = FileStat(node.size, (0, node.number), False, node.modified_ms)
         return node.stat
 
+    def is_link(self, path: str) -> bool:
+        return False  # nobody makes any
+
     def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
         if self.before_call is not None:
             self.before_call("list_folder", path, 0)

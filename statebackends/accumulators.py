@@ -6,6 +6,7 @@ of keys, namespaces, freezing or files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,6 +24,8 @@ Values: TypeAlias = npt.NDArray[Any] | Any | None
 """Numpy, masked numpy or Arrow array; None for count(*)."""
 
 _INT64 = np.iinfo(np.int64)
+_AGGREGATE = re.compile(r"(?P<function>count|sum|min|max|mean)(?:\((?P<type>[a-z0-9_]+)\))?(?=,|$)")
+"""In the text of a columnar state, behind the name of a result and a `=`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,27 @@ def value_type_text(descriptor: ColumnarStateDescriptor) -> str:
         for aggregate in descriptor.aggregates
     )
     return f"columnar<{','.join(fields)}>"
+
+
+def part_columns_of_text(text: str, names: Sequence[str]) -> list[pa.Field] | None:
+    """The columns of a `value_type_text`, in its order; None if it says of columns that are not among `names`, or nothing known.
+
+    Names are not escaped in it, so that they are needed to read it."""
+    outputs = sorted({*names, *(name.removesuffix(".sum") for name in names)}, key=len, reverse=True)
+    rest, fields = text.removeprefix("columnar<").removesuffix(">"), list[pa.Field]()
+    while rest:
+        named = ((each, _AGGREGATE.match(rest, len(each) + 1)) for each in outputs if rest.startswith(f"{each}="))
+        output, found = next(((each, match) for each, match in named if match is not None), ("", None))
+        if found is None:
+            return None
+        rest = rest[found.end() :].removeprefix(",")
+        try:
+            source = None if found["type"] is None else pa.type_for_alias(found["type"])
+            parts = parts_of(ColumnAggregate(found["function"], None if source is None else output, output, source))
+        except (ValueError, InvalidConfigError):
+            return None
+        fields += [pa.field(part.name, part.arrow_type, part.nullable) for part in parts]
+    return fields if all(field.name in names for field in fields) else None
 
 
 class Accumulator:

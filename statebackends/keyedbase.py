@@ -34,6 +34,7 @@ from statebackends.keyedtables import decode_keyed_table
 from statebackends.keys import KeyType
 from statebackends.listorder import in_list_order
 from statebackends.partreading import read_parts
+from statebackends.rowrules import RowRules
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
 from statebackends.storage.operations import Storage, run_flow
@@ -112,6 +113,7 @@ class KeyedBackendBase(ABC):
         self._restored_id: int | None = None  # of the checkpoint that they begin with
         self._timers: dict[str, TimerRowProvider] = {}
         self._restored_timers: dict[str, pa.Table] = {}
+        self._rules: dict[StateMeta, RowRules] = {}
 
     # ------------------------------------------------------------------------------------------------------ while running
 
@@ -397,9 +399,15 @@ class KeyedBackendBase(ABC):
             self.key_type,
             path=path,
             operator=self._operator,
-            max_parallelism=self.max_parallelism,
             held=piece.key_groups,
+            judge=lambda table: self._judged(piece.meta, table),
         )
+
+    def _judged(self, meta: StateMeta, table: pa.Table) -> pa.Table:
+        rules = self._rules.get(meta)
+        if rules is None or meta.name in self._columnar:
+            rules = self._rules[meta] = RowRules.of(meta, self.key_type, self.max_parallelism, table.schema)
+        return rules.judged(table)
 
     def _load_table(self, meta: StateMeta, table: pa.Table) -> None:
         if meta.kind == TIMERS_KIND:

@@ -6,8 +6,8 @@ slice. Files are Arrow IPC or Parquet; their schema carries the StateMeta for to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,10 +20,14 @@ from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantEr
 from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
+from statebackends.parquetpages import row_groups_of
 from statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
 from statebackends.storage.system_failures import refusal
+from statebackends.unpacking import check_arrow, check_parquet, checked_batch
 
 TableFormat = Literal["arrow", "parquet"]
+Judge: TypeAlias = Callable[[pa.Table], pa.Table]
+"""The rows in their canonical types. Raises ValueError, CorruptStateError and pyarrow's errors for rows that can't be."""
 
 KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
 TTL_STAMP = "ttl_stamp_ms"
@@ -156,21 +160,18 @@ def decode_keyed_table(
     *,
     path: str = "",
     operator: str | None = None,
-    max_parallelism: int | None = None,
     held: KeyGroupRange | None = None,
+    judge: Judge | None = None,
 ) -> pa.Table:
     """The rows of some key groups, with the key columns and the namespace cast to their canonical types.
 
-    Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With
-    `max_parallelism`, rows whose key_group is not that of their key are refused, since no reader would find them; with `held`, the
-    key groups of the table's handle, rows of others, which would be found at some parallelisms and at others not.
-    Raises CorruptStateError naming file and operator."""
+    Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With `held`, the
+    key groups of the table's handle, rows of others are refused, which would be found at some parallelisms and at others not.
+    `judge` refuses further rows that can't be, see rowrules.py. Raises CorruptStateError naming file and operator."""
     try:
         table = _read(pa.py_buffer(data), table_format, key_groups, held or EVERY_KEY_GROUP)
-        table = _canonical(table, key_type)
-        if max_parallelism is not None:
-            _check_key_groups(table, key_type, max_parallelism)
-    except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError) as error:
+        table = _canonical(table, key_type) if judge is None else judge(table)
+    except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError) as error:
         owner = f"operator {operator!r}: " if operator else ""
         if (refused := refusal(error, f"{owner}{path}", path=path, operator=operator)) is not None:
             raise refused from error
@@ -182,13 +183,15 @@ def decode_keyed_table(
 
 def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
     if table_format == "parquet":
-        return _read_parquet(pq.ParquetFile(pa.BufferReader(data)), key_groups, held)
+        check_parquet(pa.BufferReader(data))
+        return _read_parquet(data, key_groups, held)
     if table_format != "arrow":
         raise ValueError(f"unknown format {table_format!r}")
+    unpacked = check_arrow(pa.BufferReader(data))
     reader = pa.ipc.open_file(data, memory_pool=LARGE_POOL)
     batches = []
     for index in range(reader.num_record_batches):
-        batch = reader.get_batch(index)
+        batch = checked_batch(reader.get_batch(index), unpacked)
         check_held(_key_groups(batch), held)
         restricted = restrict(batch, key_groups)
         if len(restricted):
@@ -203,27 +206,23 @@ def check_held(groups: npt.NDArray[Any], held: KeyGroupRange) -> None:
         raise ValueError(f"{len(wrong)} rows of key groups outside of [{held.start}, {held.stop}), the first of {wrong[0]}")
 
 
-def _read_parquet(file: pq.ParquetFile, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
-    column = file.schema_arrow.get_field_index(KEY_GROUP)
-    if column < 0:
+def _read_parquet(data: pa.Buffer, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
+    file = pq.ParquetFile(pa.BufferReader(data))
+    if file.schema_arrow.get_field_index(KEY_GROUP) < 0:
         raise ValueError(f"no column {KEY_GROUP!r}")
     wanted = []
-    for index in range(file.num_row_groups):
-        statistics = file.metadata.row_group(index).column(column).statistics if _is_flat(file, column) else None
-        if statistics is None or not statistics.has_min_max:
+    for index, group in enumerate(row_groups_of(pa.BufferReader(data))):
+        found = next((chunk for chunk in group.chunks if chunk.path == KEY_GROUP), None)
+        if found is None or not found.lowest or not found.highest or found.kind not in (1, 2):
             wanted.append(index)
             continue
-        check_held(np.array([statistics.min, statistics.max]), held)
-        if statistics.max >= key_groups.start and statistics.min < key_groups.stop:
+        lowest, highest = (int.from_bytes(each, "little", signed=True) for each in (found.lowest, found.highest))
+        check_held(np.array([lowest, highest]), held)
+        if highest >= key_groups.start and lowest < key_groups.stop:
             wanted.append(index)
     table = file.read_row_groups(wanted)
     check_held(_key_groups(table), held)
     return restrict(table, key_groups)
-
-
-def _is_flat(file: pq.ParquetFile, column: int) -> bool:
-    """Parquet counts leaves: the n-th column of the schema is the n-th leaf only if none before it is nested."""
-    return bool(file.metadata.schema.column(column).path == KEY_GROUP)
 
 
 def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.Table | pa.RecordBatch:
@@ -254,15 +253,6 @@ def _namespace(schema: pa.Schema) -> tuple[str, pa.DataType]:
     index = schema.get_field_index(NAMESPACE)
     is_number = index >= 0 and pa.types.is_integer(schema.field(index).type)
     return NAMESPACE, pa.int64() if is_number else pa.binary()
-
-
-def _check_key_groups(table: pa.Table, key_type: KeyType, max_parallelism: int) -> None:
-    keys = key_type.column([table.column(name) for name in key_columns(key_type)], max_parallelism=max_parallelism)
-    wrong = np.flatnonzero(keys.key_groups != _key_groups(table))
-    if len(wrong):
-        row = int(wrong[0])
-        key, group = keys.take([row]).values()[0], keys.key_groups[row]
-        raise ValueError(f"{len(wrong)} rows have a wrong {KEY_GROUP}: that of key {key!r} is {group}")
 
 
 def _key_groups(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackends.errors import CorruptStateError
-from statebackends.mapkeys import Form, form_of_members
+from statebackends.mapkeys import Form
 from statebackends.valueshapes import OptionalShape, Shape, refused, scatter
 
 MISSING: Any = object()
@@ -76,13 +76,18 @@ class RecordShape(Shape):
                 field.shape.check(member)
 
     def key_form(self) -> Form | None:
-        members = form_of_members([field.shape.key_form() for field in self.fields])
-        if members is None:
+        forms = [field.shape.key_form() for field in self.fields]
+        if not any(forms):
             return None
 
         def form(value: Any) -> Any:
-            found = members([self.read(value, field) for field in self.fields])
-            return found if self.kind == "namedtuple" else dict(zip([field.name for field in self.fields], found, strict=True))
+            given = zip(self.fields, [self.read(value, field) for field in self.fields], forms, strict=True)
+            found = [
+                (field.name, member if each is None else each(member))
+                for field, member, each in given
+                if member is not MISSING  # of a dict that was made without it
+            ]
+            return [member for _, member in found] if self.kind == "namedtuple" else dict(found)
 
         return form
 
@@ -108,6 +113,14 @@ class RecordShape(Shape):
         if self._is_dict:
             return [{name: member for name, member in row if member is not MISSING} for row in rows]
         return [self._class(**dict(row)) for row in rows]
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        for index, field in enumerate(self.fields):
+            column = array.field(index)
+            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalShape):
+                column = column.drop_null()  # the field is absent
+            field.shape.check_column(column)
 
     def _members(self, field: RecordField, array: pa.Array) -> list[Any]:
         index = array.type.get_field_index(field.name)

@@ -28,7 +28,7 @@ from statebackends.handles import (
 from statebackends.metadata import SnapshotMetadata, decode_metadata, promised_length
 from statebackends.sharedpaths import is_checkpoint_folder, shared_name
 from statebackends.storage.checksums import Digest, checksum_of
-from statebackends.storage.operations import Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
+from statebackends.storage.operations import LINKED, Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
 from statebackends.storage.whole import FIRST_BYTES
 from statebackends.tableends import FileEnds, wrong_format
 from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS
@@ -36,6 +36,7 @@ from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS
 METADATA_NAME = "_metadata"
 VERIFY_BYTES = 2 << 20
 """Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
+LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
 _NAME_LENGTH_MAX = 100
 _SEGMENT_BYTES_MAX = 255
 _PATH_BYTES_MAX = 1024
@@ -258,14 +259,26 @@ def file_problem(
 
 def piece_problem(handle: FileHandle, path: str, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:
     """What is wrong with the length of a file, without looking at its content."""
-    size: int | None = yield StatFile(path)
+    size: int | None = yield StatFile(path, own_names(path, handle.path))
     if size is None:
         return SnapshotProblem(ProblemKind.MISSING, operator, subtask, path, "the file is missing")
+    if size == LINKED:
+        return SnapshotProblem(ProblemKind.PATH, operator, subtask, path, LINK_DETAIL)
     if size != handle.file_length:
         return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, _length_detail(size, handle.file_length))
     if isinstance(handle, SegmentHandle) and not handle.is_inside:
         return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, outside_detail(handle))
     return None
+
+
+def own_names(joined: str, path: str) -> int:
+    """Of a part's `path`, which is `joined` in its storage: how many names at the end of it belong to the snapshot alone.
+
+    A folder of savepoints may be a link, but nothing in one, which would not come along when it is moved, and may change under it.
+    What lies in a job's directory is the coordinator's."""
+    names = posixpath.normpath(path).split("/")
+    folder = "/".join(joined.split("/")[: -len(names)])
+    return 0 if names[0] == ".." or is_checkpoint_folder(folder) else len(names)
 
 
 def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:

@@ -9,12 +9,13 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence, Set
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from statebackends.keyfields import BoolField, DateField, FieldType, Int64Field, TimestampField
@@ -23,6 +24,8 @@ from statebackends.keytypes import unwrap
 from statebackends.mapkeys import Form, form_of_members, one_decimal
 
 _REPR_LENGTH_MAX = 200
+_PLAIN_DECIMAL = r"^-?[0-9]+(\.[0-9]*)?(E[+-]?[0-9]{1,9})?$"
+"""What no closer look is needed for."""
 
 
 def refused(value: Any, text: str, reason: str = "") -> StateValueError:
@@ -58,6 +61,12 @@ class Shape(ABC):
     @abstractmethod
     def from_arrow(self, array: pa.Array) -> list[Any]:
         """The inverse; also reads the older forms that evolution.py allows. Raises CorruptStateError."""
+
+    def check_column(self, array: pa.Array) -> None:
+        """Refuse rows that `from_arrow` could not read, or would read as something else, without making a value of each.
+
+        `array` is a valid one of `arrow_type`. Raises CorruptStateError, ValueError."""
+        self._no_nulls(array)
 
     def key_form(self) -> Form | None:
         """What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding; None: the key.
@@ -111,6 +120,10 @@ class ScalarShape(Shape):
             array = array.cast(self.arrow_type)
         values: list[Any] = array.to_pylist()
         return values
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        self._field.check_column(array)
 
 
 class TimeShape(ScalarShape):
@@ -178,8 +191,34 @@ class DecimalShape(Shape):
         return pa.array([str(value) for value in values], self.arrow_type)
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
+        """Also int64, written before the type was widened. Raises CorruptStateError for a text that is no decimal."""
         self._no_nulls(array)
-        return [Decimal(text) for text in array.to_pylist()]
+        if not _holds_decimals(array.type):
+            raise CorruptStateError(f"{array.type} in a column of {self.text}", reason="value encoding")
+        values = array.to_pylist()
+        try:
+            return [Decimal(value) for value in values]
+        except (InvalidOperation, ValueError):
+            return [_decimal_of(value) for value in values]  # raises for the one at fault
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        unusual = array.filter(pc.invert(pc.match_substring_regex(array, _PLAIN_DECIMAL)))
+        for text in unusual.unique().to_pylist():
+            _decimal_of(text)
+
+
+def _holds_decimals(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return bool(is_text or types.is_decimal(kind) or types.is_integer(kind))
+
+
+def _decimal_of(value: Any) -> Decimal:
+    try:
+        return Decimal(value)
+    except (InvalidOperation, ValueError) as error:
+        raise CorruptStateError(f"{repr(value)[:_REPR_LENGTH_MAX]} is no decimal", reason="value encoding") from error
 
 
 class OpaqueShape(Shape):
@@ -216,6 +255,11 @@ class OpaqueShape(Shape):
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
 
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        if self.text != "pickled":  # whose bytes are for its own job alone
+            self.from_arrow(array)
+
 
 class OptionalShape(Shape):
     """A value or None; None is an Arrow null."""
@@ -241,6 +285,9 @@ class OptionalShape(Shape):
             return self.inner.from_arrow(array)
         present = iter(self.inner.from_arrow(array.drop_null()))
         return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
+
+    def check_column(self, array: pa.Array) -> None:
+        self.inner.check_column(array.drop_null() if array.null_count else array)
 
 
 def scatter(present: pa.Array, valid: Sequence[bool]) -> pa.Array:
@@ -285,6 +332,10 @@ class ListShape(Shape):
         build = self._container
         return [build(members[start:stop]) for start, stop in itertools.pairwise(_starts(array))]
 
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        self.inner.check_column(array.flatten())
+
 
 class DictShape(Shape):
     """dict: an Arrow map, in the dict's order."""
@@ -313,13 +364,24 @@ class DictShape(Shape):
     def from_arrow(self, array: pa.Array) -> list[Any]:
         self._no_nulls(array)
         key_shape, value_shape = self.children
-        starts = _starts(array)
-        first = array.offsets[0].as_py() if len(array) else 0
-        keys = key_shape.from_arrow(array.keys.slice(first, starts[-1]))
-        members = value_shape.from_arrow(array.items.slice(first, starts[-1]))
+        starts, key_array, value_array = _entries(array)
+        keys = key_shape.from_arrow(key_array)
+        members = value_shape.from_arrow(value_array)
         return [
             dict(zip(keys[start:stop], members[start:stop], strict=True)) for start, stop in itertools.pairwise(starts)
         ]
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        key_shape, value_shape = self.children
+        starts, keys, members = _entries(array)
+        key_shape.check_column(keys)
+        value_shape.check_column(members)
+        if len(keys) and not (isinstance(key_shape, ScalarShape) and _are_distinct(starts, keys)):
+            values = key_shape.from_arrow(keys)
+            for start, stop in itertools.pairwise(starts):
+                if len(set(values[start:stop])) < stop - start:
+                    raise CorruptStateError(f"a {self.text} with a key that it has twice", reason="value encoding")
 
 
 class TupleShape(Shape):
@@ -352,11 +414,35 @@ class TupleShape(Shape):
         columns = [shape.from_arrow(array.field(index)) for index, shape in enumerate(self.children)]
         return list(zip(*columns, strict=True))
 
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        for index, shape in enumerate(self.children):
+            shape.check_column(array.field(index))
+
 
 def _offsets(values: Sequence[Collection[Any]]) -> pa.Array:
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     return pa.array(offsets.astype(np.int32))
+
+
+def _entries(array: pa.Array) -> tuple[list[int], pa.Array, pa.Array]:
+    """Of an array of maps: `_starts`, the keys and the values."""
+    starts = _starts(array)
+    first = array.offsets[0].as_py() if len(array) else 0
+    return starts, array.keys.slice(first, starts[-1]), array.items.slice(first, starts[-1])
+
+
+def _are_distinct(starts: list[int], keys: pa.Array) -> bool:
+    """Whether no map has a key twice; keys are equal where Arrow says so."""
+    bounds = np.asarray(starts)
+    sizes = np.diff(bounds)
+    if (sizes <= 1).all():
+        return True
+    numbers = keys.dictionary_encode()
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    places = owners * len(numbers.dictionary) + numbers.indices.to_numpy(zero_copy_only=False)
+    return len(np.unique(places)) == len(places)
 
 
 def _starts(array: pa.Array) -> list[int]:

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from api import console
+from api.interrupts import interruptible, settle
 from api.snapshots.fsck_command import fsck
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 
@@ -20,7 +21,7 @@ class _Group(TyperGroup):
     """Every error of a tool is trouble: 1 has a meaning of its own."""
 
     def invoke(self, ctx: Any) -> Any:
-        with console.trouble():
+        with console.trouble(), interruptible():
             return super().invoke(ctx)
 
 
@@ -50,7 +51,7 @@ def inspect(
     from api import inspection  # pyarrow: a third of a second that other commands need not wait for
     from api.snapshots.snapshot import Snapshot
 
-    with console.trouble():
+    with console.trouble(), interruptible():
         snapshot = Snapshot(path)
         if verify:
             inspection.verify(snapshot)
@@ -117,7 +118,9 @@ def export(
     from api.snapshots.snapshot import Snapshot
 
     uid, name = _chosen(operator, state)
-    rendering.show_exported(Snapshot(path).export(folder, uid=uid, state=name), as_json=as_json)
+    report = Snapshot(path).export(folder, uid=uid, state=name)
+    settle()
+    rendering.show_exported(report, as_json=as_json)
 
 
 @snapshots.command()
@@ -130,6 +133,7 @@ def copy(
     from api.snapshots.snapshot import Snapshot
 
     copied = Snapshot(path).copy(target)
+    settle()
     if as_json:
         console.show_json({"location": copied.location, "size": copied.metadata.size})
     else:
@@ -160,6 +164,7 @@ def edit(
         raise typer.BadParameter("give either --function or --rows")
     change = load_function(function, "function")[0] if function is not None else parquet_rows(rows or "")
     edited = Snapshot(path).edit(target, {(uid, state): change})
+    settle()
     if as_json:
         console.show_json({"location": edited.location, "size": edited.metadata.size})
     else:
@@ -186,6 +191,7 @@ def bootstrap(
     apply, _ = load_function(function, "function")
     empty = Savepoint.create(max_parallelism=max_parallelism, parallelism=parallelism)
     written = filled_by(apply, function, empty).write(target)
+    settle()
     if as_json:
         console.show_json({"location": written.location, "size": written.metadata.size})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,8 @@ def _of_pandas(frame: Any, schema: pa.Schema, uid: str, state: str) -> pa.Table:
     for name in map(str, frame.columns):
         column = frame[name]
         declared = schema.field(name).type if name in schema.names and column.dtype == object else None
+        if declared == pa.utf8() and any(isinstance(value, Decimal) for value in column):
+            declared = None  # Decimals become Arrow's own, which are judged later
         try:
             arrays[name] = pa.array(
                 column.tolist() if declared is not None else column, type=declared, from_pandas=declared is None

@@ -64,7 +64,7 @@ class _Given:
     key: tuple[str, ...]
     key_type: KeyType | None
     renamed: dict[str, str]
-    """Column of the frame -> column of the state's table; those that are there under their own names are left out."""
+    """Column of the state's table -> column of the frame, which may serve as several; those under their own names are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class Savepoint:
         _check_frame(uid, descriptor.name, frame)
         renamed = {}
         if not isinstance(descriptor, ColumnarStateDescriptor):
-            renamed[value] = VALUE
+            renamed[VALUE] = value
         if isinstance(descriptor, MapStateDescriptor):
-            renamed[map_key] = MAP_KEY
+            renamed[MAP_KEY] = map_key
         for given, own in ((namespace, NAMESPACE), (position, POSITION), (stamp, TTL_STAMP)):
             if given is not None:
-                renamed[given] = own
+                renamed[own] = given
         return self._with_rows(uid, descriptor, frame, key, key_type, renamed)
 
     def with_timers(
@@ -130,7 +130,7 @@ class Savepoint:
         `with_state`. Raises InvalidConfigError."""
         timers = _Timers(PROCESSING_TIMERS if processing_time else EVENT_TIMERS)
         _check_frame(uid, timers.name, frame)
-        renamed = {time: TIME} if namespace is None else {time: TIME, namespace: NAMESPACE}
+        renamed = {TIME: time} if namespace is None else {TIME: time, NAMESPACE: namespace}
         return self._with_rows(uid, timers, frame, key, key_type, renamed)
 
     def with_operator_state(
@@ -158,8 +158,8 @@ class Savepoint:
             )
         if not is_frame(entries):
             entries = _entries_frame(uid, descriptor.name, entries)
-        renamed = {value: VALUE} if json is None else {json: JSON}
-        renamed |= {given: own for given, own in ((subtask, SUBTASK), (position, POSITION)) if given is not None}
+        renamed = {VALUE: value} if json is None else {JSON: json}
+        renamed |= {own: given for given, own in ((subtask, SUBTASK), (position, POSITION)) if given is not None}
         return replace(self, _states=(*self._states, _GivenEntries(uid, descriptor, entries, renamed)))
 
     def _with_rows(
@@ -237,7 +237,7 @@ def _entries_frame(uid: str, state: str, entries: Any) -> pa.Table:
 
 def _prepared_entries(given: _GivenEntries) -> NewEntries:
     meta = state_meta(given.descriptor, None)
-    expected = pa.schema([(name, pa.binary()) for name, own in given.renamed.items() if own == VALUE])
+    expected = pa.schema([(name, pa.binary()) for own, name in given.renamed.items() if own == VALUE])
     batches = batches_of(given.entries, expected, given.uid, given.descriptor.name)
     return NewEntries(given.uid, meta, _selected(batches, given.renamed, given))
 
@@ -281,7 +281,7 @@ def _key_type_of(given: _Given, schema: pa.Schema) -> KeyType:
 def _can_be_spread(given: _Given) -> bool:
     """Spark's tasks write it. Elements of a list without a position have the order of the DataFrame, which a shuffle loses."""
     is_list = isinstance(given.descriptor, ListStateDescriptor)
-    return is_spark(given.frame) and not (is_list and POSITION not in given.renamed.values())
+    return is_spark(given.frame) and not (is_list and POSITION not in given.renamed)
 
 
 def _spread(given: _Given, shape: Shape) -> SpreadState:
@@ -289,7 +289,7 @@ def _spread(given: _Given, shape: Shape) -> SpreadState:
     from operators.sources.dataframe_write import arrow_schema_of
 
     names, declared = given.frame.columns, given.key_type
-    for name in _wanted(given, _layout(given, declared or _any_key(given), shape)):
+    for name in _wanted(given, _layout(given, declared or _any_key(given), shape)).values():
         if names.count(name) != 1:
             raise _no_column(given, name, names)
     if declared is None:
@@ -297,7 +297,7 @@ def _spread(given: _Given, shape: Shape) -> SpreadState:
         declared = _key_type_of(given, arrow_schema_of(keys))
     layout = _layout(given, declared, shape)
     wanted = _wanted(given, layout)
-    frame = given.frame.select(*(given.frame[quoted(name)].alias(own) for name, own in wanted.items()))
+    frame = given.frame.select(*(given.frame[quoted(name)].alias(own) for own, name in wanted.items()))
     return SpreadState(layout, spread_over_tasks(frame))
 
 
@@ -308,14 +308,13 @@ def _any_key(given: _Given) -> KeyType:
 
 def _as_given(layout: StateLayout, given: _Given) -> pa.Schema:
     """The types of the frame's columns, as far as they are declared, under the frame's names."""
-    back = {own: name for name, own in given.renamed.items()}
     keys = dict(zip(key_columns(layout.key_type), given.key, strict=False))
-    fields = [
-        pa.field(back.get(field.name, keys.get(field.name, field.name)), field.type)
-        for field in layout.schema
-        if field.name not in keys or given.key_type is not None
-    ]
-    return pa.schema(fields)
+    fields: dict[str, pa.Field] = {}
+    for field in layout.schema:
+        if field.name not in keys or given.key_type is not None:
+            name = given.renamed.get(field.name, keys.get(field.name, field.name))
+            fields.setdefault(name, pa.field(name, field.type))
+    return pa.schema(list(fields.values()))
 
 
 def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: StateLayout) -> Batches:
@@ -324,8 +323,8 @@ def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: 
 
 
 def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
-    """Column of the frame -> column of the state's table."""
-    wanted = dict(zip(given.key, key_columns(layout.key_type), strict=False)) | given.renamed
+    """Column of the state's table -> column of the frame."""
+    wanted = dict(zip(key_columns(layout.key_type), given.key, strict=False)) | given.renamed
     if isinstance(given.descriptor, ColumnarStateDescriptor):
         own = [name for name in layout.schema.names if name not in ("key_group", *key_columns(layout.key_type), NAMESPACE)]
         wanted |= {name: name for name in own}
@@ -333,13 +332,13 @@ def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
 
 
 def _selected(batches: Iterator[pa.RecordBatch | pa.Table], wanted: Mapping[str, str], given: _Given | _GivenEntries) -> Batches:
-    """The wanted columns alone, under the names that they map to."""
+    """The wanted columns alone, under the state's names."""
     for batch in batches:
         names = batch.schema.names
-        missing = [name for name in wanted if names.count(name) != 1]
+        missing = [name for name in wanted.values() if names.count(name) != 1]
         if missing:
             raise _no_column(given, missing[0], names)
-        yield pa.Table.from_arrays([batch.column(name) for name in wanted], names=list(wanted.values()))
+        yield pa.Table.from_arrays([batch.column(name) for name in wanted.values()], names=list(wanted))
 
 
 def _no_column(given: _Given | _GivenEntries, name: str, names: Sequence[str]) -> InvalidConfigError:

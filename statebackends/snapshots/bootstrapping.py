@@ -27,10 +27,10 @@ from statebackends.snapshots.ranges import RangeTask, WrittenRange
 from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.snapshots.tablefiles import TableFiles
 from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
-from statebackends.snapshots.values import codec_of_meta
 from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from statebackends.statecodec import state_meta
 from statebackends.storage.operations import Storage
+from statebackends.storedcodecs import codec_of_meta
 from statebackends.tablesources import TIME, timer_meta
 
 JOB_ID = "0" * 32

@@ -22,11 +22,11 @@ from statebackends.handles import (
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from statebackends.keys import KeyType
 from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import METADATA_NAME, ProblemKind, file_handles, outside_detail, part_path
+from statebackends.snapshot import LINK_DETAIL, METADATA_NAME, ProblemKind, file_handles, outside_detail, own_names, part_path
 from statebackends.snapshots.parts import PartReader
 from statebackends.state import OPERATOR_KINDS
 from statebackends.statecodec import TIMERS_KIND
-from statebackends.storage.operations import Storage
+from statebackends.storage.operations import LINKED, StatFile, Storage
 from statebackends.tableends import FileEnds, wrong_format
 from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 
@@ -147,6 +147,14 @@ class StoredSnapshot:
                 operator=operator,
                 reason=ProblemKind.PATH.value,
             )
+        names = own_names(joined, path)
+        if names and "://" not in self.storage.root and self.storage.execute(StatFile(joined, names)) == LINKED:
+            raise CorruptStateError(
+                f"{f'operator {operator!r}: ' if operator else ''}{joined}: {LINK_DETAIL}",
+                path=joined,
+                operator=operator,
+                reason=ProblemKind.PATH.value,
+            )
         return joined
 
     def reader(self) -> PartReader:
@@ -209,6 +217,8 @@ def states_of(operator: OperatorState) -> dict[str, StoredState]:
 def check_contents(snapshot: StoredSnapshot) -> None:
     """Refuse a `_metadata` whose records don't fit together, though its checksum is right. Raises CorruptStateError."""
     check_described(snapshot.metadata, snapshot.metadata_path)
+    if snapshot.is_self_contained:
+        snapshot.path_of(METADATA_NAME)
 
 
 def check_described(metadata: SnapshotMetadata, path: str) -> None:

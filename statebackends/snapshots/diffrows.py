@@ -44,6 +44,7 @@ class DiffRows:
         self._schema = state_schema(reader, state)
         self._comparer = Comparer(state.meta)
         codec = stored_codec(state)
+        self._codec = codec
         self._map_key = None if codec is None else codec.map_key
         self._is_list = state.meta.kind == "list"
         taken = {KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, *key_columns(self._key_type)}
@@ -101,7 +102,7 @@ class DiffRows:
             keys = self._key_type.column(arrays, max_parallelism=self._state.operator.max_parallelism).encoded()
             rest: list[Any] = [b""] * count
             if self._map_key is not None:
-                rest = [self._map_key.encode(each) for each in self._map_key.from_arrow(batch.column(MAP_KEY))]
+                rest = self._entries(batch.column(MAP_KEY))
             elif self._state.meta.kind == TIMERS_KIND:
                 rest = batch.column(TIME).to_pylist()
             columns = [batch.column(name).to_pylist() for name in self._value_columns]
@@ -112,6 +113,13 @@ class DiffRows:
             raise self._state.corrupt(f"rows that can't be read: {error}") from error
         positions = batch.column(POSITION).to_pylist() if self._is_list else [0] * count
         return list(zip(keys, batch.column(NAMESPACE).to_pylist(), rest, strict=True)), positions, values
+
+
+    def _entries(self, column: pa.Array) -> list[bytes]:
+        """A map's keys, one encoding for equal ones: backends differ in which of them they keep."""
+        assert self._codec is not None
+        assert self._map_key is not None
+        return [self._codec.encode_entry(each) for each in self._map_key.from_arrow(column)]
 
 
 class _UnitBuilder:

@@ -6,7 +6,7 @@ state are equal. All entries of a state are held: a restore holds them, too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NoReturn, TypeAlias
 
 import msgspec
@@ -57,8 +57,16 @@ class EntryLists:
         self._entries += zip(subtasks, positions, self._values(batch, first), strict=True)
 
     def dealt(self) -> dict[int, list[bytes]]:
-        """The entries of each subtask. Raises StateValueError if copies of a broadcast state differ."""
-        entries = sorted(self._entries, key=lambda entry: entry[:2])  # stable: rows of one position keep their order
+        """The entries of each subtask. Raises StateValueError for copies of a broadcast state that differ, and a position twice."""
+        entries = sorted(self._entries, key=lambda entry: entry[:2])
+        for before, after in pairwise(entries):
+            if before[:2] == after[:2]:
+                whose = "" if before[0] == -1 else f" of subtask {before[0]}"
+                raise StateValueError(
+                    f"{self._who}: two rows have the {POSITION} {before[1]}{whose}: nobody knows which entry comes first; leave "
+                    f"{POSITION!r} out to have the order of the rows",
+                    **self._named,
+                )
         lists = {subtask: [entry[2] for entry in rows] for subtask, rows in groupby(entries, key=lambda entry: entry[0])}
         if self._meta.kind == Redistribution.BROADCAST.kind:
             return dict.fromkeys(self._subtasks, self._copy_of(lists))

@@ -5,7 +5,7 @@ nothing is lost, and checked one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -13,13 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statebackends.columntypes import loses_nothing
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
 from statebackends.handles import StateMeta
 from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
+from statebackends.rowrules import RowRules
 from statebackends.serializers import TypeSpec
-from statebackends.statecodec import TIMERS_KIND, StateCodec
-from statebackends.tablesources import TIME
+from statebackends.statecodec import StateCodec
+
+_POSITION_HINT = f"; leave {POSITION!r} out to have elements in the order of the rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,10 @@ class StateLayout:
     def _cast(self, array: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
         if array.type == field.type:
             return array
-        if not loses_nothing(array.type, field.type):
-            self._refuse(StateValueError, first_row, f"column {field.name!r} is {array.type} and has to be {field.type}")
+        spec = self._spec(field.name)
+        if not loses_nothing(array.type, field.type, None if spec is None else spec.shape):
+            wanted = spec.text if spec is not None and "decimal" in spec.text else field.type
+            self._refuse(StateValueError, first_row, f"column {field.name!r} is {array.type} and has to be {wanted}")
         try:
             return array.cast(field.type)
         except (pa.ArrowException, ValueError) as error:
@@ -138,35 +143,25 @@ class StateLayout:
 
     def check_distinct(self, table: pa.Table) -> None:
         """Refuse two rows of one entry: only one of them would be found. All rows of a key must be in the table."""
-        if self.meta.kind == "list":
-            return
-        entries = self.entries(table)
-        if len(set(entries)) == len(entries):
-            return
-        seen: set[bytes] = set()
-        for row, entry in enumerate(entries):
-            if entry in seen:
-                names = [name for name in self._identity if name in table.schema.names]
-                shown = {name: table.column(name)[row].as_py() for name in names}
-                raise InvalidKeyError(f"{self._who}: two rows have {shown}", **self._named, value=repr(shown)[:200])
-            seen.add(entry)
+        twice = self.rules.repeated(table)
+        if twice is not None:
+            raise InvalidKeyError(
+                f"{self._who}: two rows have {twice}{_POSITION_HINT if POSITION in twice else ''}",
+                **self._named,
+                value=repr(twice)[:200],
+            )
 
     @property
-    def _identity(self) -> Sequence[str]:
-        own = (TIME,) if self.meta.kind == TIMERS_KIND else (MAP_KEY,) if self.meta.kind == "map" else ()
-        return (*key_columns(self.key_type), NAMESPACE, *own)
+    def rules(self) -> RowRules:
+        """By which readers judge the rows."""
+        return RowRules(self.key_type, self.max_parallelism, self.meta, self.codec, self.schema)
 
-    def entries(self, table: pa.Table) -> list[bytes]:
-        """What each row is of: its key, namespace, and where a key has several rows of a kind, which of them."""
+    def lists(self, table: pa.Table) -> list[bytes]:
+        """Which list each row is an element of: its key and namespace."""
         arrays = [table.column(name) for name in key_columns(self.key_type)]
         encoded = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).encoded()
-        marks = [repr(namespace).encode() for namespace in table.column(NAMESPACE).to_pylist()]
-        if self.meta.kind == TIMERS_KIND:
-            marks = [mark + b"@%d" % time for mark, time in zip(marks, table.column(TIME).to_pylist(), strict=True)]
-        if self.codec is not None and self.codec.map_key is not None:
-            map_keys = self.codec.map_key.from_arrow(table.column(MAP_KEY))
-            marks = [mark + b"/" + self.codec.map_key.encode(each) for mark, each in zip(marks, map_keys, strict=True)]
-        return [b"%d:%b%b" % (len(key), key, mark) for key, mark in zip(encoded, marks, strict=True)]
+        namespaces = table.column(NAMESPACE).to_pylist()
+        return [b"%d:%b%b" % (len(key), key, mark) for key, mark in zip(encoded, namespaces, strict=True)]
 
     @property
     def _who(self) -> str:
@@ -201,38 +196,3 @@ def _first_failing(array: pa.Array, convert: Callable[[pa.Array], Any]) -> int:
         else:
             start = middle
     return start
-
-
-def loses_nothing(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a checked cast from one type to another gives equal values: no text becomes a number, no number another kind."""
-    types = pa.types
-    if types.is_null(found):
-        return True
-    pairs = (
-        types.is_integer,
-        types.is_floating,
-        lambda kind: types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind),
-        lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind),
-        lambda kind: types.is_timestamp(kind) and kind.tz is not None,
-        lambda kind: types.is_timestamp(kind) and kind.tz is None,
-        types.is_decimal,
-        types.is_date,
-        types.is_time,
-        types.is_duration,
-    )
-    if any(same(found) and same(wanted) for same in pairs):
-        return not (types.is_floating(found) and found.bit_width > wanted.bit_width)
-    if _is_list(found) and _is_list(wanted):
-        return loses_nothing(found.value_type, wanted.value_type) or found.value_type == wanted.value_type
-    if types.is_map(found) and types.is_map(wanted):
-        members = ((found.key_type, wanted.key_type), (found.item_type, wanted.item_type))
-        return all(old == new or loses_nothing(old, new) for old, new in members)
-    if types.is_struct(found) and types.is_struct(wanted):
-        if [field.name for field in found] != [field.name for field in wanted]:
-            return False
-        return all(old.type == new.type or loses_nothing(old.type, new.type) for old, new in zip(found, wanted, strict=True))
-    return False
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -25,8 +25,8 @@ from statebackends.snapshots.parts import PartReader
 from statebackends.snapshots.places import place_of
 from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.snapshots.tablefiles import write_table
-from statebackends.snapshots.values import codec_of_meta
 from statebackends.storage.operations import UploadFile
+from statebackends.storedcodecs import codec_of_meta
 
 SUBTASK_COLUMN = "__holdfast_subtask"
 

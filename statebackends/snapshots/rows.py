@@ -1,7 +1,7 @@
 """The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
 
-Keyed rows come in key-group order. A batch has at most BATCH_ROWS rows; nothing else is held, but for tables with delta runs:
-of those a slice of key groups at a time."""
+Keyed rows come in key-group order, judged by rowrules.py. A batch has at most BATCH_ROWS rows; nothing else is held but a stretch
+of them (judgedrows.py), and of tables with delta runs a slice of key groups."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from statebackends.deltaruns import merged_runs
-from statebackends.errors import InvalidConfigError
+from statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
 from statebackends.handles import FileHandle, KeyGroupRange
-from statebackends.keyedrows import KeyedRows
-from statebackends.keyedtables import KEY_GROUP, NAMESPACE, POSITION, STATE_METADATA, VALUE, key_columns, keyed_table_schema
+from statebackends.keyedtables import POSITION, STATE_METADATA, VALUE
 from statebackends.operator_state import decode_entries
+from statebackends.rowrules import RowRules
 from statebackends.snapshots.contents import KeyedPiece, StoredState
-from statebackends.snapshots.listrows import identity_columns, judged_lists
+from statebackends.snapshots.judgedrows import judged_rows
 from statebackends.snapshots.native import native_batches
 from statebackends.snapshots.parts import PartReader, fetch_windows
 from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
@@ -32,29 +32,23 @@ SUBTASK = "subtask"
 JSON = "json"
 """Column with the JSON text of an operator's list entry, if it is msgpack of something that JSON has; else null."""
 
-_TABLE_ERRORS = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError)
+_TABLE_ERRORS = (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError)
 
 
 def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
     """Columns of a state's rows. Opens a file only where the columns are the state's own. Raises CorruptStateError."""
-    metadata = {STATE_METADATA: msgspec.json.encode(state.meta)}
     if not state.is_keyed:
+        metadata = {STATE_METADATA: msgspec.json.encode(state.meta)}
         fields = [(SUBTASK, pa.int32()), (POSITION, pa.int32()), (VALUE, pa.binary()), (JSON, pa.utf8())]
         return pa.schema([pa.field(name, kind, nullable=name == JSON) for name, kind in fields], metadata=metadata)
-    key_type = state.key_type()
-    codec = stored_codec(state)
-    if codec is not None:
-        return KeyedRows(key_type, state.operator.max_parallelism, state.operator.uid).schema(codec)
-    if state.meta.kind == TIMERS_KIND:
-        return keyed_table_schema(key_type, state.meta, [pa.field(TIME, pa.int64(), nullable=False)])
+    key_type, max_parallelism = state.key_type(), state.operator.max_parallelism
+    if stored_codec(state) is not None or state.meta.kind == TIMERS_KIND:
+        return RowRules.of(state.meta, key_type, max_parallelism).schema
     first = state.keyed[0]
     if first.is_native:
         raise state.corrupt(f"{state.meta.kind} state in native files")
     with _opened(reader, state, first) as file:
-        own = [field for field in file.schema if field.name not in (KEY_GROUP, NAMESPACE, *key_columns(key_type))]
-        index = file.schema.get_field_index(NAMESPACE)
-        is_number = index >= 0 and pa.types.is_integer(file.schema.field(index).type)
-    return keyed_table_schema(key_type, state.meta, own, namespace=pa.int64() if is_number else pa.binary())
+        return RowRules.of(state.meta, key_type, max_parallelism, file.schema).schema
 
 
 def choose_columns(state: StoredState, schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -101,7 +95,10 @@ def _batches(
             if codec is None:
                 continue  # such state is not in native files, whatever they declare
             clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
-            yield from native_batches(clone, state, codec, schema, wanted)
+            rows = native_batches(clone, state, codec, schema, wanted)
+            with _told(state, piece, "native files"):
+                for batch in judged_rows(rows, _rules(state, schema), wanted_schema.names):
+                    yield conform(batch, schema)
         else:
             yield from _table_batches(reader, state, piece, schema, wanted_schema, wanted)
 
@@ -138,42 +135,57 @@ def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int 
     """One canonical part, open, or the delta run of a number upon it; errors of its content name it."""
     part = piece.handle.parts[piece.index] if run is None else piece.runs[run]
     source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
-    try:
+    with _told(state, piece, part.path if isinstance(part, FileHandle) else "inline"):
         yield TableFile.open(source, piece.handle.format if run is None else "arrow", piece.handle.key_groups)
+
+
+@contextmanager
+def _told(state: StoredState, piece: KeyedPiece, path: str) -> Iterator[None]:
+    """Errors of the rows in a piece name it."""
+    try:
+        yield
+    except CorruptStateError as error:
+        if error.fields.get("operator") is not None:
+            raise  # of another piece, or of storage: it has been told
+        raise _not_a_table(state, piece, path, error) from error
     except _TABLE_ERRORS as error:
-        path = part.path if isinstance(part, FileHandle) else "inline"
         if (refused := refusal(error, path, path=path)) is not None:
             raise refused from error
-        raise state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path) from error
+        raise _not_a_table(state, piece, path, error) from error
+
+
+def _not_a_table(state: StoredState, piece: KeyedPiece, path: str, error: Exception) -> CorruptStateError:
+    return state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path)
+
+
+def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
+    return RowRules(state.key_type(), state.operator.max_parallelism, state.meta, stored_codec(state), schema)
 
 
 def _table_batches(
     reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     """`schema`: all columns of the state; `wanted`: those to be read."""
-    is_list = state.meta.kind == "list"
+    rules = _rules(state, schema)
     with ExitStack() as files:
         base = files.enter_context(_opened(reader, state, piece))
         runs = [files.enter_context(_opened(reader, state, piece, run)) for run in range(len(piece.runs))]
         if runs:
-            batches = _merged_batches(state, base, runs, groups)
+            batches = _merged_batches(rules, base, runs, groups)
         else:
-            read = [*wanted.names, *(identity_columns(state.key_type()) if is_list else ())]
-            batches = base.sorted_batches(groups, read)
-        if is_list:
-            batches = judged_lists(batches, schema, state.key_type(), state.operator.max_parallelism)
+            batches = judged_rows(base.sorted_batches(groups, [*wanted.names, *rules.identity]), rules, wanted.names)
         for batch in batches:
             yield conform(batch, wanted)
 
 
 def _merged_batches(
-    state: StoredState, base: TableFile, runs: Sequence[TableFile], groups: KeyGroupRange
+    rules: RowRules, base: TableFile, runs: Sequence[TableFile], groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a base and its runs, a slice of key groups at a time."""
-    own_keys = (TIME,) if state.meta.kind == TIMERS_KIND else ()
+    """The rows of a base and its runs, a slice of key groups at a time; each of them is judged by itself."""
+    own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
     for part in base.slices(groups):
-        tables = [pa.Table.from_batches(list(file.sorted_batches(part)), file.schema) for file in (base, *runs)]
-        merged = merged_runs(tables[0], tables[1:], state.key_type(), state.operator.max_parallelism, own_keys=own_keys)
+        tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(part)), file.schema)) for file in (base, *runs)]
+        merged = merged_runs(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)
         yield from merged.to_batches(max_chunksize=BATCH_ROWS)
 
 

@@ -114,7 +114,7 @@ class KeyGroupSorter:
         names = [*key_columns(self._layout.key_type), NAMESPACE]
         order = pc.sort_indices(table, [(name, "ascending") for name in (KEY_GROUP, *names, POSITION)])
         table = table.take(order)
-        entries = self._layout.entries(table)
+        entries = self._layout.lists(table)
         starts = np.fromiter((row == 0 or entries[row] != entries[row - 1] for row in range(len(entries))), bool, len(entries))
         firsts = np.flatnonzero(starts)
         counts = np.diff([*firsts, len(entries)])

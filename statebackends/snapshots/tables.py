@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 
 from statebackends.handles import KeyGroupRange
 from statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
+from statebackends.unpacking import check_arrow, check_parquet, checked_batch
 
 BATCH_ROWS = 1 << 15
+BATCH_BYTES = 32 << 20
+"""Of a batch, about: what each of its rows takes on average is known, and not of any single one."""
 _READ_BYTES = 1 << 20
 """Of each column at a time: a row group that another tool wrote may be all of a file."""
 SORT_ROWS_MAX = 1 << 20
@@ -98,27 +101,32 @@ def _slices(counts: npt.NDArray[np.int64], groups: KeyGroupRange) -> Iterator[Ke
 
 class _ParquetFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
+        row_bytes = check_parquet(source)
+        self._rows = max(1, BATCH_BYTES // max(1, row_bytes))
         self._file = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False)
         self.schema = self._file.schema_arrow
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        yield from self._file.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns))
+        yield from self._file.iter_batches(min(BATCH_ROWS, self._rows), columns=None if columns is None else list(columns))
 
 
 class _ArrowFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
+        self._unpacked = check_arrow(source)
         self._reader = pa.ipc.open_file(source)
         self.schema = self._reader.schema
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         reader = self._reader if columns is None else self._reader_of(columns)
+        unpacked = self._unpacked.copy()
         for index in range(reader.num_record_batches):
-            batch = reader.get_batch(index)
+            batch = checked_batch(reader.get_batch(index), unpacked)
             if columns is not None:
                 batch = batch.select(list(columns))
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
+            rows = min(BATCH_ROWS, max(1, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
 
     def _reader_of(self, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
         """One that reads and decompresses nothing else."""

@@ -5,7 +5,10 @@ nothing to anybody; a folder that holds anything is never written into."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import uuid
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -50,7 +53,7 @@ class ClaimedFolder:
         self._claim = msgspec.json.encode({"purpose": purpose, "nonce": nonce})
         self._names: list[str] = []
         self._marks: list[str] = []
-        self._finished = self._unknown = False
+        self._entered = self._finished = self._unknown = False
 
     def upload(self, local: str, name: str, *, expected: tuple[int, str] | None = None) -> int:
         """Copy a local file in; returns its bytes. Any thread. Raises StorageUnavailableError, also if other bytes arrived than
@@ -147,6 +150,12 @@ class ClaimedFolder:
             what = "holds a snapshot" if "_metadata" in names else f"is not empty ({names[0]})"
             raise InvalidConfigError(f"{self.location} {what}: nothing is overwritten, name a new folder", path=self._folder)
 
+    def abandon(self) -> None:
+        """Delete what was written, finished or not; nothing, once that is done. Raises StorageUnavailableError."""
+        if not self._entered and not self._holds(CLAIM_NAME, self._claim):
+            return  # an interrupted claim may stand all the same
+        self._exit(KeyboardInterrupt())
+
     def _exit(self, error: BaseException) -> None:
         """Delete what was written: the newest first, which may be what makes the rest a snapshot, and the claim last; say so in the
         error if that fails."""
@@ -159,6 +168,9 @@ class ClaimedFolder:
             self._delete([CLAIM_NAME])
             if not self._storage.execute(ListFiles(self._folder)):
                 self._storage.execute(DeleteFolder(self._folder))
+            self._names.clear()
+            self._marks.clear()
+            self._entered = False
         except HoldfastError as failure:
             if isinstance(error, HoldfastError):
                 error.message += f"; and {self.location} could not be emptied again: {failure}"
@@ -185,12 +197,46 @@ def claimed_folder(storage: Storage, folder: str, purpose: str, nonce: str = "")
     `nonce`: no other writer has it; one is drawn unless given. Raises InvalidConfigError for a folder in use. When the block
     raises, the folder is as it was before."""
     target = ClaimedFolder(storage, folder, purpose, nonce or uuid.uuid4().hex)
-    target._enter()
+    _newest.append(target)
     try:
+        target._enter()
+        target._entered = True
         target._refuse_used([name for name in target._listed() if name != CLAIM_NAME])  # somebody may just have finished
         yield target
         if not target._finished:
             raise InvariantError(f"{target.location} was not finished")
     except BaseException as error:
-        target._exit(error)
+        with uninterrupted():
+            if target._entered:
+                target._exit(error)
+            elif not isinstance(error, Exception):
+                target.abandon()
         raise
+
+
+_newest: deque[ClaimedFolder] = deque(maxlen=8)
+"""Of this process, for a command that is interrupted when they are finished, and has not said so yet."""
+
+
+def abandon_newest() -> None:
+    """Delete what the newest writers of this process have written: for a process that writes for one command, and ends."""
+    while _newest:
+        _newest.pop().abandon()
+
+
+def forget_newest() -> None:
+    """They stay, whatever becomes of what this process does next."""
+    _newest.clear()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """No Ctrl-C within: what deletes has to come to its end. Elsewhere than on the main thread there is none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

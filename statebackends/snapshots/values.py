@@ -1,6 +1,4 @@
-"""Values of stored states without the user's classes: codecs from the stored text, and bytes by which values compare.
-
-Pickled values stay bytes: a snapshot from elsewhere must not run code here."""
+"""Values of stored states without the user's classes: bytes by which they compare, and entries of operators as plain values."""
 
 from __future__ import annotations
 
@@ -13,12 +11,10 @@ from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from statebackends.handles import StateMeta
 from statebackends.recordshapes import RecordShape
-from statebackends.serializers import TypeSpec
 from statebackends.snapshots.contents import StoredState
-from statebackends.statecodec import CODED_KINDS, StampedCodec, StateCodec, has_stamps, value_texts
-from statebackends.valueshapes import DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
-
-PICKLED = "pickled"
+from statebackends.statecodec import CODED_KINDS, StateCodec, has_stamps, value_texts
+from statebackends.storedcodecs import codec_of_meta, stored_type
+from statebackends.valueshapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
 
 Normaliser = Callable[[Any], Any]
 
@@ -29,29 +25,12 @@ def _same(value: Any) -> Any:
     return value
 
 
-_OPAQUE = TypeSpec(PICKLED, OpaqueShape(PICKLED, bytes, bytes), bytes, bytes)
-
-
-def stored_type(text: str) -> TypeSpec:
-    """The type of stored values, with `pickled` as plain bytes. Raises InvalidConfigError."""
-    return _OPAQUE if text == PICKLED else TypeSpec.parse(text)
-
-
 def stored_codec(state: StoredState) -> StateCodec | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
     try:
         return codec_of_meta(state.meta)
     except (InvalidConfigError, RecursionError) as error:
         raise state.corrupt(f"type: {error}") from error
-
-
-def codec_of_meta(meta: StateMeta) -> StateCodec | None:
-    """As `stored_codec`, without the user's classes. Raises InvalidConfigError."""
-    if meta.kind not in CODED_KINDS:
-        return None
-    key_text, value_text, stamped = value_texts(meta)
-    map_key = stored_type(key_text) if meta.kind == "map" else None
-    return (StampedCodec if stamped else StateCodec)(meta, stored_type(value_text), map_key, None)
 
 
 class Comparer:

@@ -75,6 +75,9 @@ class FileSystem(Protocol):
 
     def stat(self, path: str) -> FileStat: ...
 
+    def is_link(self, path: str) -> bool:
+        """Whether a path is a symbolic link; also False if it is not there."""
+
     def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
         """(name, is a folder) of each entry, in no particular order."""
 
@@ -161,6 +164,9 @@ class OsFileSystem:
         found = os.stat(path)
         inode = (found.st_dev, found.st_ino)
         return FileStat(found.st_size, inode, stat.S_ISDIR(found.st_mode), found.st_mtime_ns // 1_000_000)
+
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(path)
 
     def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
         with os.scandir(path) as entries:

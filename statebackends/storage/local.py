@@ -125,8 +125,7 @@ class LocalStorage:
                 at_once = COPY_BYTES if operation.length is None else _READ_BYTES
                 return _joined(list(self._read(self._resolve(operation.path), operation.offset, operation.length, at_once)))
             case ops.StatFile():
-                found = self._stat(self._resolve(operation.path))
-                return None if found is None or found.is_folder else found.size
+                return self._size(self._resolve(operation.path), operation.own_names)
             case ops.ListFiles():
                 return sorted(self._files(operation.prefix.rstrip("/")))
             case ops.DescribeFiles():
@@ -310,6 +309,15 @@ class LocalStorage:
             return self._fs.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def _size(self, path: str, own_names: int) -> int | None:
+        above = path
+        for _ in range(own_names):
+            if self._fs.is_link(above):
+                return ops.LINKED
+            above = posixpath.dirname(above)
+        found = self._stat(path)
+        return None if found is None or found.is_folder else found.size
 
     def _entries(self, folder: str) -> list[tuple[str, bool]]:
         try:

@@ -60,9 +60,14 @@ class ReadFile(msgspec.Struct, frozen=True):
 
 
 class StatFile(msgspec.Struct, frozen=True):
-    """Result: int, size in bytes, or None if the path does not exist."""
+    """Result: int, size in bytes, or None if the path does not exist; LINKED for one that leads elsewhere where it must not."""
 
     path: str
+    own_names: int = 0
+    """So many of the last names in the path must be no symbolic links."""
+
+
+LINKED = -1
 
 
 class ListFiles(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ class TransferPool:
                 started.append(thread)
             group.serve()
         finally:
-            interrupt = _join(started)
+            interrupt = _join(group, started)
             self._take_threads(-threads)
             if interrupt is not None:
                 raise interrupt
@@ -94,16 +94,20 @@ class TransferPool:
             return taken
 
 
-def _join(threads: Sequence[threading.Thread]) -> BaseException | None:
-    """Wait for all, also when interrupted: whoever cleans up must know what they still write. The interrupt, if there was one."""
+def _join(group: _Group[T], threads: Sequence[threading.Thread]) -> BaseException | None:
+    """Wait for all, also when interrupted: whoever cleans up must know what they still write. The interrupt, if there was one.
+
+    An interrupt in the start of a thread leaves one that is not among `threads`: what it does is the group's to know."""
     interrupt: BaseException | None = None
-    for thread in threads:
-        while thread.is_alive():
-            try:
+    while True:  # an interrupt may come between any two steps
+        try:
+            group.stop()
+            for thread in threads:
                 thread.join()
-            except BaseException as error:
-                interrupt = error
-    return interrupt
+            group.wait()
+            return interrupt
+        except BaseException as error:
+            interrupt = error
 
 
 class _Group(Generic[T]):
@@ -118,8 +122,10 @@ class _Group(Generic[T]):
         self._calls = calls
         self._sizes = sizes
         self._check = check
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._next = 0
+        self._active: set[int] = set()  # threads with a call
+        self._ended = False
         self._results: dict[int, T] = {}
         self._failures: dict[int, BaseException] = {}
 
@@ -134,6 +140,21 @@ class _Group(Generic[T]):
                     self._results[index] = self._calls[index]()
             except BaseException as error:
                 self._failures[index] = error
+            finally:
+                with self._changed:
+                    self._active.discard(threading.get_ident())
+                    self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Nothing more begins."""
+        with self._changed:
+            self._ended = True
+
+    def wait(self) -> None:
+        """Until no other thread has a call."""
+        with self._changed:
+            while self._active - {threading.get_ident()}:
+                self._changed.wait()
 
     def alone(self) -> list[T]:
         """Run all calls on this thread; nobody else's are waited for."""
@@ -144,9 +165,10 @@ class _Group(Generic[T]):
         return results
 
     def _take(self) -> int | None:
-        with self._lock:
-            if self._failures or self._next == len(self._calls):
+        with self._changed:
+            if self._ended or self._failures or self._next == len(self._calls):
                 return None
+            self._active.add(threading.get_ident())
             self._next += 1
             return self._next - 1
 

@@ -21,6 +21,8 @@ from api import console
 from api.cli import app
 from coordinator.judging import _state_finding
 from coordinator.preflight import SchemaVerdict
+from coordinator.routing import RoutedStorage
+from coordinator.snapshots import check_files
 from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
 from statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
 from statebackends.serializers import TypeSpec
@@ -315,3 +317,45 @@ class _FullFor(OsFileSystem):
         if descriptor in self._full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(descriptor, data)
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder"])
+def test_a_link_in_a_savepoint_is_refused_by_every_tool_and_a_restore(savepoint: Path, tmp_path: Path, what: str) -> None:
+    part = first_file(savepoint)
+    if what == "a file":
+        part.rename(tmp_path / "elsewhere")
+        part.symlink_to(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        part.rename(tmp_path / "elsewhere" / part.name)
+        (savepoint / "d").symlink_to(tmp_path / "elsewhere")
+
+        def into_folder(document: Document) -> None:
+            for operator in document["operators"]:
+                for each in [handle for subtask in operator["subtasks"] for handle in subtask["keyed"]]:
+                    for found in each["parts"]:
+                        found.update(path=found["path"].replace(part.name, f"d/{part.name}"))
+
+        tamper(savepoint, into_folder)
+    assert "a symbolic link, or in one" in run("verify", savepoint, code=1)
+    assert "a symbolic link, or in one" in run("copy", savepoint, tmp_path / "copied", code=2)
+    assert "a symbolic link, or in one" in run("export", savepoint, tmp_path / "exported", code=2)
+    assert "a symbolic link, or in one" in run("diff", savepoint, savepoint, code=2)
+    metadata = hf.Snapshot(savepoint).metadata
+    with pytest.raises(CorruptStateError, match="a symbolic link, or in one"):
+        run_flow(check_files(metadata, str(savepoint), checksums=False), RoutedStorage(LocalStorage(tmp_path)))
+
+
+def test_a_savepoint_behind_a_link_is_as_good_as_any(savepoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(savepoint)
+    run("verify", tmp_path / "latest", code=0)
+    run("copy", tmp_path / "latest", tmp_path / "copied", code=0)
+
+
+def test_metadata_that_is_a_link_is_refused(savepoint: Path, tmp_path: Path) -> None:
+    (savepoint / "_metadata").rename(tmp_path / "_elsewhere")
+    (savepoint / "_metadata").symlink_to(tmp_path / "_elsewhere")
+    assert "a symbolic link, or in one" in run("inspect", savepoint, code=2)

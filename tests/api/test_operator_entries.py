@@ -236,7 +236,11 @@ def test_death_at_any_operation_leaves_no_snapshot_or_the_whole_one(source: hf.S
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.sampled_from([0, 2, 5]), st.integers(0, 4), st.binary(max_size=3)), max_size=30),
+    rows=st.lists(
+        st.tuples(st.sampled_from([0, 2, 5]), st.integers(0, 50), st.binary(max_size=3)),
+        max_size=30,
+        unique_by=lambda row: row[:2],
+    ),
     sizes=st.lists(st.integers(1, 5), min_size=1),
     kind=st.sampled_from([Redistribution.SPLIT, Redistribution.UNION]),
     placed=st.booleans(),
@@ -260,6 +264,16 @@ def test_every_entry_goes_to_one_subtask_in_order(rows: Any, sizes: list[int], k
     else:
         assert [entry for own in dealt.values() for entry in own] == [value for _, _, value in rows]
         assert max(map(len, dealt.values())) - min(map(len, dealt.values())) <= 1
+
+
+@pytest.mark.parametrize("subtasks", [[0, 0], None])
+def test_a_position_that_two_entries_have_is_refused(subtasks: list[int] | None) -> None:
+    lists = EntryLists("op", StateMeta("s", "operator_list", "bytes"), [0, 2])
+    columns = {"value": pa.array([b"a", b"b"], pa.binary()), "position": pa.array([7, 7])}
+    lists.add(pa.table(columns if subtasks is None else {**columns, "subtask": pa.array(subtasks)}))
+    with pytest.raises(StateValueError, match="operator 'op', state 's': two rows have the position 7") as caught:
+        lists.dealt()
+    assert (caught.value.operator, caught.value.state) == ("op", "s")
 
 
 # ----------------------------------------------------------------------------------------------------------- bootstrap

@@ -68,7 +68,8 @@ class Cluster:
 
     def _submit(self, submission: Any) -> SimpleNamespace:
         slots = submission.graph.slots_required
-        return SimpleNamespace(notes=(), job_id="job", slots=slots, submission=1, directory="", directory_nonce="", restored_checkpoint_id=0)
+        named = {"job_id": "job", "submission": 1, "restored_checkpoint_id": 0, "directory": "", "directory_nonce": ""}
+        return SimpleNamespace(notes=(), slots=slots, **named)
 
 
 def test_a_job_whose_workers_are_just_starting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from statebackends.keyedtables import (
     state_meta_of,
 )
 from statebackends.keys import KeyType
+from statebackends.rowrules import RowRules
 
 FORMATS = ["arrow", "parquet"]
 UTF8 = KeyType.of(str)
@@ -35,6 +36,13 @@ def table_of(keys: list[Any], key_type: KeyType = UTF8, meta: StateMeta = META) 
     schema = keyed_table_schema(key_type, meta, pa.int64())
     arrays = [pa.array(column.key_groups), *column.arrays, pa.array([b""] * len(keys)), pa.array(range(len(keys)), pa.int64())]
     return sort_by_key_group(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def judged(table: pa.Table) -> pa.Table:
+    """As a restore judges a table of META."""
+    key_types = [field.type for field in table.schema if field.name.startswith("key") and field.name != "key_group"]
+    key_type = UTF8 if len(key_types) < 2 else KeyType.from_arrow(key_types)
+    return RowRules.of(META, key_type, 128).judged(table)
 
 
 def keys_of(table: pa.Table) -> set[str]:
@@ -60,7 +68,7 @@ def test_round_trip_keeps_rows_types_and_meta(table_format: Any) -> None:
     key_type = KeyType.parse("tuple<utf8,timestamp[us, UTC],decimal128(10, 2),int64>")
     moment = datetime(2020, 1, 1, tzinfo=UTC)
     table = table_of([("a", moment, Decimal("1.50"), 3), ("b", moment, Decimal("2.50"), 4)], key_type)
-    back = decode_keyed_table(encode_keyed_table(table, table_format), table_format, ALL, key_type, max_parallelism=128)
+    back = decode_keyed_table(encode_keyed_table(table, table_format), table_format, ALL, key_type, judge=judged)
     assert back.equals(table)
     assert back.schema.types == table.schema.types
     assert state_meta_of(back.schema) == META
@@ -80,8 +88,8 @@ def test_rows_that_the_handle_does_not_have_are_refused_whatever_is_wanted(
         pq.write_table(table, sink, row_group_size=300 if "groups" in kind else 3000, write_statistics="groups" in kind)
         data = sink.getvalue()
     with pytest.raises(CorruptStateError, match=rf"rows of key groups outside of \[{held.start}, {held.stop}\)"):
-        decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", max_parallelism=128, held=held)
-    assert decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", max_parallelism=128, held=ALL) == restrict(
+        decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", judge=judged, held=held)
+    assert decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", judge=judged, held=ALL) == restrict(
         table, wanted
     )
 
@@ -92,7 +100,7 @@ def test_restriction_partitions_the_rows(table_format: Any) -> None:
     data = encode_keyed_table(table_of(keys), table_format)
     found: list[str] = []
     for start, stop in [(0, 1), (1, 43), (43, 43), (43, 100), (100, 128)]:
-        part = decode_keyed_table(data, table_format, KeyGroupRange(start, stop), UTF8, max_parallelism=128)
+        part = decode_keyed_table(data, table_format, KeyGroupRange(start, stop), UTF8, judge=judged)
         groups = part.column("key_group").to_numpy()
         assert ((groups >= start) & (groups < stop)).all()
         found += part.column("key").to_pylist()
@@ -118,7 +126,7 @@ def test_only_row_groups_that_hold_wanted_key_groups_are_read(monkeypatch: pytes
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_empty_tables(table_format: Any) -> None:
     data = encode_keyed_table(table_of([]), table_format)
-    back = decode_keyed_table(data, table_format, ALL, UTF8, max_parallelism=128)
+    back = decode_keyed_table(data, table_format, ALL, UTF8, judge=judged)
     assert back.num_rows == 0
     assert back.schema.names == ["key_group", "key", "namespace", "value"]
 
@@ -146,10 +154,10 @@ def test_a_table_edited_with_duckdb_is_read(tmp_path: Any) -> None:
         f"""copy (select value + 1 as value, namespace, key, key_group from '{source}'
                   where value % 2 = 0 order by key desc) to '{edited}'"""
     )
-    back = decode_keyed_table(edited.read_bytes(), "parquet", ALL, UTF8, max_parallelism=128)
+    back = decode_keyed_table(edited.read_bytes(), "parquet", ALL, UTF8, judge=judged)
     assert keys_of(back) == set(keys[::2])
     assert back.column("key_group").to_pylist() == sorted(back.column("key_group").to_pylist())
-    half = decode_keyed_table(edited.read_bytes(), "parquet", KeyGroupRange(0, 64), UTF8, max_parallelism=128)
+    half = decode_keyed_table(edited.read_bytes(), "parquet", KeyGroupRange(0, 64), UTF8, judge=judged)
     assert 0 < half.num_rows < back.num_rows
 
 
@@ -179,7 +187,7 @@ def test_damaged_tables_are_corrupt_state(table_format: Any) -> None:
     for table in tables:
         data = write(table, table_format)
         with pytest.raises(CorruptStateError, match="'window': chk-1/f") as caught:
-            decode_keyed_table(data, table_format, ALL, UTF8, path="chk-1/f", operator="window", max_parallelism=128)
+            decode_keyed_table(data, table_format, ALL, UTF8, path="chk-1/f", operator="window", judge=judged)
         assert caught.value.path == "chk-1/f"
     for data in (b"", b"garbage", encode_keyed_table(good, table_format).to_pybytes()[:-20]):
         with pytest.raises(CorruptStateError):

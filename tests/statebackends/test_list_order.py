@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statebackends import rowrules
 from statebackends.errors import CorruptStateError
 from statebackends.factory import BackendKind
 from statebackends.handles import InlineHandle, KeyedStateHandle
 from statebackends.keyedbase import KeyedBackendBase
 from statebackends.keys import KeyType
 from statebackends.listorder import in_list_order
-from statebackends.snapshots import listrows
+from statebackends.snapshots import judgedrows
 from statebackends.snapshots import tables as tables_module
 from statebackends.snapshots.rows import state_batches, state_schema
 from statebackends.state import ListStateDescriptor
@@ -170,7 +171,7 @@ def test_positions_that_mean_nothing_are_refused(tmp_path: Path, kind: BackendKi
 @pytest.fixture(params=[1, 7, 1 << 17])
 def stretch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Rows that tools judge together; batches are of 3."""
-    monkeypatch.setattr(listrows, "STRETCH_ROWS", request.param)
+    monkeypatch.setattr(judgedrows, "STRETCH_ROWS", request.param)
     monkeypatch.setattr(tables_module, "BATCH_ROWS", 3)
     return int(request.param)
 
@@ -194,7 +195,7 @@ def test_tools_refuse_what_a_restore_refuses(
 
 def test_tools_hold_a_stretch_of_key_groups_and_no_values(tmp_path: Path, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[pa.Table] = []
-    monkeypatch.setattr(listrows, "in_list_order", lambda table, *_: judged.append(table))
+    monkeypatch.setattr(rowrules, "in_list_order", lambda table, *_: judged.append(table))
     table = _rows(Cluster(tmp_path, "filesystem"), MOVED["by value"])
     largest = max(pc.value_counts(table["key_group"]).field("counts").to_pylist())
     assert sum(map(len, judged)) == len(table)

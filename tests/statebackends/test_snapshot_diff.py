@@ -222,13 +222,13 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
 
     columns = {
-        "key_group": pa.array([1, 1], pa.int32()),
+        "key_group": pa.array([6, 6], pa.int32()),
         "key": ["AA", "AA"],
         "namespace": pa.array([b"", b""]),
         "value": pa.array([1, 2], pa.int64()),
     }
     left = with_table(snapshot(tmp_path, Contents(), ("memory", 1, True)), pa.table(columns))
-    with pytest.raises(CorruptStateError, match="operator 'totals', state 'count': 1 keys are there twice"):
+    with pytest.raises(CorruptStateError, match=r"operator 'totals', state 'count': .*two rows have {'key': 'AA'"):
         diff_snapshots(left, left, UID, "count")
 
 

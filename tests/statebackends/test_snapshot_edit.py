@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from api.snapshots.frames import change_of
+from statebackends.columntypes import fitted, loses_nothing
 from statebackends.errors import (
     CorruptStateError,
     HoldfastError,
@@ -29,8 +30,9 @@ from statebackends.errors import (
 from statebackends.handles import KeyGroupRange
 from statebackends.keyedtables import KEY_GROUP, POSITION
 from statebackends.metadata import NATIVE_PROPERTY
+from statebackends.serializers import TypeSpec
 from statebackends.snapshots.editing import edit_snapshot, layout_of
-from statebackends.snapshots.layout import StateLayout, loses_nothing
+from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.sorting import KeyGroupSorter
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Operation
@@ -349,7 +351,9 @@ def test_a_key_in_two_batches_is_found_twice_behind_files_too(layouts: dict[str,
     [
         (pa.int32(), pa.int64(), True),
         (pa.uint64(), pa.int64(), True),
-        (pa.int64(), pa.float64(), False),
+        (pa.int64(), pa.float64(), True),
+        (pa.decimal128(10, 2), pa.string(), False),
+        (pa.decimal128(10, 2), pa.float64(), False),
         (pa.float64(), pa.int64(), False),
         (pa.float32(), pa.float64(), True),
         (pa.float64(), pa.float32(), False),
@@ -370,6 +374,30 @@ def test_a_key_in_two_batches_is_found_twice_behind_files_too(layouts: dict[str,
 )
 def test_what_may_be_cast(found: pa.DataType, wanted: pa.DataType, fits: bool) -> None:
     assert loses_nothing(found, wanted) is fits
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "fits"),
+    [
+        (pa.decimal128(10, 2), "decimal", True),
+        (pa.decimal256(60, -2), "optional<decimal>", True),
+        (pa.int64(), "decimal", True),
+        (pa.float64(), "decimal", False),
+        (pa.bool_(), "decimal", False),
+        (pa.decimal128(10, 2), "str", False),
+        (pa.list_(pa.decimal128(10, 2)), "list<decimal>", True),
+        (pa.list_(pa.decimal128(10, 2)), "list<str>", False),
+        (pa.map_(pa.string(), pa.int32()), "dict<str,decimal>", True),
+        (pa.map_(pa.int32(), pa.string()), "dict<decimal,str>", True),
+        (pa.struct({"a": pa.decimal128(5, 1), "b": pa.int8()}), "struct<a: decimal, b: float>", True),
+        (pa.struct({"a": pa.int8(), "b": pa.decimal128(5, 1)}), "struct<a: decimal, b: float>", False),
+    ],
+)
+def test_what_may_be_cast_to_values_that_are_decimals(found: pa.DataType, text: str, fits: bool) -> None:
+    spec = TypeSpec.parse(text)
+    assert loses_nothing(found, spec.arrow_type, spec.shape) is fits
+    if fits:
+        assert fitted(pa.array([None], found), spec.arrow_type, spec.shape).type == spec.arrow_type
 
 
 # ---------------------------------------------------------------------------------------------------------- delta runs

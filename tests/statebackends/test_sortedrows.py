@@ -19,6 +19,7 @@ from statebackends.handles import KeyGroupRange, StateMeta
 from statebackends.keyedrows import KeyedRows
 from statebackends.keyedtables import decode_keyed_table, encode_keyed_table
 from statebackends.keys import KeyType
+from statebackends.rowrules import RowRules
 from statebackends.snapshots.tables import TableFile
 from statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream
 from statebackends.state import MapStateDescriptor, ValueStateDescriptor
@@ -129,7 +130,7 @@ def test_a_buffer_that_was_too_small_changes_nothing(table_format: Any, monkeypa
     data = encode_keyed_table(table, table_format)
     monkeypatch.setattr("statebackends.keyedtables._FILE_BYTES", -table.nbytes)
     assert encode_keyed_table(table, table_format).equals(data)
-    assert decode_keyed_table(data, table_format, ALL, UTF8, max_parallelism=128).equals(table)
+    assert decode_keyed_table(data, table_format, ALL, UTF8, judge=RowRules.of(META, UTF8, 128).judged).equals(table)
 
 
 def test_rows_that_compress_worse_than_their_bound_are_written_all_the_same() -> None:
