@@ -45,6 +45,7 @@ from coordinator.records import (
     SubmissionRecord,
     encode_record,
 )
+from statebackends.errors import StorageUnavailableError
 from statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -348,6 +349,12 @@ class Story:
         """ABORTED is stored."""
         record = AbortRecord(number, reason, epoch or self.epoch, "n")
         self.put(f"{JOB}/chk-{number}/_metadata", encode_record(record))
+
+    def fail_call(self, actor: str, error: Exception | None = None, fate: str = "") -> None:
+        """A call of a store fails whoever made it."""
+        operation = WriteFile(f"{JOB}/chk-2/count-0-1", (b"",))
+        error = error or StorageUnavailableError("no", path=operation.path)
+        self.tell(Stored(self.now_ms, actor, STATE, operation, error, fate=fate))
 
     def notify_aborted(self, number: int) -> None:
         self.command(NotifyCheckpointAborted(self.attempt, number))

@@ -10,7 +10,7 @@ import pytest
 
 from barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted, TaskState
-from chaos.observations import DataEnded, FaultBegan, Reported, SnapshotBegan
+from chaos.observations import DataEnded, Reported, SnapshotBegan
 from coordinator.records import AbortRecord, RestorePoint, encode_record
 from tests.simulation.checker_world import JOB, SAVEPOINTS, Story
 
@@ -21,7 +21,6 @@ COUNT, SOURCE = "count" * 6, "source" * 6
 def story() -> Story:
     story = Story()
     story.begin()
-    story.tell(FaultBegan(story.now_ms, 0, "anything"))  # what fails here has its cause
     story.complete(1)
     story.claim(2)
     story.trigger(2)
@@ -32,6 +31,7 @@ def story() -> Story:
 
 
 def decline(story: Story, attempt: int, reason: FailureReason) -> None:
+    story.fail_call("worker-0.1")  # which is why
     story.tell(Reported(story.now_ms, "worker-0.1", 0, DeclineCheckpoint(attempt, 2, COUNT, 0, reason)))
 
 

@@ -11,7 +11,7 @@ from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason
 from chaos.observations import Reported, Stored
 from coordinator.records import AbortRecord, encode_record
 from statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
-from statebackends.storage.operations import PutIfAbsent, ReadFile, WriteFile
+from statebackends.storage.operations import PutIfAbsent, ReadFile
 from tests.simulation.checker_world import JOB, STATE, Story
 
 COUNT = "count" * 6
@@ -31,12 +31,6 @@ def begin(story: Story, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> Non
     story.trigger(2)
 
 
-def fail_call(story: Story, actor: str, error: Exception | None = None, fate: str = "") -> None:
-    operation = WriteFile(f"{JOB}/chk-2/count-0-1", (b"",))
-    error = error or StorageUnavailableError("no", path=operation.path)
-    story.tell(Stored(story.now_ms, actor, STATE, operation, error, fate=fate))
-
-
 def decline(story: Story, reason: FailureReason = FailureReason.ASYNC_EXCEPTION) -> None:
     story.tell(Reported(story.now_ms, WORKER, 0, DeclineCheckpoint(1, 2, COUNT, 0, reason, "KeyError: 7")))
 
@@ -47,16 +41,16 @@ def abort(story: Story, reason: FailureReason) -> None:
 
 def test_an_asynchronous_part_fails_since_a_call_did(story: Story) -> None:
     begin(story)
-    fail_call(story, WORKER)
+    story.fail_call(WORKER)
     decline(story)
     abort(story, FailureReason.ASYNC_EXCEPTION)
     assert story.broken == []
 
 
 def test_an_asynchronous_part_fails_and_no_call_did(story: Story) -> None:
-    fail_call(story, WORKER)  # before it began
+    story.fail_call(WORKER)  # before it began
     begin(story)
-    fail_call(story, "worker-1.1")
+    story.fail_call("worker-1.1")
     decline(story)
     abort(story, FailureReason.ASYNC_EXCEPTION)
     assert story.violations == [("I30", "checkpoint 2 failed in worker-0.1, of whose calls none did: KeyError: 7")]
@@ -64,7 +58,7 @@ def test_an_asynchronous_part_fails_and_no_call_did(story: Story) -> None:
 
 def test_a_file_that_is_missing_is_no_failure_of_the_store(story: Story) -> None:
     begin(story)
-    fail_call(story, WORKER, ObjectMissingError("no such file", path="x"))
+    story.fail_call(WORKER, ObjectMissingError("no such file", path="x"))
     decline(story)
     abort(story, FailureReason.ASYNC_EXCEPTION)
     assert story.broken == ["I30"]
@@ -73,7 +67,7 @@ def test_a_file_that_is_missing_is_no_failure_of_the_store(story: Story) -> None
 @pytest.mark.parametrize("reason", [FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE])
 def test_a_leader_gives_up_what_its_calls_failed(story: Story, reason: FailureReason) -> None:
     begin(story)
-    fail_call(story, LEADER, AmbiguousWriteError("perhaps", path="x"))
+    story.fail_call(LEADER, AmbiguousWriteError("perhaps", path="x"))
     abort(story, reason)
     assert story.broken == []
 
@@ -81,7 +75,7 @@ def test_a_leader_gives_up_what_its_calls_failed(story: Story, reason: FailureRe
 @pytest.mark.parametrize("reason", [FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE])
 def test_a_leader_gives_up_although_its_calls_went_well(story: Story, reason: FailureReason) -> None:
     begin(story)
-    fail_call(story, WORKER)
+    story.fail_call(WORKER)
     abort(story, reason)
     assert story.violations == [("I30", f"checkpoint 2 is aborted as {reason.value} by {LEADER}, of whose calls none failed: why")]
 

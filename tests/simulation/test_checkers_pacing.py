@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
-from chaos.observations import FaultBegan
 from coordinator.incidents import Incident
 from tests.simulation.checker_world import Story, graph, process
 
@@ -24,10 +23,11 @@ class Job(Story):
         self.pending: list[SimpleNamespace] = []
         incidents = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            coordinator=SimpleNamespace(pending=self.pending), lifecycle=SimpleNamespace(incidents=incidents)
+            setup=SimpleNamespace(graph=SimpleNamespace(config=SimpleNamespace(checkpoint_timeout_ms=0))),  # may expire at once
+            coordinator=SimpleNamespace(pending=self.pending),
+            lifecycle=SimpleNamespace(incidents=incidents),
         )
         self.begin()
-        self.tell(FaultBegan(self.now_ms, 0, "anything"))  # what fails here has its cause
         self.lead_alive()
 
     def lead_alive(self) -> None:
@@ -189,6 +189,7 @@ def test_a_failure_of_which_nobody_was_told_counts_for_its_leader() -> None:
 def test_failing_storage_counts_unless_it_is_a_savepoint_that_it_failed(kind: CheckpointKind, broken: list[str]) -> None:
     job = Job(tolerable_failed_checkpoints=0)
     job.take(1, kind)
+    job.fail_call("coordinator-1")
     job.abort(1, reason=FailureReason.IO_EXCEPTION)
     job.give_up(1)
     assert job.broken == broken
