@@ -1,6 +1,6 @@
 """How a built job gets to run: protocols between the DSL, the Spark shell and the REST client.
 
-`operators` may not import `api`; `holdfast.py` assembles a launcher from both and hands it to `Environment`."""
+`operators` may not import `api`; `api.launch` assembles a launcher from both and hands it to its `Environment`."""
 
 from __future__ import annotations
 

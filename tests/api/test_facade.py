@@ -17,7 +17,7 @@ import holdfast as hf
 from api.errors import decode_error, encode_error
 from statebackends.errors import InvalidConfigError, PackageShadowedError
 
-ROOT = Path(hf.__file__).parent
+ROOT = Path(hf.__file__).parent.parent
 
 
 def test_every_name_is_found() -> None:

@@ -1,7 +1,7 @@
 """Holdfast: `import holdfast as hf`. The facade, the command line, and the guard of package names.
 
 Importing it loads nothing else: every name is looked up when it is first used, so that a worker pays only for what its
-functions touch."""
+functions touch. It is a package, not a module, because type checkers look for `py.typed` in packages alone (PEP 561)."""
 
 from __future__ import annotations
 
@@ -266,7 +266,3 @@ def command_line() -> Any:
     if not any(group.name == "chaos" for group in app.registered_groups):
         app.add_typer(chaos, name="chaos")
     return app
-
-
-if __name__ == "__main__":
-    main()
