@@ -93,15 +93,21 @@ if TYPE_CHECKING:
     from statebackends.serializers import Pickled as Pickled
     from statebackends.state import AggregateFunction as AggregateFunction
     from statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
+    from statebackends.state import AppendingState as AppendingState
     from statebackends.state import ColumnAggregate as ColumnAggregate
     from statebackends.state import ColumnarStateDescriptor as ColumnarStateDescriptor
+    from statebackends.state import ListState as ListState
     from statebackends.state import ListStateDescriptor as ListStateDescriptor
+    from statebackends.state import MapState as MapState
     from statebackends.state import MapStateDescriptor as MapStateDescriptor
     from statebackends.state import OperatorListStateDescriptor as OperatorListStateDescriptor
     from statebackends.state import Redistribution as Redistribution
     from statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
+    from statebackends.state import ValueState as ValueState
     from statebackends.state import ValueStateDescriptor as ValueStateDescriptor
     from statebackends.ttl import Ttl as Ttl
+
+    __version__: str
 
 DISTRIBUTION = "holdfast"
 
@@ -179,13 +185,17 @@ _EXPORTS = {
     "statebackends.state": (
         "AggregateFunction",
         "AggregatingStateDescriptor",
+        "AppendingState",
         "ColumnAggregate",
         "ColumnarStateDescriptor",
+        "ListState",
         "ListStateDescriptor",
+        "MapState",
         "MapStateDescriptor",
         "OperatorListStateDescriptor",
         "Redistribution",
         "ReducingStateDescriptor",
+        "ValueState",
         "ValueStateDescriptor",
     ),
     "statebackends.ttl": ("Ttl",),
@@ -199,19 +209,19 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = ["chaos", "check_packages", "main", *sorted(set(_HOME) - {"VERSION"})]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return __getattr__("VERSION")
-    if name in _PACKAGES_SHOWN:
-        check_packages((name,))
-        globals()[name] = importlib.import_module(name)
-        return globals()[name]
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES_SHOWN:
+            check_packages((name,))
+            globals()[name] = importlib.import_module(name)
+            return globals()[name]
+        module = _HOME.get("VERSION" if name == "__version__" else name)
+        if module is None:
+            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), "VERSION" if name == "__version__" else name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import weakref
+from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +21,7 @@ from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
 from operators.launcher import JobHandle, Launcher, LaunchOptions
 from operators.schema import RowType
+from operators.settings import Settings
 from operators.stream import Stream
 from statebackends.errors import HoldfastError, InvalidConfigError
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
@@ -44,10 +47,10 @@ class Environment:
         config: JobConfig | None = None,
         coordinator: str | None = None,
         token: str | None = None,
-        state_dir: str | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
         launcher: Launcher | None = None,
         chaining: bool = True,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
 
@@ -57,13 +60,27 @@ class Environment:
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
         self.parallelism = parallelism
-        self.config = _configured(config or JobConfig(), settings)
+        self.config = _configured(config or JobConfig(), {**settings})
         self.coordinator = coordinator
         self.token = token
         self.state_dir = state_dir
-        self.launcher = launcher
+        self.launcher = launcher or self._default_launcher()
         self.chaining = chaining
         self.graph = StreamGraph()
+        self._job: weakref.ref[JobHandle] | None = None
+        """The handle of the newest execution, weakly: one that nobody else holds lets go of its coordinator."""
+
+    def _default_launcher(self) -> Launcher | None:
+        return None
+
+    def __repr__(self) -> str:
+        """What the job is made of and, once it was executed, where it stands; asks nobody."""
+        kinds = Counter("sink" if node.sink else "source" if node.source else "operator" for node in self.graph.nodes)
+        counted = ((kinds[kind], kind) for kind in ("source", "operator", "sink"))
+        parts = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in counted if count)
+        job = None if self._job is None else self._job()
+        stands = "not executed" if self._job is None else "executed" if job is None else f"executed: {job!r}"
+        return f"<Environment {self.name!r}: {parts or 'no streams'}; parallelism {self.parallelism}; {stands}>"
 
     # --------------------------------------------------------------------------------------------------------- sources
 
@@ -120,7 +137,7 @@ class Environment:
         `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
-            return self._launch(
+            job = self._launch(
                 LaunchOptions(
                     job_id=job_id,
                     restore=_restored_from(restore),
@@ -134,6 +151,8 @@ class Environment:
                     progress=progress,
                 )
             )
+            self._job = weakref.ref(job)
+            return job
         except HoldfastError as error:
             # The message says what is wrong: the user's own line stands above it, not thirty of ours.
             log.debug("job %r can't be started", self.name, exc_info=True)

@@ -55,6 +55,10 @@ class RowType:
     def names(self) -> list[str]:
         return [] if self.schema is None else list(self.schema.names)
 
+    def described(self) -> str:
+        """Record type and columns, for people."""
+        return "undeclared rows" if self.schema is None else _text(self)
+
     def column(self, name: str, operator: str) -> pa.Field:
         """The field called `name`. Raises GraphError (undeclared rows) or UnknownColumnError, naming the operator."""
         if self.schema is None:

@@ -69,6 +69,15 @@ class Stage:
         self._own("disable_chaining").chaining = Chaining.NEVER
         return self
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._told()}>"
+
+    def _told(self) -> str:
+        """The operator and its uid, or that it has none."""
+        if self._node is None:
+            return "of no operator"
+        return f"{self._node.name!r}, {f'uid {self._node.uid!r}' if self._node.uid else 'without uid'}"
+
     def _own(self, setting: str) -> StreamNode:
         if self._node is None:
             raise GraphError(f"{setting}() applies to an operator, not to a union, key_by or partitioning: call it on what follows")
@@ -90,6 +99,14 @@ class Stream(Stage):
     def schema(self) -> pa.Schema | None:
         """Declared columns; None when the rows are of undeclared type."""
         return self._row_type.schema
+
+    def _told(self) -> str:
+        """What the rows are, behind what they come from."""
+        if self._node is not None:
+            return f"{super()._told()}: {self._row_type.described()}"
+        nodes = self.environment.graph.nodes
+        sources = ", ".join(repr(nodes[edge.source].label) for edge in self._inputs)
+        return f"of {sources}: {self._row_type.described()}"
 
     # ------------------------------------------------------------------------------------------------- transformations
 
@@ -243,6 +260,9 @@ class Stream(Stage):
 
 class StreamSink(Stage):
     """The end of a stream."""
+
+    def _told(self) -> str:
+        return f"{super()._told()}: {self._own('repr').sink!r}"
 
 
 def _at_least_one(value: int, what: str, node: StreamNode) -> int:

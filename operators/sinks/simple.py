@@ -21,6 +21,9 @@ class Blackhole:
         self.sink_id = sink_id
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"Blackhole({self.sink_id!r})"
+
     def create_writer(self, schema: pa.Schema | None) -> Operator:
         return BlackholeWriter()
 
@@ -45,6 +48,9 @@ class CollectSink:
     def __init__(self, sink_id: str = "", *, name: str = "collect") -> None:
         self.sink_id = sink_id
         self.name = name
+
+    def __repr__(self) -> str:
+        return f"CollectSink({self.sink_id!r})"
 
     def create_writer(self, schema: pa.Schema | None) -> Operator:
         return _CollectWriter(self)

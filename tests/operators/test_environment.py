@@ -13,8 +13,13 @@ from barriers.jobgraph import JobConfig, RestartStrategy
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.launcher import JobHandle, LaunchOptions
+from operators.sinks.simple import Blackhole
 from statebackends.errors import GraphError, InvalidConfigError, JobExistsError
 from tests.operators.ends import NamedSink, NamedSource
+
+
+class Handle(str):
+    """What can be referred to weakly, as a job's handle can."""
 
 
 class Recorder:
@@ -25,7 +30,7 @@ class Recorder:
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         self.launched.append((plan, options))
-        handle: Any = "handle"
+        handle: Any = Handle("handle")
         return handle
 
 
@@ -138,3 +143,35 @@ def test_from_parquet_declares_the_columns_of_the_files(tmp_path: Path) -> None:
     assert stream.schema is not None
     assert stream.schema.names == ["a", "b"]
     assert stream._own("test").name == "files"
+
+
+def test_an_environment_and_its_streams_say_what_they_are() -> None:
+    launcher = Recorder()
+    env = Environment("job", parallelism=2, launcher=launcher)
+    assert repr(env) == "<Environment 'job': no streams; parallelism 2; not executed>"
+    rows = env.from_source(NamedSource())
+    schema = pa.schema([pa.field("user", pa.string(), nullable=False), ("n", pa.int64())])
+    mapped = rows.map(dict, returns=schema)
+    assert repr(mapped) == "<Stream 'map', without uid: (user: string, n: int64)>"
+    assert repr(mapped.map(dict)) == "<Stream 'map', without uid: undeclared rows>"
+    assert repr(mapped.rebalance()) == "<Stream of 'map': (user: string, n: int64)>"
+    keyed = mapped.key_by("user")
+    assert repr(keyed) == "<KeyedStream by user (utf8) of 'map': (user: string, n: int64)>"
+    assert repr(mapped.sink_to(Blackhole("out"), uid="out")) == "<StreamSink 'blackhole', uid 'out': Blackhole('out')>"
+    env.execute()
+    assert repr(env).startswith("<Environment 'job': 1 source, 2 operators, 1 sink; parallelism 2;")
+
+
+def test_an_environment_says_what_became_of_its_job_without_holding_it() -> None:
+    class Keeping(Recorder):
+        def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
+            self.handle = super().launch(plan, options)
+            return self.handle
+
+    launcher = Keeping()
+    env = Environment("job", launcher=launcher)
+    env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
+    env.execute()
+    assert repr(env) == "<Environment 'job': 1 source, 1 sink; parallelism 1; executed: 'handle'>"
+    del launcher.handle
+    assert repr(env).endswith("parallelism 1; executed>")
