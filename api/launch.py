@@ -41,11 +41,12 @@ class Environment(BaseEnvironment):
     state_dir: folder or s3:// URL of checkpoints, which all workers see; a coordinator is embedded in this process over it.
     coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one.
     config: a JobConfig for the settings that are not given here.
+    require_uids: True refuses a job with an operator that has no uid, which is else a warning.
     launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).
 
     Settings, with their defaults; times in ms, sizes in bytes (hf.JobConfig):
 
-    checkpoint_interval_ms (None): time between checkpoints; None: none but manual ones.
+    checkpoint_interval_ms (10000): time between checkpoints; None: none but manual ones.
     checkpoint_timeout_ms (600000): a checkpoint that takes longer is aborted.
     min_pause_ms (0): between the end of a checkpoint and the start of the next.
     max_concurrent_checkpoints (1): checkpoints under way at a time.

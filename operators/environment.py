@@ -20,6 +20,7 @@ from operators.base import JobPlan, Sink, Source
 from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
 from operators.launcher import JobHandle, Launcher, LaunchOptions
+from operators.promises import check_uids, promises_not_kept
 from operators.schema import RowType
 from operators.settings import Settings
 from operators.stream import Stream
@@ -50,6 +51,7 @@ class Environment:
         state_dir: str | os.PathLike[str] | None = None,
         launcher: Launcher | None = None,
         chaining: bool = True,
+        require_uids: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
@@ -66,6 +68,7 @@ class Environment:
         self.state_dir = state_dir
         self.launcher = launcher or self._default_launcher()
         self.chaining = chaining
+        self.require_uids = require_uids
         self.graph = StreamGraph()
         self._job: weakref.ref[JobHandle] | None = None
         """The handle of the newest execution, weakly: one that nobody else holds lets go of its coordinator."""
@@ -112,7 +115,10 @@ class Environment:
 
     def build(self) -> JobPlan:
         """The plan of the job. Raises GraphError and other InvalidConfigErrors."""
-        return build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
+        plan = build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
+        if self.require_uids:
+            check_uids(plan.graph)
+        return plan
 
     def explain(self) -> str:
         """The job as text: vertices, the operators chained in them, and the edges between."""
@@ -164,6 +170,8 @@ class Environment:
             raise InvalidConfigError(
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
             )
+        for note in promises_not_kept(plan.graph):
+            log.warning("%s: %s", self.name, note)
         return self.launcher.launch(plan, options)
 
 

@@ -175,3 +175,33 @@ def test_an_environment_says_what_became_of_its_job_without_holding_it() -> None
     assert repr(env) == "<Environment 'job': 1 source, 1 sink; parallelism 1; executed: 'handle'>"
     del launcher.handle
     assert repr(env).endswith("parallelism 1; executed>")
+
+
+def test_a_job_takes_checkpoints_unless_told_not_to(caplog: pytest.LogCaptureFixture) -> None:
+    env = Environment("job", launcher=Recorder())
+    env.from_source(NamedSource()).uid("rows").sink_to(NamedSink(), uid="out")
+    assert env.config.checkpoint_interval_ms == 10_000
+    env.execute()
+    assert caplog.messages == []
+    env = Environment("job", launcher=Recorder(), checkpoint_interval_ms=None)
+    env.from_source(NamedSource()).uid("rows").sink_to(NamedSink(), uid="out")
+    env.execute()
+    assert [message.partition(":")[0] for message in caplog.messages] == ["job"]
+    assert "no periodic checkpoints, since checkpoint_interval_ms is None" in caplog.text
+
+
+def test_operators_without_uid_are_named_in_one_line_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    launcher = Recorder()
+    env = Environment("job", launcher=launcher)
+    env.from_source(NamedSource()).map(dict).uid("parse").filter(bool).sink_to(Blackhole())
+    env.execute()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("job: 3 operators without uid (source-0, filter-2, sink-3): ")
+    env.require_uids = True
+    with pytest.raises(GraphError, match=r"3 operators without uid \(source-0, filter-2, sink-3\), and require_uids is set"):
+        env.execute()
+    assert len(launcher.launched) == 1
+    strict = Environment("job", launcher=launcher, require_uids=True)
+    strict.from_source(NamedSource()).uid("rows").sink_to(NamedSink(), uid="out")
+    strict.execute()
+    assert len(launcher.launched) == 2
