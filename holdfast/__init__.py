@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateBackendError as StateBackendError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
+    from statebackends.errors import StateOverflowError as StateOverflowError
     from statebackends.errors import StateValueError as StateValueError
     from statebackends.errors import StorageAccessError as StorageAccessError
     from statebackends.errors import StorageThrottledError as StorageThrottledError
@@ -169,6 +170,7 @@ _EXPORTS = {
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
         "StateBackendError",
+        "StateOverflowError",
         "StateValueError",
         "StorageAccessError",
         "StorageThrottledError",

@@ -165,7 +165,7 @@ class ColumnAggregate:
     output: str
     """Name of the result column."""
     input_type: pa.DataType | None = None
-    """Arrow type of `column` (an integer or floating type); None for count."""
+    """Arrow type of `column` (an integer, floating or decimal128 type); None for count."""
 
 
 @dataclass(frozen=True, slots=True)
