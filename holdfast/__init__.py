@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from operators.functions.process import Collector as Collector
     from operators.functions.process import ProcessContext as ProcessContext
     from operators.functions.process import ProcessFunction as ProcessFunction
+    from operators.functions.rich import RichFunction as RichFunction
     from operators.keyed import KeyedStream as KeyedStream
     from operators.keyed import WindowedStream as WindowedStream
     from operators.launcher import JobHandle as JobHandle
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from operators.sinks.parquet import ParquetSink as ParquetSink
     from operators.sinks.simple import Blackhole as Blackhole
     from operators.sinks.simple import CollectSink as CollectSink
+    from operators.sinks.simple import PrintSink as PrintSink
     from operators.sources.dataframe import DataFrameSource as DataFrameSource
     from operators.sources.generator import GeneratorSource as GeneratorSource
     from operators.sources.parquet import ParquetSource as ParquetSource
@@ -130,10 +132,11 @@ _EXPORTS = {
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "operators.functions.context": ("FunctionContext",),
     "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
+    "operators.functions.rich": ("RichFunction",),
     "operators.keyed": ("KeyedStream", "WindowedStream"),
     "operators.launcher": ("JobHandle", "OperatorProgress", "Progress"),
     "operators.sinks.parquet": ("ParquetSink",),
-    "operators.sinks.simple": ("Blackhole", "CollectSink"),
+    "operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "operators.sources.dataframe": ("DataFrameSource",),
     "operators.sources.generator": ("GeneratorSource",),
     "operators.sources.parquet": ("ParquetSource",),

@@ -90,7 +90,9 @@ class Environment:
     def from_source(self, source: Source, name: str | None = None) -> Stream:
         """The stream of a rewindable source."""
         schema: pa.Schema | None = source.schema
-        row_type = RowType(None if schema is None else schema.remove_metadata())
+        return self._read(source, name, RowType(None if schema is None else schema.remove_metadata()))
+
+    def _read(self, source: Source, name: str | None, row_type: RowType) -> Stream:
         node = self.graph.add("source", name or source.name, source=source, output_type=row_type)
         return Stream(self, (StreamEdge(node.index),), row_type, node)
 
@@ -105,6 +107,18 @@ class Environment:
         from operators.sources.parquet import ParquetSource
 
         return self.from_source(ParquetSource(path, rows_per_second=rows_per_second, name=name, **options))
+
+    def from_collection(
+        self, rows: Iterable[Any], *, returns: Any = None, rows_per_second: float | None = None, name: str = "collection"
+    ) -> Stream:
+        """Rows that are at hand: dicts by column name, or records of one type. They travel with the job, 64 MiB at most.
+
+        `returns`: pa.Schema, {column: type} or a record type; else the records' class, or what the values are.
+        Raises GraphError, and SchemaMismatchError for a row that does not fit the others."""
+        from operators.sources.collection import collection_source
+
+        source, row_type = collection_source(rows, returns, name, rows_per_second)
+        return self._read(source, None, row_type)
 
     # ------------------------------------------------------------------------------------------------------------- job
 

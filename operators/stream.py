@@ -22,6 +22,7 @@ from operators.functions.timestamps import TimestampsOperator, check_time_column
 from operators.graph import StreamEdge, StreamNode
 from operators.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
 from operators.selectors import Key, key_selector
+from operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from statebackends.durations import duration_ms
 from statebackends.errors import GraphError, InvalidConfigError
 
@@ -222,6 +223,12 @@ class Stream(Stage):
             "sink", name or sink.name, self._inputs, sink=sink, input_type=self._row_type, uid=uid, timestamped=self._timestamped
         )
         return StreamSink(node)
+
+    def print(self, *, limit: int | None = PRINTED_ROWS_MAX, uid: str | None = None) -> StreamSink:
+        """Write rows where the job's workers write to, on `local[N]` the driver's terminal: for a look, not exactly once.
+
+        `limit`: rows of each subtask; None: all."""
+        return self.sink_to(PrintSink(limit=limit), uid=uid)
 
     # -------------------------------------------------------------------------------------------------------- internal
 
