@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.environment")
 
-ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining")
+ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining", "require_uids")
 """Arguments of an Environment that are no fields of its JobConfig."""
 
 

@@ -33,7 +33,8 @@ class Settings(TypedDict, total=False):
     local_recovery: bool
     local_recovery_directory: str | None
     savepoint_directory: str | None
-    restart: RestartStrategy
+    restart: RestartStrategy | Literal["none", "fixed_delay", "exponential_delay"]
+    skipped_rows_max: int | None
     max_parallelism: int | None
     buffer_timeout_ms: int
     batch_rows_max: int

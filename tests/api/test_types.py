@@ -79,8 +79,11 @@ def test_each_package_says_that_its_annotations_can_be_believed() -> None:
 
 
 def _plain(annotation: typing.Any) -> typing.Any:
-    """A choice of texts is text to JobConfig, which checks it."""
-    return str if typing.get_origin(annotation) is typing.Literal else annotation
+    """A choice of texts is text to JobConfig, which checks it; beside another type it is a name of one of that."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return str
+    others = [each for each in typing.get_args(annotation) if typing.get_origin(each) is not typing.Literal]
+    return others[0] if len(others) == 1 else annotation
 
 
 def test_the_keywords_of_an_environment_are_the_settings_of_a_job() -> None:

@@ -68,7 +68,7 @@ def add_one(pages: hf.MapState[str, int]) -> None:
 
 def build() -> hf.JobHandle:
     env = hf.Environment(
-        "payments", parallelism=2, state_dir="/state", state_backend="rocksdb", checkpoint_interval_ms=None, retained_checkpoints=3
+        "payments", parallelism=2, state_dir="/state", state_backend="rocksdb", checkpoint_interval_ms=None, restart="none"
     )
     stream = env.from_parquet("/payments").uid("payments")
     assert_type(stream, hf.Stream)

@@ -48,6 +48,7 @@ def build() -> None:
     hf.Environment("job", checkpoint_interval_ms="1s")  # E: arg-type
     hf.Environment("job", retention_on_cancel=True)  # E: arg-type
     hf.Environment("job", 4)  # E: call-arg
+    hf.Environment("job", restart="never")  # E: arg-type
     env = hf.Environment("job")
     stream = env.from_parquet("/payments", rows_per_second="5")  # E: arg-type
     stream.assign_timestamp("at", 5)  # E: attr-defined

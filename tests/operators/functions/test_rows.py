@@ -217,7 +217,7 @@ def test_an_object_is_opened_before_the_first_row_and_closed_once(operator: Any,
 @pytest.mark.parametrize("fails_at", ["open", "close"])
 def test_an_object_that_fails_to_open_or_close_is_named_and_closed(fails_at: str, tmp_path: Path) -> None:
     harness = OperatorHarness(MapOperator(Lifecycle(tmp_path, fails_at), NUMBERS, NUMBERS))
-    with pytest.raises(UserFunctionError, match=rf"Lifecycle\.{fails_at} raised ValueError: no "), harness:
+    with pytest.raises(UserFunctionError, match=rf"Lifecycle\.{fails_at} \(test_rows\.py:\d+\) raised ValueError: no "), harness:
         harness.process(COLUMNS, None)
     if fails_at == "open":
         harness.operator.close()
