@@ -20,7 +20,8 @@ from coordinator.preflight import PreflightReport
 from operators.base import JobPlan
 from operators.environment import Environment as BaseEnvironment
 from operators.environment import claim_mode_of
-from operators.launcher import JobHandle, LaunchOptions
+from operators.launcher import JobHandle, Launcher, LaunchOptions
+from operators.settings import signature_with_settings
 from statebackends.errors import InvalidConfigError
 from statebackends.snapshots.places import Location
 from statebackends.storage.paths import folder_of
@@ -33,11 +34,55 @@ if TYPE_CHECKING:
 
 
 class Environment(BaseEnvironment):
-    """One job: settings, sources, and `execute`. Runs on the active SparkSession unless a launcher is given."""
+    """One job: settings, sources, and `execute`. Runs on the active SparkSession unless a launcher is given.
 
-    def __init__(self, name: str, **settings: Any) -> None:
-        """See operators.environment.Environment for all settings."""
-        super().__init__(name, **{"launcher": SessionLauncher(), **settings})
+    name: of the job, which is found by it when it is submitted again.
+    parallelism (1): subtasks of each operator that has no parallelism of its own.
+    state_dir: folder or s3:// URL of checkpoints, which all workers see; a coordinator is embedded in this process over it.
+    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one.
+    config: a JobConfig for the settings that are not given here.
+    require_uids: True refuses a job with an operator that has no uid, which is else a warning.
+    launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).
+
+    Settings, with their defaults; times in ms, sizes in bytes (hf.JobConfig):
+
+    checkpoint_interval_ms (10000): time between checkpoints; None: none but manual ones.
+    checkpoint_timeout_ms (600000): a checkpoint that takes longer is aborted.
+    min_pause_ms (0): between the end of a checkpoint and the start of the next.
+    max_concurrent_checkpoints (1): checkpoints under way at a time.
+    tolerable_failed_checkpoints (0): failures in a row that the job survives without a restart.
+    retained_checkpoints (1): completed checkpoints that are kept.
+    retention_on_cancel ("delete"): what becomes of them when the job is cancelled; "retain" keeps them.
+    checkpointing_mode ("exactly_once"): the only one.
+    state_backend ("memory"): "memory", "filesystem" or "rocksdb".
+    incremental_checkpoints (True): store only what the checkpoint before does not have, where the backend can.
+    inline_threshold (20480): state smaller than this travels in the acknowledgement.
+    pack_threshold (1048576): tables smaller than this share files; 0: each has its own.
+    memory_snapshot_bytes_max (5242880): snapshot of one operator's subtask on the memory backend.
+    rocksdb (None): an hf.RocksDBConfig.
+    local_recovery (True): workers restore from copies on their own disk, where those are undamaged.
+    local_recovery_directory (None): of those copies; None: the worker's local disk as Spark has it.
+    savepoint_directory (None): where savepoints without a target go.
+    restart (RestartStrategy()): whether, how often and how soon a failed job is restarted: "none", "fixed_delay",
+        "exponential_delay" or an hf.RestartStrategy.
+    skipped_rows_max (10000): rows that an operator with on_error="skip" may leave out in a subtask between two checkpoints.
+    max_parallelism (None): key groups; None: derived from the parallelism, or adopted from the restored snapshot.
+    buffer_timeout_ms (10): how long a record may wait for others to travel with.
+    batch_rows_max (65536): rows of one batch.
+    channel_credit_bytes (4194304): that may be under way on one channel.
+    channel_credit_batches (16): that may be under way on one channel.
+    heartbeat_interval_ms (2000): between two signs of life of a worker.
+    heartbeat_timeout_ms (50000): a worker silent for so long is replaced.
+    reconcile_timeout_ms (10000): how long a restarted coordinator waits for workers before it fails the job over.
+    step_budget_ms (5): of input that a subtask processes before it looks at its mail.
+    cancellation_timeout_ms (30000): a subtask that can't be cancelled in that time ends its worker.
+
+    Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
+
+    __signature__ = signature_with_settings(BaseEnvironment.__init__)
+
+    def _default_launcher(self) -> Launcher:
+        return SessionLauncher()
 
     def preflight(
         self,

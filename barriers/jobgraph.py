@@ -173,8 +173,9 @@ class RocksDBConfig(msgspec.Struct, frozen=True):
 class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
-    checkpoint_interval_ms: int | None = None
-    """None: no periodic checkpoints (manual ones still work)."""
+    checkpoint_interval_ms: int | None = 10_000
+    """From the start of one periodic checkpoint to the next. None: there are none (manual ones still work), and a failure begins
+    the job again at its start."""
     checkpoint_timeout_ms: int = 600_000
     min_pause_ms: int = 0
     max_concurrent_checkpoints: int = 1

@@ -7,8 +7,10 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import weakref
+from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +20,9 @@ from operators.base import JobPlan, Sink, Source
 from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
 from operators.launcher import JobHandle, Launcher, LaunchOptions
+from operators.promises import check_uids, promises_not_kept
 from operators.schema import RowType
+from operators.settings import Settings
 from operators.stream import Stream
 from statebackends.errors import HoldfastError, InvalidConfigError
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.environment")
 
-ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining")
+ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining", "require_uids")
 """Arguments of an Environment that are no fields of its JobConfig."""
 
 
@@ -44,10 +48,11 @@ class Environment:
         config: JobConfig | None = None,
         coordinator: str | None = None,
         token: str | None = None,
-        state_dir: str | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
         launcher: Launcher | None = None,
         chaining: bool = True,
-        **settings: Any,
+        require_uids: bool = False,
+        **settings: Unpack[Settings],
     ) -> None:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
 
@@ -57,20 +62,37 @@ class Environment:
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
         self.parallelism = parallelism
-        self.config = _configured(config or JobConfig(), settings)
+        self.config = _configured(config or JobConfig(), {**settings})
         self.coordinator = coordinator
         self.token = token
         self.state_dir = state_dir
-        self.launcher = launcher
+        self.launcher = launcher or self._default_launcher()
         self.chaining = chaining
+        self.require_uids = require_uids
         self.graph = StreamGraph()
+        self._job: weakref.ref[JobHandle] | None = None
+        """The handle of the newest execution, weakly: one that nobody else holds lets go of its coordinator."""
+
+    def _default_launcher(self) -> Launcher | None:
+        return None
+
+    def __repr__(self) -> str:
+        """What the job is made of and, once it was executed, where it stands; asks nobody."""
+        kinds = Counter("sink" if node.sink else "source" if node.source else "operator" for node in self.graph.nodes)
+        counted = ((kinds[kind], kind) for kind in ("source", "operator", "sink"))
+        parts = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in counted if count)
+        job = None if self._job is None else self._job()
+        stands = "not executed" if self._job is None else "executed" if job is None else f"executed: {job!r}"
+        return f"<Environment {self.name!r}: {parts or 'no streams'}; parallelism {self.parallelism}; {stands}>"
 
     # --------------------------------------------------------------------------------------------------------- sources
 
     def from_source(self, source: Source, name: str | None = None) -> Stream:
         """The stream of a rewindable source."""
         schema: pa.Schema | None = source.schema
-        row_type = RowType(None if schema is None else schema.remove_metadata())
+        return self._read(source, name, RowType(None if schema is None else schema.remove_metadata()))
+
+    def _read(self, source: Source, name: str | None, row_type: RowType) -> Stream:
         node = self.graph.add("source", name or source.name, source=source, output_type=row_type)
         return Stream(self, (StreamEdge(node.index),), row_type, node)
 
@@ -86,6 +108,18 @@ class Environment:
 
         return self.from_source(ParquetSource(path, rows_per_second=rows_per_second, name=name, **options))
 
+    def from_collection(
+        self, rows: Iterable[Any], *, returns: Any = None, rows_per_second: float | None = None, name: str = "collection"
+    ) -> Stream:
+        """Rows that are at hand: dicts by column name, or records of one type. They travel with the job, 64 MiB at most.
+
+        `returns`: pa.Schema, {column: type} or a record type; else the records' class, or what the values are.
+        Raises GraphError, and SchemaMismatchError for a row that does not fit the others."""
+        from operators.sources.collection import collection_source
+
+        source, row_type = collection_source(rows, returns, name, rows_per_second)
+        return self._read(source, None, row_type)
+
     # ------------------------------------------------------------------------------------------------------------- job
 
     @property
@@ -95,7 +129,10 @@ class Environment:
 
     def build(self) -> JobPlan:
         """The plan of the job. Raises GraphError and other InvalidConfigErrors."""
-        return build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
+        plan = build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
+        if self.require_uids:
+            check_uids(plan.graph)
+        return plan
 
     def explain(self) -> str:
         """The job as text: vertices, the operators chained in them, and the edges between."""
@@ -120,7 +157,7 @@ class Environment:
         `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
-            return self._launch(
+            job = self._launch(
                 LaunchOptions(
                     job_id=job_id,
                     restore=_restored_from(restore),
@@ -134,6 +171,8 @@ class Environment:
                     progress=progress,
                 )
             )
+            self._job = weakref.ref(job)
+            return job
         except HoldfastError as error:
             # The message says what is wrong: the user's own line stands above it, not thirty of ours.
             log.debug("job %r can't be started", self.name, exc_info=True)
@@ -145,6 +184,8 @@ class Environment:
             raise InvalidConfigError(
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
             )
+        for note in promises_not_kept(plan.graph):
+            log.warning("%s: %s", self.name, note)
         return self.launcher.launch(plan, options)
 
 

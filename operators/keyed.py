@@ -31,6 +31,9 @@ class KeyedStream(Stream):
         super().__init__(environment, inputs, row_type)
         self._selector = selector
 
+    def _told(self) -> str:
+        return f"by {self._selector!r} ({self._selector.key_type_text}) {super()._told()}"
+
     def process(
         self,
         function: ProcessFunction | Callable[[Any, ProcessContext, Collector], None],
@@ -94,6 +97,9 @@ class WindowedStream:
     def __init__(self, keyed: KeyedStream, windows: Tumbling) -> None:
         self._keyed = keyed
         self._windows = windows
+
+    def __repr__(self) -> str:
+        return f"<WindowedStream of {self._windows!r} {self._keyed._told()}>"
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
         """One row per key and window: key columns, window_start, window_end (UTC), and the named aggregates."""

@@ -1,9 +1,10 @@
 """How a built job gets to run: protocols between the DSL, the Spark shell and the REST client.
 
-`operators` may not import `api`; `holdfast.py` assembles a launcher from both and hands it to `Environment`."""
+`operators` may not import `api`; `api.launch` assembles a launcher from both and hands it to its `Environment`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,7 +76,7 @@ class LaunchOptions:
     coordinator_url: str | None = None
     """None: a coordinator is embedded in the driver's process."""
     token: str | None = None
-    state_directory: str | None = None
+    state_directory: str | os.PathLike[str] | None = None
     """Needed when the coordinator is embedded; else the coordinator says."""
     progress: bool = True
 

@@ -39,16 +39,12 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
     """A zip of the packages' modules, compiled for this interpreter; works from a checkout, a wheel or a zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in packages:
+        # User code says `import holdfast as hf`; the facade is lazy, so it costs a worker nothing.
+        for package in (*packages, FACADE):
             for name, code in sorted(_modules(files(package), package)):
                 archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), code)
         for name in DECLARATIONS:
             archive.writestr(zipfile.ZipInfo(f"chaos/{name}.pyc", _TIMESTAMP), _module(files("chaos"), "chaos", name))
-        facade = importlib.util.find_spec(FACADE)
-        if facade is not None and facade.origin is not None and facade.origin.endswith(".py"):
-            # User code says `import holdfast as hf`; the module is lazy, so it costs a worker nothing.
-            code = _compile(Path(facade.origin).read_bytes(), f"{FACADE}.py")
-            archive.writestr(zipfile.ZipInfo(f"{FACADE}.pyc", _TIMESTAMP), code)
     return buffer.getvalue()
 
 

@@ -55,6 +55,10 @@ class RowType:
     def names(self) -> list[str]:
         return [] if self.schema is None else list(self.schema.names)
 
+    def described(self) -> str:
+        """Record type and columns, for people."""
+        return "undeclared rows" if self.schema is None else _text(self)
+
     def column(self, name: str, operator: str) -> pa.Field:
         """The field called `name`. Raises GraphError (undeclared rows) or UnknownColumnError, naming the operator."""
         if self.schema is None:
@@ -100,7 +104,7 @@ def declared_type(returns: Any, operator: str) -> RowType:
         return RowType(_checked(returns, operator))
     if isinstance(returns, Mapping):
         return RowType(_schema_of(returns, operator))
-    found = _record_type(returns, operator)
+    found = record_type(returns, operator)
     if found is None:
         raise GraphError(
             f"operator {operator!r}: returns= must be a pyarrow.Schema, a dict of column name to type, or a record type "
@@ -118,7 +122,7 @@ def annotated_type(function: Callable[..., Any], operator: str, *, each: bool = 
     if each and typing.get_origin(annotation) in _ITERABLES:
         arguments = typing.get_args(annotation)
         annotation = arguments[0] if arguments else None
-    return _record_type(annotation, operator) or UNDECLARED
+    return record_type(annotation, operator) or UNDECLARED
 
 
 def return_annotation(function: Callable[..., Any]) -> Any:
@@ -179,7 +183,8 @@ def _text(row_type: RowType) -> str:
     return f"{record}({columns})"
 
 
-def _record_type(declared: Any, operator: str) -> RowType | None:
+def record_type(declared: Any, operator: str) -> RowType | None:
+    """The row type of a record class; None for what is no such class. Raises GraphError for a field without a column type."""
     if not isinstance(declared, type):
         return None
     if issubclass(declared, msgspec.Struct) or dataclasses.is_dataclass(declared):

@@ -1,7 +1,7 @@
 """SHELL: runs plans on Spark: checks the session, submits, materialises DataFrames, ships code, starts one job per worker.
 
 It decides nothing about checkpoints or failover; supervisor.py decides about workers. It reaches the coordinator through a
-client that holdfast.py makes, since operators may not import api."""
+client that api.launch makes, since operators may not import api."""
 
 from __future__ import annotations
 

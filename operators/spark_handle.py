@@ -104,6 +104,17 @@ class SparkJobHandle:
         """Workers that were started again."""
         return self._runner.respawns if self._runner is not None else 0
 
+    def __repr__(self) -> str:
+        """As the job was seen last, a quarter of a second ago at most while it runs; asks nobody."""
+        seen = self._progress
+        checkpoint = "no checkpoint yet" if seen.last_checkpoint_id is None else f"checkpoint {seen.last_checkpoint_id}"
+        failure = (self._failure or "").strip().partition("\n")[0]
+        cause = f"; {failure}" if failure and seen.state == "FAILED" else ""
+        return (
+            f"<Job {self._graph.name!r} ({self.job_id}) {seen.state}: {seen.records_in:,} rows in, {seen.records_out:,} out; "
+            f"{checkpoint}; restarts: {seen.restarts}{cause}>"
+        )
+
     def __enter__(self) -> SparkJobHandle:
         return self
 

@@ -22,6 +22,7 @@ from operators.functions.timestamps import TimestampsOperator, check_time_column
 from operators.graph import StreamEdge, StreamNode
 from operators.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
 from operators.selectors import Key, key_selector
+from operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from statebackends.durations import duration_ms
 from statebackends.errors import GraphError, InvalidConfigError
 
@@ -69,6 +70,15 @@ class Stage:
         self._own("disable_chaining").chaining = Chaining.NEVER
         return self
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._told()}>"
+
+    def _told(self) -> str:
+        """The operator and its uid, or that it has none."""
+        if self._node is None:
+            return "of no operator"
+        return f"{self._node.name!r}, {f'uid {self._node.uid!r}' if self._node.uid else 'without uid'}"
+
     def _own(self, setting: str) -> StreamNode:
         if self._node is None:
             raise GraphError(f"{setting}() applies to an operator, not to a union, key_by or partitioning: call it on what follows")
@@ -90,6 +100,14 @@ class Stream(Stage):
     def schema(self) -> pa.Schema | None:
         """Declared columns; None when the rows are of undeclared type."""
         return self._row_type.schema
+
+    def _told(self) -> str:
+        """What the rows are, behind what they come from."""
+        if self._node is not None:
+            return f"{super()._told()}: {self._row_type.described()}"
+        nodes = self.environment.graph.nodes
+        sources = ", ".join(repr(nodes[edge.source].label) for edge in self._inputs)
+        return f"of {sources}: {self._row_type.described()}"
 
     # ------------------------------------------------------------------------------------------------- transformations
 
@@ -206,6 +224,12 @@ class Stream(Stage):
         )
         return StreamSink(node)
 
+    def print(self, *, limit: int | None = PRINTED_ROWS_MAX, uid: str | None = None) -> StreamSink:
+        """Write rows where the job's workers write to, on `local[N]` the driver's terminal: for a look, not exactly once.
+
+        `limit`: rows of each subtask; None: all."""
+        return self.sink_to(PrintSink(limit=limit), uid=uid)
+
     # -------------------------------------------------------------------------------------------------------- internal
 
     def _add(self, kind: str, operator: Operator, output: RowType, **settings: Any) -> Stream:
@@ -243,6 +267,9 @@ class Stream(Stage):
 
 class StreamSink(Stage):
     """The end of a stream."""
+
+    def _told(self) -> str:
+        return f"{super()._told()}: {self._own('repr').sink!r}"
 
 
 def _at_least_one(value: int, what: str, node: StreamNode) -> int:

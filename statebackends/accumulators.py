@@ -1,8 +1,8 @@
 """The accumulators of columnar state: count, sum, min, max and mean over dense slots, as numpy columns.
 
 It decides how a batch is folded in and what the results are: nulls are ignored as in SQL, count(*) counts rows, sums
-of integers are exact int64 or an error, min and max keep their type, and NaN is the largest number. It knows nothing
-of keys, namespaces, freezing or files."""
+of integers are exact int64 or an error, those of decimals exact with 38 digits or an error, min and max keep their type, and NaN
+is the largest number. It knows nothing of keys, namespaces, freezing or files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statebackends import decimals
 from statebackends.errors import InvalidConfigError, StateOverflowError
 from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 
@@ -38,10 +39,12 @@ class Part:
     initial: Any
     nullable: bool
     """Whether a row may have seen no value at all; it is a null in snapshots and results."""
+    decimal: pa.DataType | None = None
+    """Of a column of decimals."""
 
     @property
     def arrow_type(self) -> pa.DataType:
-        return pa.from_numpy_dtype(self.dtype)
+        return pa.from_numpy_dtype(self.dtype) if self.decimal is None else self.decimal
 
 
 def parts_of(aggregate: ColumnAggregate) -> tuple[Part, ...]:
@@ -49,9 +52,11 @@ def parts_of(aggregate: ColumnAggregate) -> tuple[Part, ...]:
     output, source = aggregate.output, aggregate.input_type
     if aggregate.function == "count":
         return (Part(output, np.dtype(np.int64), 0, nullable=False),)
+    if decimals.is_decimal(source):
+        return _parts_of_decimals(aggregate, source)
     if source is None or not (pa.types.is_integer(source) or pa.types.is_floating(source)):
         raise InvalidConfigError(
-            f"{aggregate.function}({aggregate.column}) needs a column of an integer or floating type, not {source}",
+            f"{aggregate.function}({aggregate.column}) needs a column of an integer, floating or decimal128 type, not {source}",
             column=aggregate.column,
         )
     dtype = np.dtype(source.to_pandas_dtype())
@@ -70,6 +75,23 @@ def parts_of(aggregate: ColumnAggregate) -> tuple[Part, ...]:
         case "min":
             highest = np.nan if dtype.kind == "f" else np.iinfo(dtype).max
             return (Part(output, dtype, highest, nullable=True),)
+    raise InvalidConfigError(f"unknown aggregate function {aggregate.function!r}", function=aggregate.function)
+
+
+def _parts_of_decimals(aggregate: ColumnAggregate, source: pa.DataType) -> tuple[Part, ...]:
+    output, dtype, total = aggregate.output, decimals.DECIMAL, decimals.sum_type(source)
+    match aggregate.function:
+        case "sum":
+            return (Part(output, dtype, decimals.ZERO, nullable=True, decimal=total),)
+        case "mean":
+            return (
+                Part(f"{output}.sum", dtype, decimals.ZERO, nullable=False, decimal=total),
+                Part(f"{output}.count", np.dtype(np.int64), 0, nullable=False),
+            )
+        case "max":
+            return (Part(output, dtype, decimals.LOWEST, nullable=True, decimal=source),)
+        case "min":
+            return (Part(output, dtype, decimals.HIGHEST, nullable=True, decimal=source),)
     raise InvalidConfigError(f"unknown aggregate function {aggregate.function!r}", function=aggregate.function)
 
 
@@ -156,7 +178,7 @@ class Accumulator:
     def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
         """Set rows from snapshot columns, one array per part."""
         for column, part, array in zip(self.columns, self.parts, arrays, strict=True):
-            column[slots] = array.fill_null(pa.scalar(part.initial, part.arrow_type)).to_numpy(zero_copy_only=False)
+            column[slots] = _loaded(part, array)
         if arrays[0].null_count or self.seen is not None:
             self._mark_seen(slots[np.asarray(arrays[0].is_valid())], rows_before)
         if self.columns[0].dtype == np.int64:
@@ -165,21 +187,25 @@ class Accumulator:
     def snapshot_arrays(self, columns: Sequence[Column], seen: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
         """Arrow arrays of (private copies of) this accumulator's columns, one per part."""
         mask = None if seen is None else ~seen
-        return [pa.array(column, part.arrow_type, mask=mask) for column, part in zip(columns, self.parts, strict=True)]
+        return [_as_arrow(part, column, mask) for column, part in zip(columns, self.parts, strict=True)]
 
     def result(self, rows: slice | Slots) -> pa.Array:
         """The aggregate's values of some slots; a copy."""
         first = self.columns[0][rows]
         if self.aggregate.function == "mean":
             counts = self.columns[1][rows]
+            if self.parts[0].decimal is not None:
+                return decimals.means(first, counts, self.aggregate.input_type)
             with np.errstate(invalid="ignore", divide="ignore"):
                 return pa.array(first / counts, pa.float64(), mask=counts == 0)
         mask = None if self.seen is None else ~self.seen[rows]
-        return pa.array(first.copy(), self.parts[0].arrow_type, mask=mask)
+        return _as_arrow(self.parts[0], first.copy(), mask)
 
     @property
     def result_type(self) -> pa.DataType:
-        return pa.float64() if self.aggregate.function == "mean" else self.parts[0].arrow_type
+        if self.aggregate.function != "mean":
+            return self.parts[0].arrow_type
+        return pa.float64() if self.parts[0].decimal is None else decimals.mean_type(self.aggregate.input_type)
 
     def _fold(self, slots: Slots, values: Column) -> None:
         match self.aggregate.function:
@@ -190,6 +216,10 @@ class Accumulator:
             case "mean":
                 self._add(slots, values)
                 np.add.at(self.columns[1], slots, 1)
+            case "max" if self.parts[0].decimal is not None:
+                decimals.keep_greatest_at(self.columns[0], slots, values)
+            case "min" if self.parts[0].decimal is not None:
+                decimals.keep_least_at(self.columns[0], slots, values)
             case "max":
                 np.maximum.at(self.columns[0], slots, _as_type(values, self.parts[0].dtype))
             case "min":
@@ -203,6 +233,10 @@ class Accumulator:
 
     def _add(self, slots: Slots, values: Column) -> None:
         totals = self.columns[0]
+        if self.parts[0].decimal is not None:
+            if not decimals.add_at(totals, slots, values):
+                raise self._overflow(f"{decimals.PRECISION_MAX} digits")
+            return
         if totals.dtype == np.int64:
             self._bound += _magnitude(values) * len(values)
             if self._bound > _INT64.max:
@@ -219,13 +253,34 @@ class Accumulator:
         sums = totals[touched].astype(object)
         np.add.at(sums, index, values.astype(object))
         if sums.max() > _INT64.max or sums.min() < _INT64.min:
-            name = f"{self.aggregate.function}({self.aggregate.column})"
-            raise StateOverflowError(f"{name} is beyond int64", column=self.aggregate.column, **self._where)
+            raise self._overflow("int64")
+
+    def _overflow(self, limit: str) -> StateOverflowError:
+        name = f"{self.aggregate.function}({self.aggregate.column})"
+        return StateOverflowError(f"{name} is beyond {limit}", column=self.aggregate.column, **self._where)
 
 
 def _magnitude(values: Column) -> int:
     """Largest absolute value, as an exact int; 0 for no values."""
     return max(int(values.max()), -int(values.min())) if len(values) else 0
+
+
+def _loaded(part: Part, array: pa.Array) -> Column:
+    """A part's numpy column of its snapshot column."""
+    if part.decimal is None:
+        numbers: Column = array.fill_null(pa.scalar(part.initial, part.arrow_type)).to_numpy(zero_copy_only=False)
+        return numbers
+    column = decimals.from_arrow(array)
+    if array.null_count:
+        column[np.asarray(array.is_null())] = part.initial
+    return column
+
+
+def _as_arrow(part: Part, column: Column, null: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """The Arrow array of a part's column."""
+    if part.decimal is None:
+        return pa.array(column, part.arrow_type, mask=null)
+    return decimals.to_arrow(column, part.decimal, null)
 
 
 def _as_type(values: Column, dtype: np.dtype[Any]) -> Column:
@@ -243,6 +298,8 @@ def _without_nulls(slots: Slots, values: npt.NDArray[Any] | pa.Array) -> tuple[S
     if values.null_count:
         slots = slots[values.is_valid().to_numpy(zero_copy_only=False)]
         values = values.drop_null()
+    if decimals.is_decimal(values.type):
+        return slots, decimals.from_arrow(values)
     return slots, values.to_numpy(zero_copy_only=False)
 
 

@@ -5,10 +5,11 @@ current key, and are used on the worker's loop thread only."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,16 @@ import pyarrow as pa
 from statebackends.errors import InvalidConfigError
 from statebackends.ttl import Ttl
 
+if TYPE_CHECKING:
+    from types import UnionType
+    from typing import _SpecialForm
+
+    from statebackends.serializers import Pickled
+
+    _Special: TypeAlias = UnionType | _SpecialForm
+    """`int | None`, `Optional[int]`, `Literal["a"]`, `Annotated[int, ...]`, as type checkers see them where a value is expected."""
+    _Undetermined: TypeAlias = type[Any] | _Special
+
 V = TypeVar("V")
 K = TypeVar("K")
 ACC = TypeVar("ACC")
@@ -24,8 +35,12 @@ IN = TypeVar("IN", contravariant=True)
 OUT = TypeVar("OUT", covariant=True)
 
 
+# What follows from `type` for type checkers: the class itself, what `Pickled` marks, or nothing for a union and the like, whose
+# members they can't tell. Annotate those: `x: ValueStateDescriptor[int | None] = ValueStateDescriptor("x", int | None)`.
+
+
 @dataclass(frozen=True, slots=True)
-class ValueStateDescriptor:
+class ValueStateDescriptor(Generic[V]):
     """One value per key. `type` is a type that serializers.TypeSpec.of accepts (int, str, a msgspec.Struct ...)."""
 
     name: str
@@ -34,9 +49,21 @@ class ValueStateDescriptor:
     """When the value expires; None: never. So in every descriptor."""
     kind = "value"
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(self, name: str, type: builtins.type[Pickled[V]], ttl: Ttl | None = None) -> None: ...
+        @overload
+        def __init__(self, name: str, type: builtins.type[V], ttl: Ttl | None = None) -> None: ...
+        @overload
+        def __init__(
+            self: ValueStateDescriptor[Any], name: str, type: _Undetermined, ttl: Ttl | None = None
+        ) -> None: ...
+        def __init__(self, name: str, type: Any, ttl: Ttl | None = None) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
-class ListStateDescriptor:
+class ListStateDescriptor(Generic[V]):
     """A list per key; `type` is the element type. With a TTL every element expires on its own."""
 
     name: str
@@ -44,9 +71,21 @@ class ListStateDescriptor:
     ttl: Ttl | None = None
     kind = "list"
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(self, name: str, type: builtins.type[Pickled[V]], ttl: Ttl | None = None) -> None: ...
+        @overload
+        def __init__(self, name: str, type: builtins.type[V], ttl: Ttl | None = None) -> None: ...
+        @overload
+        def __init__(
+            self: ListStateDescriptor[Any], name: str, type: _Undetermined, ttl: Ttl | None = None
+        ) -> None: ...
+        def __init__(self, name: str, type: Any, ttl: Ttl | None = None) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
-class MapStateDescriptor:
+class MapStateDescriptor(Generic[K, V]):
     """A map per key. With a TTL every entry expires on its own."""
 
     name: str
@@ -55,9 +94,23 @@ class MapStateDescriptor:
     ttl: Ttl | None = None
     kind = "map"
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self, name: str, key_type: builtins.type[K], type: builtins.type[Pickled[V]], ttl: Ttl | None = None
+        ) -> None: ...
+        @overload
+        def __init__(self, name: str, key_type: builtins.type[K], type: builtins.type[V], ttl: Ttl | None = None) -> None: ...
+        @overload
+        def __init__(
+            self: MapStateDescriptor[K, Any], name: str, key_type: builtins.type[K], type: _Undetermined, ttl: Ttl | None = None
+        ) -> None: ...
+        def __init__(self, name: str, key_type: builtins.type[K], type: Any, ttl: Ttl | None = None) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
-class ReducingStateDescriptor:
+class ReducingStateDescriptor(Generic[V]):
     """One value per key, combined by `reduce(old, added)`, which must be associative."""
 
     name: str
@@ -66,6 +119,20 @@ class ReducingStateDescriptor:
     """Not compared: functions that travelled by value are other objects each time that they are loaded."""
     ttl: Ttl | None = None
     kind = "reducing"
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self, name: str, type: builtins.type[Pickled[V]], reduce: Callable[[V, V], V], ttl: Ttl | None = None
+        ) -> None: ...
+        @overload
+        def __init__(self, name: str, type: builtins.type[V], reduce: Callable[[V, V], V], ttl: Ttl | None = None) -> None: ...
+        @overload
+        def __init__(
+            self: ReducingStateDescriptor[Any], name: str, type: _Special, reduce: Callable[[V, V], V], ttl: Ttl | None = None
+        ) -> None: ...
+        def __init__(self, name: str, type: Any, reduce: Callable[[V, V], V], ttl: Ttl | None = None) -> None: ...
 
 
 class AggregateFunction(Protocol[IN, ACC, OUT]):
@@ -78,12 +145,12 @@ class AggregateFunction(Protocol[IN, ACC, OUT]):
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatingStateDescriptor:
+class AggregatingStateDescriptor(Generic[IN, OUT]):
     """An accumulator per key. `type` is the accumulator's type."""
 
     name: str
     type: Any
-    aggregate: AggregateFunction[Any, Any, Any] = field(compare=False)
+    aggregate: AggregateFunction[IN, Any, OUT] = field(compare=False)
     """Not compared, as `reduce`."""
     ttl: Ttl | None = None
     kind = "aggregating"
@@ -98,7 +165,7 @@ class ColumnAggregate:
     output: str
     """Name of the result column."""
     input_type: pa.DataType | None = None
-    """Arrow type of `column` (an integer or floating type); None for count."""
+    """Arrow type of `column` (an integer, floating or decimal128 type); None for count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +179,12 @@ class ColumnarStateDescriptor:
     kind = "columnar"
 
 
-KeyedStateDescriptor = (
-    ValueStateDescriptor
-    | ListStateDescriptor
-    | MapStateDescriptor
-    | ReducingStateDescriptor
-    | AggregatingStateDescriptor
+KeyedStateDescriptor: TypeAlias = (
+    ValueStateDescriptor[Any]
+    | ListStateDescriptor[Any]
+    | MapStateDescriptor[Any, Any]
+    | ReducingStateDescriptor[Any]
+    | AggregatingStateDescriptor[Any, Any]
     | ColumnarStateDescriptor
 )
 
@@ -169,13 +236,31 @@ class OperatorListStateDescriptor:
         return _OPERATOR_KINDS[self.redistribution]
 
 
-StateDescriptor = KeyedStateDescriptor | OperatorListStateDescriptor
+StateDescriptor: TypeAlias = KeyedStateDescriptor | OperatorListStateDescriptor
+
+DESCRIPTORS = (
+    ValueStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    AggregatingStateDescriptor,
+    ColumnarStateDescriptor,
+    OperatorListStateDescriptor,
+)
+"""The classes of `StateDescriptor`, for isinstance."""
 
 
 class ValueState(Protocol[V]):
     """One value for the current key. A mutable value must be given back with `update()` to be kept."""
 
-    def value(self, default: V | None = None) -> V | None: ...
+    @overload
+    def value(self) -> V | None: ...
+    @overload
+    def value(self, default: V) -> V: ...
+    @overload
+    def value(self, default: V | None = None) -> V | None:
+        """The value; without one `default`."""
+
     def update(self, value: V) -> None: ...
     def clear(self) -> None: ...
 
@@ -193,7 +278,14 @@ class ListState(Protocol[V]):
 class MapState(Protocol[K, V]):
     """A map for the current key; entries are stored one by one."""
 
-    def get(self, key: K, default: V | None = None) -> V | None: ...
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    @overload
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The entry's value; without one `default`."""
+
     def put(self, key: K, value: V) -> None: ...
     def remove(self, key: K) -> None: ...
     def contains(self, key: K) -> bool: ...

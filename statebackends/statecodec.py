@@ -21,6 +21,7 @@ from statebackends.keys import KeyType
 from statebackends.mapkeys import Form
 from statebackends.serializers import TypeSpec, map_text, migrate, split_map_text, type_changes
 from statebackends.state import (
+    DESCRIPTORS,
     ColumnarStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
@@ -236,7 +237,7 @@ def has_stamps(meta: StateMeta) -> bool:
 def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMeta:
     """What is stored about a declared state. Raises InvalidConfigError if its type can't be stored, or its name: no checkpoint
     could ever complete."""
-    if not isinstance(descriptor, StateDescriptor):
+    if not isinstance(descriptor, DESCRIPTORS):
         raise InvalidConfigError(f"{descriptor!r} declares no state: use a descriptor, such as ValueStateDescriptor")
     name = descriptor.name
     if not isinstance(name, str) or not name or any("\ud800" <= character <= "\udfff" for character in name):

@@ -7,8 +7,8 @@ its own, imports the user's modules anew, and loses all of them when it dies (us
 
 Its output is compared with what the same job commits without failures, or judged by what `hf.chaos.expect` says (userruns.py).
 
-The job's settings are left as they are, but a job without periodic checkpoints gets one each second: without any there is
-nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""
+The job's settings are left as they are, but a job without periodic checkpoints, or with the default interval, gets one each second:
+with none, or few, there is nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _built(function: Callable[[Any], Any], name: str, parallelism: int | None) -
 
 def _plan_of(environment: Environment, name: str) -> JobPlan:
     config: JobConfig = environment.config
-    if config.checkpoint_interval_ms is None:
+    if config.checkpoint_interval_ms in (None, JobConfig().checkpoint_interval_ms):
         environment.config = msgspec.structs.replace(config, checkpoint_interval_ms=CHECKPOINT_INTERVAL_MS)
     try:
         return environment.build()

@@ -27,7 +27,7 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum(column: str) -> Aggregate:
-    """Sum: int64 of an integer column (an overflow is an error), float64 of a floating one."""
+    """Sum: int64 of integers, decimal128(38, s) of decimal128(p, s), float64 of floats. An overflow is an error."""
     return Aggregate("sum", column)
 
 
@@ -42,7 +42,7 @@ def max(column: str) -> Aggregate:
 
 
 def mean(column: str) -> Aggregate:
-    """Arithmetic mean, float64."""
+    """Arithmetic mean: float64; of decimal128(p, s) a decimal with four more digits, or up to 38, rounded half away from zero."""
     return Aggregate("mean", column)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from barriers.elements import Batch
-from operators.base import Operator
 from operators.functions.errors import Described, function_name, raise_told
+from operators.functions.rich import UserFunctionOperator
 from operators.schema import RowType
 from statebackends.errors import SchemaMismatchError
 
 
-class MapBatchesOperator(Operator):
+class MapBatchesOperator(UserFunctionOperator):
     """Applies a function to columns. With event times assigned it must keep the number and the order of rows."""
 
     def __init__(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], input_type: RowType, output_type: RowType) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,25 @@ from operators.selectors import Selector
 from operators.timers import InternalTimerService
 from statebackends.backend import KeyedStateBackend
 from statebackends.errors import InvariantError, UndeclaredStateError
-from statebackends.state import StateDescriptor
+from statebackends.state import (
+    AggregatingStateDescriptor,
+    AppendingState,
+    ColumnarState,
+    ColumnarStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
 
 Collector: TypeAlias = Callable[[Any], None]
 """Emits one row: `out(row)`."""
@@ -38,6 +56,20 @@ class ProcessContext(FunctionContext):
         self.timestamp: int | None = None
         """Event time of the record, or of the timer, in ms; None when no timestamps were assigned."""
 
+    @overload
+    def state(self, state: ValueStateDescriptor[V]) -> ValueState[V]: ...
+    @overload
+    def state(self, state: ListStateDescriptor[V]) -> ListState[V]: ...
+    @overload
+    def state(self, state: MapStateDescriptor[K, V]) -> MapState[K, V]: ...
+    @overload
+    def state(self, state: ReducingStateDescriptor[V]) -> AppendingState[V, V]: ...
+    @overload
+    def state(self, state: AggregatingStateDescriptor[IN, OUT]) -> AppendingState[IN, OUT]: ...
+    @overload
+    def state(self, state: ColumnarStateDescriptor) -> ColumnarState: ...
+    @overload
+    def state(self, state: str) -> Any: ...
     def state(self, state: StateDescriptor | str) -> Any:
         """The state object of a declared descriptor, or of its name; the same object for every key.
 

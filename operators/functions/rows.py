@@ -12,6 +12,7 @@ import numpy.typing as npt
 from barriers.elements import Batch
 from barriers.rows import rows_to_columns
 from operators.functions.errors import raise_told, returned_none
+from operators.functions.rich import UserFunctionOperator
 from operators.functions.skipping import SkippingOperator
 from operators.schema import RowType
 from statebackends.errors import HoldfastError, SchemaMismatchError, UserFunctionError
@@ -21,7 +22,7 @@ _MISSING: Any = object()
 """In the place of a row that is left out."""
 
 
-class RowFunctionOperator(SkippingOperator):
+class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
     """Base: applies `function` to each row of a batch. `skips`: a row on which it raises is left out."""
 
     def __init__(

@@ -59,6 +59,9 @@ class ParquetSink:
         self._settings = SinkSettings(text if "://" in text else os.path.abspath(text), sink_id, file_size_max, open_storage)
         self._schema: pa.Schema | None = None
 
+    def __repr__(self) -> str:
+        return f"ParquetSink({self.path!r}, sink_id={self.sink_id!r})"
+
     @property
     def path(self) -> str:
         return self._settings.path

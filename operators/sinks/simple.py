@@ -1,15 +1,17 @@
-"""Sinks without commits: one that only counts, for benchmarks, and one that keeps rows in this process, for tests.
+"""Sinks without commits: one that only counts, for benchmarks, one that keeps rows in this process, for tests, and one that prints.
 
-Neither is exactly-once: after a failure what they saw is seen again."""
+None is exactly-once: after a failure what they saw is seen again."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pyarrow as pa
 
 from barriers.elements import Batch
 from operators.base import Operator
+from statebackends.errors import InvalidConfigError
 
 
 class Blackhole:
@@ -20,6 +22,9 @@ class Blackhole:
     def __init__(self, sink_id: str = "", *, name: str = "blackhole") -> None:
         self.sink_id = sink_id
         self.name = name
+
+    def __repr__(self) -> str:
+        return f"Blackhole({self.sink_id!r})"
 
     def create_writer(self, schema: pa.Schema | None) -> Operator:
         return BlackholeWriter()
@@ -46,6 +51,9 @@ class CollectSink:
         self.sink_id = sink_id
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"CollectSink({self.sink_id!r})"
+
     def create_writer(self, schema: pa.Schema | None) -> Operator:
         return _CollectWriter(self)
 
@@ -68,3 +76,48 @@ class _CollectWriter(Operator):
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         _COLLECTED.setdefault(self._sink.sink_id, []).extend(batch.rows())
+
+
+PRINTED_ROWS_MAX = 1_000
+
+
+class PrintSink:
+    """Writes rows to the standard output of their worker, which Spark passes on to its executor's standard error: on `local[N]` the
+    driver's terminal. For a look; each subtask stops, and says so, after `limit` rows (None: never)."""
+
+    needs_columns = False
+
+    def __init__(self, sink_id: str = "", *, limit: int | None = PRINTED_ROWS_MAX, name: str = "print") -> None:
+        """Raises InvalidConfigError for a limit below 1."""
+        if limit is not None and limit < 1:
+            raise InvalidConfigError(f"limit must be at least 1, or None, got {limit}", setting="limit")
+        self.sink_id = sink_id
+        self.limit = limit
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"PrintSink({self.sink_id!r}, limit={self.limit})"
+
+    def create_writer(self, schema: pa.Schema | None) -> Operator:
+        return _PrintWriter(self.limit)
+
+    def create_committer(self) -> Operator | None:
+        return None
+
+
+class _PrintWriter(Operator):
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._printed = 0
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        left = batch.num_rows if self._limit is None else min(batch.num_rows, self._limit - self._printed)
+        if left < 1:
+            return
+        begin = f"{self.context.uid}[{self.context.subtask}]"
+        lines = [f"{begin} {row!r}\n" for row in batch.slice(0, left).rows()]
+        self._printed += left
+        if self._printed == self._limit:
+            lines.append(f"{begin} printed {self._limit} rows, and prints no more\n")
+        sys.stdout.write("".join(lines))
+        sys.stdout.flush()

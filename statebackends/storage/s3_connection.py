@@ -192,7 +192,8 @@ def check_installed() -> None:
         import botocore.config  # noqa: F401
     except ImportError as error:
         raise InvalidConfigError(
-            f"storage on S3 needs boto3 ({error}): pip install 'holdfast[s3]', here and wherever workers run", extra="s3"
+            f"storage on S3 needs boto3 ({error}), which comes with holdfast: pip install boto3, here and wherever workers run",
+            package="boto3",
         ) from error
 
 

@@ -23,7 +23,7 @@ from tests.api.fakes import make_graph
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(hf.__file__).parent
+ROOT = Path(hf.__file__).parent.parent
 START_S = 30.0
 
 

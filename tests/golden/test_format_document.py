@@ -166,7 +166,7 @@ def test_every_type_of_value_is_described() -> None:
 SCALAR_TEXTS = {shape.text for shape in SCALARS.values()}
 
 
-@pytest.mark.parametrize("kind", [pa.int32(), pa.float32()])
+@pytest.mark.parametrize("kind", [pa.int32(), pa.float32(), pa.decimal128(12, 2)])
 def test_the_columns_of_aggregates_are_as_described(kind: pa.DataType) -> None:
     described = {(text, *code(row[1])) for row in table_after("| aggregate | columns") for text in code(row[0])}
     assert described == {("count", "out"), ("sum", "out"), ("min", "out"), ("max", "out"), ("mean", "out.sum", "out.count")}

@@ -13,8 +13,13 @@ from barriers.jobgraph import JobConfig, RestartStrategy
 from operators.base import JobPlan
 from operators.environment import Environment
 from operators.launcher import JobHandle, LaunchOptions
+from operators.sinks.simple import Blackhole
 from statebackends.errors import GraphError, InvalidConfigError, JobExistsError
 from tests.operators.ends import NamedSink, NamedSource
+
+
+class Handle(str):
+    """What can be referred to weakly, as a job's handle can."""
 
 
 class Recorder:
@@ -25,7 +30,7 @@ class Recorder:
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         self.launched.append((plan, options))
-        handle: Any = "handle"
+        handle: Any = Handle("handle")
         return handle
 
 
@@ -138,3 +143,65 @@ def test_from_parquet_declares_the_columns_of_the_files(tmp_path: Path) -> None:
     assert stream.schema is not None
     assert stream.schema.names == ["a", "b"]
     assert stream._own("test").name == "files"
+
+
+def test_an_environment_and_its_streams_say_what_they_are() -> None:
+    launcher = Recorder()
+    env = Environment("job", parallelism=2, launcher=launcher)
+    assert repr(env) == "<Environment 'job': no streams; parallelism 2; not executed>"
+    rows = env.from_source(NamedSource())
+    schema = pa.schema([pa.field("user", pa.string(), nullable=False), ("n", pa.int64())])
+    mapped = rows.map(dict, returns=schema)
+    assert repr(mapped) == "<Stream 'map', without uid: (user: string, n: int64)>"
+    assert repr(mapped.map(dict)) == "<Stream 'map', without uid: undeclared rows>"
+    assert repr(mapped.rebalance()) == "<Stream of 'map': (user: string, n: int64)>"
+    keyed = mapped.key_by("user")
+    assert repr(keyed) == "<KeyedStream by user (utf8) of 'map': (user: string, n: int64)>"
+    assert repr(mapped.sink_to(Blackhole("out"), uid="out")) == "<StreamSink 'blackhole', uid 'out': Blackhole('out')>"
+    env.execute()
+    assert repr(env).startswith("<Environment 'job': 1 source, 2 operators, 1 sink; parallelism 2;")
+
+
+def test_an_environment_says_what_became_of_its_job_without_holding_it() -> None:
+    class Keeping(Recorder):
+        def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
+            self.handle = super().launch(plan, options)
+            return self.handle
+
+    launcher = Keeping()
+    env = Environment("job", launcher=launcher)
+    env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
+    env.execute()
+    assert repr(env) == "<Environment 'job': 1 source, 1 sink; parallelism 1; executed: 'handle'>"
+    del launcher.handle
+    assert repr(env).endswith("parallelism 1; executed>")
+
+
+def test_a_job_takes_checkpoints_unless_told_not_to(caplog: pytest.LogCaptureFixture) -> None:
+    env = Environment("job", launcher=Recorder())
+    env.from_source(NamedSource()).uid("rows").sink_to(NamedSink(), uid="out")
+    assert env.config.checkpoint_interval_ms == 10_000
+    env.execute()
+    assert caplog.messages == []
+    env = Environment("job", launcher=Recorder(), checkpoint_interval_ms=None)
+    env.from_source(NamedSource()).uid("rows").sink_to(NamedSink(), uid="out")
+    env.execute()
+    assert [message.partition(":")[0] for message in caplog.messages] == ["job"]
+    assert "no periodic checkpoints, since checkpoint_interval_ms is None" in caplog.text
+
+
+def test_operators_without_uid_are_named_in_one_line_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    launcher = Recorder()
+    env = Environment("job", launcher=launcher)
+    env.from_source(NamedSource()).map(dict).uid("parse").filter(bool).sink_to(Blackhole())
+    env.execute()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("job: 3 operators without uid (source-0, filter-2, sink-3): ")
+    env.require_uids = True
+    with pytest.raises(GraphError, match=r"3 operators without uid \(source-0, filter-2, sink-3\), and require_uids is set"):
+        env.execute()
+    assert len(launcher.launched) == 1
+    strict = Environment("job", launcher=launcher, require_uids=True)
+    strict.from_source(NamedSource()).uid("rows").sink_to(NamedSink(), uid="out")
+    strict.execute()
+    assert len(launcher.launched) == 2

@@ -254,3 +254,13 @@ def test_a_worker_that_can_not_be_killed_from_here_stops_no_other(monkeypatch: p
         runner._perform(action)
     runner._perform(CancelWorker(0, 1, SeenWorker(0, 1, True, pid=2**62, fingerprint="f" * 32)))
     assert isinstance(runner._next(), WorkerEnded)
+
+
+def test_a_job_says_what_it_is_and_where_it_stands() -> None:
+    failed = {"failure": "UserFunctionError: no\nmore"}
+    handle = started(Client(("RUNNING", 3, {"restarts": 2}), ("FAILED", 3, {"restarts": 2, **failed})), Workers())
+    with pytest.raises(JobFailedError):
+        handle.wait(30)
+    expected = "<Job 'job' (job) FAILED: 3 rows in, 0 out; no checkpoint yet; restarts: 2; UserFunctionError: no>"
+    assert repr(handle) == expected
+    handle.close()

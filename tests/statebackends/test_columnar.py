@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,70 @@ def test_results_are_those_of_sql_over_all_batches(batches: list[list[tuple[int,
         if len(batch) % 2:
             state = _reload(state)
     assert _contents(state) == _model([row for batch in batches for row in batch])
+
+
+PRICE = pa.decimal128(36, 4)
+_PRICES = st.integers(-(10**36) + 1, 10**36 - 1) | st.integers(-(2**70), 2**70) | st.integers(-5, 5)
+
+
+def _mean(values: list[Decimal], scale: int) -> Decimal:
+    """Half away from zero, as SQL rounds."""
+    with localcontext(prec=200):
+        return (sum(values, Decimal(0)) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 5), st.none() | _PRICES), max_size=12), max_size=5))
+def test_results_of_decimals_are_exact(batches: list[list[tuple[int, int, int | None]]]) -> None:
+    state = _state(_descriptor(PRICE))
+    rows = []
+    for batch in batches:
+        prices = [None if row[2] is None else Decimal((row[2] < 0, tuple(map(int, str(abs(row[2])))), -4)) for row in batch]
+        rows += [(row[0], row[1], price) for row, price in zip(batch, prices, strict=True)]
+        values = pa.array([None, *prices], PRICE).slice(1)
+        namespaces = np.array([row[0] for row in batch], np.int64)
+        state.update(_keys([row[1] for row in batch]), namespaces, [None, values, values, values, values, values])
+        if len(batch) % 2:
+            state = _reload(state)
+    with localcontext(prec=200):
+        expected = _model(rows)
+    for group, row in expected.items():
+        present = [price for namespace, key, price in rows if (namespace, key) == group and price is not None]
+        row[5] = _mean(present, 6) if present else None
+    assert _contents(state) == expected
+
+
+def test_results_of_decimals_have_the_types_that_are_stated() -> None:
+    state = _state(_descriptor(pa.decimal128(12, 2)))
+    values = pa.array([Decimal("1.10"), Decimal("2.25"), None, Decimal("-7.00")], pa.decimal128(12, 2))
+    state.update(_keys([1, 1, 1, 1]), 0, [None, *[values] * 5])
+    batch = _reload(state).read(0)
+    assert [str(field.type) for field in batch.schema][3:] == [
+        "decimal128(38, 2)",
+        "decimal128(12, 2)",
+        "decimal128(12, 2)",
+        "decimal128(16, 6)",
+    ]
+    row = batch.to_pylist()[0]
+    expected = {"key_0": 1, "rows": 4, "values": 3, "total": "-3.65", "lowest": "-7.00", "highest": "2.25", "average": "-1.216667"}
+    assert {name: value if isinstance(value, int) else str(value) for name, value in row.items()} == expected
+    widest = _state(_descriptor(pa.decimal128(38, 2)))
+    assert str(widest.read(0).schema.field("average").type) == "decimal128(38, 2)"
+
+
+def test_a_sum_of_decimals_beyond_38_digits_is_an_error_and_one_at_the_edge_is_exact() -> None:
+    most = pa.decimal128(38, 0)
+    for sign in (1, -1):
+        state = _sum_state(most)
+        edge = Decimal(sign * (10**38 - 2))
+        state.update(_keys([1, 1, 2]), 0, [pa.array([edge, Decimal(sign), Decimal(sign)], most)])
+        state = _reload(state)
+        with pytest.raises(StateOverflowError, match=r"sum\(v\) is beyond 38 digits") as raised:
+            state.update(_keys([2, 1]), 0, [pa.array([Decimal(sign), Decimal(sign)], most)])
+        assert raised.value.fields == {"operator": "op", "state": "sums", "column": "v"}
+        assert state.read(0).column("total").to_pylist() == [Decimal(sign * (10**38 - 1)), Decimal(sign)]
+        with pytest.raises(StateOverflowError):
+            state.update(_keys([2] * 5), 0, [pa.array([Decimal(sign * (10**38 - 1))] * 5, most)])
 
 
 def test_a_key_with_nulls_only_has_null_results_and_zero_counts() -> None:

@@ -77,5 +77,5 @@ for thread in threads:
     thread.join()
 """
     for _ in range(6):
-        done = subprocess.run([sys.executable, "-c", script], cwd=Path(hf.__file__).parent, capture_output=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", script], cwd=Path(hf.__file__).parent.parent, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr[-2000:]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
+import subprocess
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import holdfast as hf
 import statebackends.storage.s3 as s3
 import statebackends.storage.s3_transfer as s3_transfer
 from statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
@@ -318,10 +323,27 @@ def test_every_storage_reaches_every_other(storage: S3Storage, tmp_path: Path) -
 
 
 def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "boto3", None)
-    with pytest.raises(InvalidConfigError, match=r"holdfast\[s3\]") as caught:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(InvalidConfigError, match=r"pip install boto3") as caught:
         open_s3("s3://bucket/x")
-    assert caught.value.extra == "s3"
+    assert caught.value.package == "boto3"
+
+
+def test_boto3_is_installed_with_holdfast_and_imported_when_a_bucket_is_first_named(tmp_path: Path) -> None:
+    project = tomllib.loads((Path(hf.__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert {"boto3", "botocore"} <= {re.split("[<>=]", needed)[0] for needed in project["dependencies"]}
+    assert project["optional-dependencies"]["s3"] == []
+    program = (
+        "import sys, holdfast as hf\n"
+        "from statebackends.storage.locations import open_storage\n"
+        "hf.Environment('job'), hf.Snapshot, hf.ParquetSink('out')\n"
+        f"open_storage({str(tmp_path)!r})\n"
+        "print('boto3' in sys.modules)\n"
+        "open_storage('s3://bucket/folder')\n"
+        "print('boto3' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_a_connection_may_be_used_again_after_it_was_closed(server: S3Server) -> None:

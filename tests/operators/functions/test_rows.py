@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from operators.functions.batches import MapBatchesOperator
+from operators.functions.context import FunctionContext
 from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from operators.schema import UNDECLARED, RowType
 from statebackends.errors import HoldfastError, SchemaMismatchError, UndeclaredStateError, UserFunctionError
@@ -158,3 +160,73 @@ def test_errors_survive_pickling() -> None:
         run(MapOperator(lambda row: 1 / 0, NUMBERS, NUMBERS))
     copied = pickle.loads(pickle.dumps(caught.value))
     assert (str(copied), copied.record) == (str(caught.value), "{'n': 1}")
+
+
+class Lifecycle:
+    """Tells what is done to it through what it returns, and, once closed, through a file."""
+
+    def __init__(self, folder: Path, fails_at: str = "") -> None:
+        self.folder = folder
+        self.fails_at = fails_at
+
+    def open(self, ctx: FunctionContext) -> None:
+        self.subtask = ctx.subtask
+        if self.fails_at == "open":
+            raise ValueError("no model")
+
+    def close(self) -> None:
+        (self.folder / f"closed-{getattr(self, 'subtask', None)}").touch(exist_ok=False)
+        if self.fails_at == "close":
+            raise ValueError("no end")
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, pa.RecordBatch):
+            return pa.record_batch({"n": [self.subtask] * value.num_rows}, schema=NUMBERS.schema)
+        return self.answer(value)
+
+    def answer(self, row: Any) -> Any:
+        return {"n": self.subtask}
+
+
+class Many(Lifecycle):
+    def answer(self, row: Any) -> Any:
+        return [{"n": self.subtask}]
+
+
+class Yes(Lifecycle):
+    def answer(self, row: Any) -> Any:
+        return self.subtask == 3
+
+
+@pytest.mark.parametrize(
+    ("operator", "function"),
+    [(MapOperator, Lifecycle), (FlatMapOperator, Many), (FilterOperator, Yes), (MapBatchesOperator, Lifecycle)],
+)
+def test_an_object_is_opened_before_the_first_row_and_closed_once(operator: Any, function: Any, tmp_path: Path) -> None:
+    harness = OperatorHarness(operator(function(tmp_path), NUMBERS, NUMBERS), subtask=3, parallelism=4)
+    with harness:
+        harness.process(COLUMNS, None)
+        assert list(tmp_path.iterdir()) == []
+    assert len(harness.output.rows()) == 4
+    if operator is not FilterOperator:
+        assert {row["n"] for row in harness.output.rows()} == {3}
+    harness.operator.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["closed-3"]
+
+
+@pytest.mark.parametrize("fails_at", ["open", "close"])
+def test_an_object_that_fails_to_open_or_close_is_named_and_closed(fails_at: str, tmp_path: Path) -> None:
+    harness = OperatorHarness(MapOperator(Lifecycle(tmp_path, fails_at), NUMBERS, NUMBERS))
+    with pytest.raises(UserFunctionError, match=rf"Lifecycle\.{fails_at} \(test_rows\.py:\d+\) raised ValueError: no "), harness:
+        harness.process(COLUMNS, None)
+    if fails_at == "open":
+        harness.operator.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["closed-0"]
+
+
+def test_a_function_that_is_a_class_is_called_and_not_opened() -> None:
+    class Made(dict[str, int]):
+        def open(self, ctx: Any) -> None:
+            raise AssertionError("the class itself has no beginning")
+
+    assert run(MapOperator(Made, NUMBERS, NUMBERS)).output.rows() == [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.functions.aggregates import columnar_descriptor, count, max, sum
+from operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
 from operators.functions.running import RunningAggregateOperator
 from operators.schema import RowType
 from operators.selectors import key_selector
@@ -74,3 +75,35 @@ def test_a_sum_beyond_int64_is_an_error() -> None:
         one.process(columns([1], [2**63 - 1]))
         with pytest.raises(StateOverflowError):
             one.process(columns([1], [1]))
+
+
+def test_decimals_are_exact_over_a_restore_and_have_the_stated_types() -> None:
+    rows = RowType(pa.schema([("k", pa.int64()), ("v", pa.decimal128(20, 2))]))
+    aggregates = {"total": sum("v"), "most": max("v"), "least": min("v"), "average": mean("v")}
+    descriptor = columnar_descriptor("aggregates", aggregates, rows, ("k",), "op")
+
+    def one_of() -> RunningAggregateOperator:
+        return RunningAggregateOperator(descriptor, key_selector("k", None, rows, "op"), rows, emits_changes=True)
+
+    def batch(*values: str | None) -> pa.RecordBatch:
+        prices = pa.array([None if value is None else Decimal(value) for value in values], pa.decimal128(20, 2))
+        return pa.record_batch({"k": pa.array([7] * len(values), pa.int64()), "v": prices}, schema=rows.schema)
+
+    with OperatorHarness(one_of(), key_type="int64") as one:
+        one.process(batch("0.10", None, "123456789012345678.01"))
+        snapshot = one.snapshot()
+    with OperatorHarness.restored(one_of(), [snapshot], key_type="int64") as one:
+        one.process(batch("0.20"))
+        last = one.output.batches[-1].columns()
+    assert [str(field.type) for field in last.schema][1:] == [
+        "decimal128(38, 2)",
+        "decimal128(20, 2)",
+        "decimal128(20, 2)",
+        "decimal128(24, 6)",
+    ]
+    assert [str(value) for value in list(last.to_pylist()[0].values())[1:]] == [
+        "123456789012345678.31",
+        "123456789012345678.01",
+        "0.10",
+        "41152263004115226.103333",
+    ]

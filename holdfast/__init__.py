@@ -1,7 +1,7 @@
 """Holdfast: `import holdfast as hf`. The facade, the command line, and the guard of package names.
 
 Importing it loads nothing else: every name is looked up when it is first used, so that a worker pays only for what its
-functions touch."""
+functions touch. It is a package, not a module, because type checkers look for `py.typed` in packages alone (PEP 561)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from operators.functions.process import Collector as Collector
     from operators.functions.process import ProcessContext as ProcessContext
     from operators.functions.process import ProcessFunction as ProcessFunction
+    from operators.functions.rich import RichFunction as RichFunction
     from operators.keyed import KeyedStream as KeyedStream
     from operators.keyed import WindowedStream as WindowedStream
     from operators.launcher import JobHandle as JobHandle
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from operators.sinks.parquet import ParquetSink as ParquetSink
     from operators.sinks.simple import Blackhole as Blackhole
     from operators.sinks.simple import CollectSink as CollectSink
+    from operators.sinks.simple import PrintSink as PrintSink
     from operators.sources.dataframe import DataFrameSource as DataFrameSource
     from operators.sources.generator import GeneratorSource as GeneratorSource
     from operators.sources.parquet import ParquetSource as ParquetSource
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateBackendError as StateBackendError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
+    from statebackends.errors import StateOverflowError as StateOverflowError
     from statebackends.errors import StateValueError as StateValueError
     from statebackends.errors import StorageAccessError as StorageAccessError
     from statebackends.errors import StorageThrottledError as StorageThrottledError
@@ -93,15 +96,21 @@ if TYPE_CHECKING:
     from statebackends.serializers import Pickled as Pickled
     from statebackends.state import AggregateFunction as AggregateFunction
     from statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
+    from statebackends.state import AppendingState as AppendingState
     from statebackends.state import ColumnAggregate as ColumnAggregate
     from statebackends.state import ColumnarStateDescriptor as ColumnarStateDescriptor
+    from statebackends.state import ListState as ListState
     from statebackends.state import ListStateDescriptor as ListStateDescriptor
+    from statebackends.state import MapState as MapState
     from statebackends.state import MapStateDescriptor as MapStateDescriptor
     from statebackends.state import OperatorListStateDescriptor as OperatorListStateDescriptor
     from statebackends.state import Redistribution as Redistribution
     from statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
+    from statebackends.state import ValueState as ValueState
     from statebackends.state import ValueStateDescriptor as ValueStateDescriptor
     from statebackends.ttl import Ttl as Ttl
+
+    __version__: str
 
 DISTRIBUTION = "holdfast"
 
@@ -123,10 +132,11 @@ _EXPORTS = {
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "operators.functions.context": ("FunctionContext",),
     "operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
+    "operators.functions.rich": ("RichFunction",),
     "operators.keyed": ("KeyedStream", "WindowedStream"),
     "operators.launcher": ("JobHandle", "OperatorProgress", "Progress"),
     "operators.sinks.parquet": ("ParquetSink",),
-    "operators.sinks.simple": ("Blackhole", "CollectSink"),
+    "operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "operators.sources.dataframe": ("DataFrameSource",),
     "operators.sources.generator": ("GeneratorSource",),
     "operators.sources.parquet": ("ParquetSource",),
@@ -163,6 +173,7 @@ _EXPORTS = {
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
         "StateBackendError",
+        "StateOverflowError",
         "StateValueError",
         "StorageAccessError",
         "StorageThrottledError",
@@ -179,13 +190,17 @@ _EXPORTS = {
     "statebackends.state": (
         "AggregateFunction",
         "AggregatingStateDescriptor",
+        "AppendingState",
         "ColumnAggregate",
         "ColumnarStateDescriptor",
+        "ListState",
         "ListStateDescriptor",
+        "MapState",
         "MapStateDescriptor",
         "OperatorListStateDescriptor",
         "Redistribution",
         "ReducingStateDescriptor",
+        "ValueState",
         "ValueStateDescriptor",
     ),
     "statebackends.ttl": ("Ttl",),
@@ -199,19 +214,19 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = ["chaos", "check_packages", "main", *sorted(set(_HOME) - {"VERSION"})]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return __getattr__("VERSION")
-    if name in _PACKAGES_SHOWN:
-        check_packages((name,))
-        globals()[name] = importlib.import_module(name)
-        return globals()[name]
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES_SHOWN:
+            check_packages((name,))
+            globals()[name] = importlib.import_module(name)
+            return globals()[name]
+        module = _HOME.get("VERSION" if name == "__version__" else name)
+        if module is None:
+            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), "VERSION" if name == "__version__" else name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
@@ -266,7 +281,3 @@ def command_line() -> Any:
     if not any(group.name == "chaos" for group in app.registered_groups):
         app.add_typer(chaos, name="chaos")
     return app
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,57 @@
+"""The settings of a job as keywords of `Environment`: what type checkers and editors see of them.
+
+JobConfig is the home of their defaults, bounds and meaning. A test compares its fields with these."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
+
+
+class Settings(TypedDict, total=False):
+    """Any of these may be given; those that are not have JobConfig's defaults."""
+
+    checkpoint_interval_ms: int | None
+    checkpoint_timeout_ms: int
+    min_pause_ms: int
+    max_concurrent_checkpoints: int
+    tolerable_failed_checkpoints: int
+    retained_checkpoints: int
+    retention_on_cancel: Literal["delete", "retain"]
+    checkpointing_mode: Literal["exactly_once"]
+    state_backend: Literal["memory", "filesystem", "rocksdb"]
+    incremental_checkpoints: bool
+    inline_threshold: int
+    pack_threshold: int
+    memory_snapshot_bytes_max: int
+    rocksdb: RocksDBConfig | None
+    local_recovery: bool
+    local_recovery_directory: str | None
+    savepoint_directory: str | None
+    restart: RestartStrategy | Literal["none", "fixed_delay", "exponential_delay"]
+    skipped_rows_max: int | None
+    max_parallelism: int | None
+    buffer_timeout_ms: int
+    batch_rows_max: int
+    channel_credit_bytes: int
+    channel_credit_batches: int
+    heartbeat_interval_ms: int
+    heartbeat_timeout_ms: int
+    reconcile_timeout_ms: int
+    step_budget_ms: int
+    cancellation_timeout_ms: int
+
+
+def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:
+    """What `help()` and notebooks show of a constructor that takes `**settings`: each of them, with its default."""
+    own = list(inspect.signature(constructor).parameters.values())
+    settings = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in msgspec.structs.fields(JobConfig)
+    ]
+    return inspect.Signature([parameter for parameter in own[1:] if parameter.kind is not parameter.VAR_KEYWORD] + settings)

@@ -1,0 +1,79 @@
+"""A user's job as it should be: a type checker has nothing to say of it, and knows what each state gives."""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, TypedDict, assert_type
+
+import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+
+import holdfast as hf
+
+
+class Payment(TypedDict):
+    card: str
+    amount: float
+
+
+class Longest:
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: str, accumulator: int) -> int:
+        return max(len(value), accumulator)
+
+    def get_result(self, accumulator: int) -> float:
+        return float(accumulator)
+
+    def merge(self, left: int, right: int) -> int:
+        return max(left, right)
+
+
+class Rule(hf.ProcessFunction):
+    count = hf.ValueStateDescriptor("count", int, ttl=hf.Ttl(timedelta(days=1)))
+    seen = hf.ListStateDescriptor("seen", str)
+    pages = hf.MapStateDescriptor("pages", str, int)
+    total = hf.ReducingStateDescriptor("total", float, lambda left, right: left + right)
+    longest = hf.AggregatingStateDescriptor("longest", int, Longest())
+    pickled = hf.ValueStateDescriptor("pickled", hf.Pickled[Decimal])
+    anything = hf.ValueStateDescriptor("anything", hf.Pickled)
+    perhaps: hf.ValueStateDescriptor[int | None] = hf.ValueStateDescriptor("perhaps", int | None)
+    states = (count, seen, pages, total, longest, pickled, anything, perhaps)
+    returns = pa.schema({"card": pa.string(), "count": pa.int64()})
+
+    def process_element(self, value: Payment, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        count = ctx.state(self.count)
+        assert_type(count, hf.ValueState[int])
+        assert_type(count.value(), int | None)
+        count.update(count.value(0) + 1)
+        assert_type(ctx.state(self.seen).get(), list[str])
+        assert_type(ctx.state(self.pages).get("home", 0), int)
+        assert_type(ctx.state(self.pages).get("home"), int | None)
+        assert_type(ctx.state(self.total).get(), float | None)
+        assert_type(ctx.state(self.longest).get(), float | None)
+        assert_type(ctx.state(self.pickled).value(Decimal(0)), Decimal)
+        assert_type(ctx.state(self.anything).value(), Any | None)
+        assert_type(ctx.state(self.perhaps).value(), int | None)
+        ctx.state(self.perhaps).update(None)
+        assert_type(ctx.state("count"), Any)
+        add_one(ctx.state(self.pages))
+        out({"card": ctx.key, "count": count.value()})
+
+    def on_timer(self, timestamp_ms: int, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ctx.timers.register_event_time_timer(timestamp_ms + 1)
+
+
+def add_one(pages: hf.MapState[str, int]) -> None:
+    pages.put("home", pages.get("home", 0) + 1)
+
+
+def build() -> hf.JobHandle:
+    env = hf.Environment(
+        "payments", parallelism=2, state_dir="/state", state_backend="rocksdb", checkpoint_interval_ms=None, restart="none"
+    )
+    stream = env.from_parquet("/payments").uid("payments")
+    assert_type(stream, hf.Stream)
+    stream.key_by("card").process(Rule()).uid("rule").sink_to(hf.ParquetSink("/out"), uid="out")
+    job = env.execute(restore="latest")
+    assert_type(job.wait(timeout_s=10), str)
+    assert_type(job.progress().records_in, int)
+    return job

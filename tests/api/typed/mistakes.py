@@ -1,0 +1,66 @@
+"""A user's mistakes, each of which a type checker finds: in the line that ends with the code of its error."""
+
+import holdfast as hf
+
+
+class Shortest:  # no merge()
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: str, accumulator: int) -> int:
+        return min(len(value), accumulator)
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+
+class Rule(hf.ProcessFunction):
+    count = hf.ValueStateDescriptor("count", int)
+    seen = hf.ListStateDescriptor("seen", str)
+    pages = hf.MapStateDescriptor("pages", str, int)
+    total = hf.ReducingStateDescriptor("total", float, lambda left, right: left + right)
+    number = hf.ValueStateDescriptor("number", 5)  # E: call-overload
+    unnamed = hf.ValueStateDescriptor(int)  # E: call-overload
+    expiring = hf.ValueStateDescriptor("expiring", int, ttl=3600)  # E: call-overload
+    shortest: hf.AggregatingStateDescriptor[str, int] = hf.AggregatingStateDescriptor("shortest", int, Shortest())  # E: arg-type
+    states = (count, seen, pages, total, "name")  # E: assignment
+
+    def process_element(self, value: dict[str, str], ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ctx.state(self.count).update("one")  # E: arg-type
+        ctx.state(self.count).value() + 1  # E: operator
+        ctx.state(self.count).add(1)  # E: attr-defined
+        ctx.state(self.seen).add(1)  # E: arg-type
+        ctx.state(self.pages).put(1, 1)  # E: arg-type
+        ctx.state(self.pages).put("home", "1")  # E: arg-type
+        ctx.state(self.total).add("2.5")  # E: arg-type
+        ctx.state(self.count, 0)  # E: call-overload
+        ctx.state(3)  # E: call-overload
+        ctx.timer.register_event_time_timer(5)  # E: attr-defined
+        out("card", 3)  # E: call-arg
+
+    def on_timer(self, ctx: hf.ProcessContext, out: hf.Collector) -> None:  # E: override
+        pass
+
+
+def build() -> None:
+    hf.Environment("job", state_backend="rocks")  # E: arg-type
+    hf.Environment("job", checkpoint_intervall_ms=1_000)  # E: call-arg
+    hf.Environment("job", checkpoint_interval_ms="1s")  # E: arg-type
+    hf.Environment("job", retention_on_cancel=True)  # E: arg-type
+    hf.Environment("job", 4)  # E: call-arg
+    hf.Environment("job", restart="never")  # E: arg-type
+    env = hf.Environment("job")
+    stream = env.from_parquet("/payments", rows_per_second="5")  # E: arg-type
+    stream.assign_timestamp("at", 5)  # E: attr-defined
+    stream.assign_timestamps("at", "5 s")  # E: arg-type
+    stream.map("amount")  # E: arg-type
+    stream.process(Rule())  # E: attr-defined
+    keyed = stream.key_by("card")
+    keyed.aggregate(total="amount")  # E: arg-type
+    keyed.window("1h")  # E: arg-type
+    keyed.process(3)  # E: arg-type
+    stream.sink_to("/out")  # E: arg-type
+    job = env.execute(latest=True)  # E: call-arg
+    print(job.progress().rows)  # E: attr-defined
+    job.wait("10 s")  # E: arg-type
+    print(hf.nothing)  # E: attr-defined
