@@ -16,7 +16,7 @@ def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
     record, result = job.newest_submission, job.result
     if record is None or result is None:
         return ()
-    kept = keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel)
+    kept = keeps_checkpoints(result.state, record.submission.graph.config)
     return () if kept else derive_leftovers(job)
 
 
@@ -48,7 +48,7 @@ def _is_subsumed(job: RecordedJob, record: SubmissionRecord) -> bool:
     if any(other.base is not None and not other.base.explicit and is_own(other.base.checkpoint_id) for other in later):
         return True
     result = job.results.get(record.number)
-    if result is None or keeps_checkpoints(result.state, config.retention_on_cancel):
+    if result is None or keeps_checkpoints(result.state, config):
         return False
     return is_own(result.newest_completed)
 

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 import coordinator.effects as effects_module
 import coordinator.hosting as hosting_module
+import coordinator.machine as machine_module
+import coordinator.ownership as ownership_module
 import coordinator.settling as settling_module
 from barriers.jobgraph import ClaimMode, Submission
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
@@ -125,6 +127,16 @@ SABOTAGES = (
         "retention drops the newest checkpoint instead of the oldest",
         ("I16",),
         (Mutant(RetainedCheckpoints, "take_drops", _drops_the_newest),),
+    ),
+    Sabotage(
+        "final_dropped",
+        "a job that finishes drops its last checkpoint, though it was to keep it",
+        ("I16",),
+        (
+            Mutant(machine_module, "keeps_checkpoints", constant(False)),
+            Mutant(ownership_module, "keeps_checkpoints", constant(False)),
+        ),
+        seeds_max=60,
     ),
     Sabotage(
         "repeated_ack_discarded",
