@@ -530,6 +530,20 @@ def test_a_checkpoint_that_its_job_may_delete_is_not_given(changes: dict[str, An
     assert {path for path in storage.files if path.startswith(STATE)} == files
 
 
+def test_the_final_checkpoint_that_a_finished_job_retains_is_given_and_gone_on_from() -> None:
+    storage = DictStorage()
+    put_job(storage, state="FINISHED", retention_on_cancel="delete", retain_on_finish=True)
+    below = Below(storage)
+    run_flow(clear_ended(OTHER, starter("o", "other directory")), below)  # type: ignore[arg-type]
+    assert in_folder(storage, RETAINED) == ["_claim", "_metadata", "source-0", "source-1"]
+    with pytest.raises(JobExistsError, match=r"has ended \(FINISHED\). Give restore='latest'"):
+        run_flow(_judged(OTHER), below)  # type: ignore[arg-type]
+    run_flow(_judged(OTHER, restore="latest"), below)  # type: ignore[arg-type]
+    setup = start(storage, **TAKE)
+    assert setup.base is not None
+    assert (setup.base.folder, bool(setup.base.claim)) == (RETAINED, True)
+
+
 def test_a_checkpoint_that_shares_files_is_not_given() -> None:
     storage = DictStorage()
     put_job(storage)
