@@ -270,7 +270,7 @@ class RetentionChecker(Checker):
                 return
 
     def _check_aborted(self, state: str, newest: int, *, leaves_all: bool) -> None:
-        """The registers of aborted ids go with the next checkpoint that completes, and with the job that finishes and keeps none."""
+        """The registers of aborted ids go with the next checkpoint that completes, and with the end of a job that keeps none."""
         for number in sorted(self.ledger.aborted & self.ledger.claims.keys()):
             if not leaves_all and number > newest:
                 continue
