@@ -10,7 +10,7 @@ from chaos.checkers.base import Checker
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
 from chaos.observations import Observation, Report, Stored, Submitted, WorldView
 from chaos.scenario import Scenario
-from coordinator.records import OWNER
+from coordinator.records import parse_owner_name
 from statebackends.snapshot import file_handles
 from statebackends.storage import is_absolute_folder
 
@@ -42,7 +42,7 @@ class ClaimsChecker(Checker):
             for path in fact.removed:
                 self._touched(fact, path, "deleted")
             for path in fact.added:
-                if path.rpartition("/")[2] == OWNER:
+                if parse_owner_name(path.rpartition("/")[2]) is not None:
                     self._touched(fact, path, "wrote")
         for change in self.ledger.changes(fact):
             if isinstance(change, Decided) and change.snapshot is not None:
