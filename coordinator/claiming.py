@@ -8,9 +8,10 @@ crash leaves is still owned."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
-from coordinator.ownership import refuse_to_give, refuse_to_return
-from coordinator.publication import Completed, decode_decision, derive_shared_garbage
+from coordinator.ownership import STARTING_MS_MAX, refuse_to_give, refuse_to_return
+from coordinator.publication import Completed, RecordedJob, decode_decision, derive_shared_garbage
 from coordinator.records import (
     CLAIM,
     DIRECTORY_FILE,
@@ -42,6 +43,8 @@ from statebackends.snapshot import read_metadata_file
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.deleting import delete_files
 from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
+
+T = TypeVar("T")
 
 CLAIM_TRIES_MAX = 16
 """Numbers that are tried in a row; each that is taken means that somebody started that job again just then."""
@@ -115,7 +118,8 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
     Raises SnapshotClaimedError when another job owns it or has to, CorruptStateError when it is gone."""
     place = yield from _jobs_own(base.folder)
     if place is not None:
-        return (yield from rebase(_take_from_job(place, base.folder, mine), place.root))
+        returned = yield from _returned_claim(base.folder, mine)
+        return (yield from rebase(_take_from_job(place, base.folder, mine, returned), place.root))
     yield from check_name(base.folder)
     path, nonce = yield from _become_owner(base.folder, mine)
     if (yield StatFile(f"{base.folder}/{METADATA}")) is None:
@@ -139,6 +143,19 @@ def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
         if (yield from put_once(path, encode_record(mine))) == encode_record(mine):
             return path, mine.nonce
     raise SnapshotClaimedError(f"snapshot {folder} can't be claimed: it is being claimed all the time", path=folder, owner="")
+
+
+def _returned_claim(folder: str, mine: OwnerRecord) -> Flow[str]:
+    """Nonce of the claim of a job's checkpoint that has been given back; empty where there is none, or it is this job's.
+
+    Raises SnapshotClaimedError where another job holds on to it."""
+    owner = yield from find_owner(folder)
+    if owner is None or not owner.job_id:
+        return ""
+    if _is_same_job(owner, mine) and not (yield from _has_returned(owner, mine)):
+        return ""
+    yield from give_back(owner, mine, folder)
+    return owner.nonce
 
 
 def _is_same_job(standing: OwnerRecord, mine: OwnerRecord) -> bool:
@@ -173,31 +190,49 @@ def give_back(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[No
     from there competes for the same number, as with a claim of its checkpoints.
 
     Raises SnapshotClaimedError where the job holds on to it, or its records can't be read."""
+    yield from _at_owner(standing, folder, _write_return(standing, taker, folder))
+
+
+def check_returnable(standing: OwnerRecord, folder: str) -> Flow[None]:
+    """Raise SnapshotClaimedError where `give_back` would, as far as reading tells: a start may be under way."""
+    yield from _at_owner(standing, folder, _read_holder(standing, folder, STARTING_MS_MAX))
+
+
+def _at_owner(standing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
+    """Run a flow over the state directory of the job that owns a snapshot: that of relative paths, or the one on record."""
     if not standing.job_id:
         raise _claimed(standing, folder)
-    is_here = standing.directory == taker.directory
-    if not is_here and not standing.root:
+    is_here = (yield from _holds_directory(standing.directory))
+    if not is_here and not is_absolute_folder(standing.root):
         raise _claimed(standing, folder, "where its records are is not written down")
-    flow = _write_return(standing, taker, folder)
     try:
-        yield from flow if is_here else rebase(flow, standing.root)
+        return (yield from (flow if is_here else rebase(flow, standing.root)))
     except (StorageUnavailableError, InvalidConfigError, CorruptStateError) as error:
         raise _claimed(standing, folder, f"its records can't be read: {error.message}") from error
 
 
-def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
-    """Paths are relative to the state directory of the job that owns the snapshot."""
-    paths = JobPaths(standing.job_id)
-    nonce = yield from read_optional(DIRECTORY_FILE)
-    if nonce is None or decode_nonce(nonce) != standing.directory:
+def _holds_directory(nonce: str) -> Flow[bool]:
+    """Whether relative paths lie in the state directory of this nonce."""
+    content = yield from read_optional(DIRECTORY_FILE)
+    return content is not None and decode_nonce(content) == nonce
+
+
+def _read_holder(standing: OwnerRecord, folder: str, age_ms: int) -> Flow[RecordedJob]:
+    """The job that owns a snapshot, which does not need it. Paths are relative to its state directory."""
+    if not (yield from _holds_directory(standing.directory)):
         raise _claimed(standing, folder, f"its records are not at {standing.root} any more")
+    job = yield from read_job(JobPaths(standing.job_id))
+    reason = "" if standing.nonce in job.returned else refuse_to_return(job, standing.nonce, age_ms)
+    if reason:
+        raise _claimed(standing, folder, reason)
+    return job
+
+
+def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
     for _ in range(CLAIM_TRIES_MAX):
-        job = yield from read_job(paths)
+        job = yield from _read_holder(standing, folder, taker.created_ms - standing.created_ms)
         if standing.nonce in job.returned:
             return
-        reason = refuse_to_return(job, standing.nonce, taker.created_ms - standing.created_ms)
-        if reason:
-            raise _claimed(standing, folder, reason)
         record = VoidRecord(
             number=job.last_submission + 1,
             epoch=max(job.epochs, default=0),
@@ -205,7 +240,7 @@ def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flo
             created_ms=taker.created_ms,
             returned=standing.nonce,
         )
-        path = paths.submission(record.number)
+        path = JobPaths(standing.job_id).submission(record.number)
         if (yield from put_once(path, encode_record(record), read_submission)) == encode_record(record):
             return
     raise _claimed(standing, folder, "its job is started all the time")
@@ -252,15 +287,20 @@ def _whose(standing: OwnerRecord) -> str:
     )
 
 
-def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord) -> Flow[str]:
-    """Take the next number of the job's submissions for our record. Paths are relative to its state directory."""
+def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[str]:
+    """Take the next number of the job's submissions for our record. Paths are relative to its state directory.
+
+    `returned`: nonce of a claim that counts no more."""
     paths = JobPaths(place.job_id)
     for _ in range(CLAIM_TRIES_MAX):
         job = yield from read_job(paths)
         standing = job.given.get(place.checkpoint_id)
-        if standing is not None:
+        if standing is not None and standing.nonce != returned:
             return check_owner(standing, mine, folder)
-        reason = refuse_to_give(job, place.checkpoint_id)
+        reason = refuse_to_give(job, place.checkpoint_id) if standing is None else ""  # else it is not that job's any more
+        if reason and not mine.job_id:
+            message = f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself: {reason}"
+            raise SnapshotClaimedError(message, path=folder, owner=place.job_id)
         if reason:
             raise SnapshotClaimedError(
                 f"snapshot {folder} can't be claimed: {reason}. Take a savepoint, copy it (holdfast snapshot copy), or use "
@@ -313,7 +353,8 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
     mine = OwnerRecord("", "", nonce, now_ms, folder=folder)
     place = yield from _jobs_own(folder)
     if place is not None:
-        yield from rebase(_dispose_of_job(place, folder, mine), place.root)
+        returned = yield from _returned_claim(folder, mine)
+        yield from rebase(_dispose_of_job(place, folder, mine, returned), place.root)
         return
     yield from check_name(folder)
     for _ in range(CLAIM_TRIES_MAX):
@@ -338,10 +379,10 @@ def _check_snapshot(folder: str) -> Flow[None]:
         raise NotFoundError(f"{folder} holds no snapshot", path=folder)
 
 
-def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord) -> Flow[None]:
+def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[None]:
     """Delete what an ended job retains: with it the shared files that nothing else refers to, and never uses again."""
     paths = JobPaths(place.job_id)
-    yield from _take_from_job(place, folder, mine)
+    yield from _take_from_job(place, folder, mine, returned)
     found = (yield from read_job(paths)).checkpoints.get(place.checkpoint_id)
     decision = found.decision if found is not None else None
     names = {shared_name(handle.path) for handle in decision.shared} if isinstance(decision, Completed) else set()
