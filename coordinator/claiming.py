@@ -398,9 +398,9 @@ def delete_owned(folder: str) -> Flow[None]:
     files: list[str] = yield ListFiles(folder)
     owners = [path for path in files if path.rpartition("/")[0] == folder and parse_owner_name(path.rpartition("/")[2])]
     yield from delete_files(path for path in files if path not in owners)
-    for path in sorted(owners, key=lambda path: parse_owner_name(path.rpartition("/")[2]) or 0):
-        yield DeleteFile(path)  # the newest last: as long as anything is there, it is that one's
-    yield DeleteFolder(folder)
+    for path in sorted(owners, key=lambda path: parse_owner_name(path.rpartition("/")[2]) or 0)[:-1]:
+        yield DeleteFile(path)
+    yield DeleteFolder(folder)  # with the newest: as long as anything is there, it is that one's
 
 
 def _delete_given(place: JobFolder, claim: str) -> Flow[None]:
