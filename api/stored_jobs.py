@@ -109,10 +109,11 @@ def _told(job: RecordedJob) -> dict[str, Any]:
 
 
 def _totals(job: RecordedJob) -> dict[str, Any]:
-    record, result = job.newest_submission, job.result
+    record, result, attempt = job.newest_submission, job.result, job.newest_attempt
     assert record is not None
     assert result is not None
-    return msgspec.structs.asdict(derive_job_totals(record.graph, result.totals))
+    restarts = attempt.restarts if attempt is not None else 0
+    return {"jid": job.job_id, "restarts": restarts, **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals))}
 
 
 def _damaged(job_id: str, error: HoldfastError) -> dict[str, Any]:

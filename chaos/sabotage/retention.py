@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+import coordinator.claiming as claiming_module
 import coordinator.effects as effects_module
 import coordinator.hosting as hosting_module
 import coordinator.machine as machine_module
@@ -176,6 +177,14 @@ SABOTAGES = (
         "a savepoint that the job claimed is deleted before it has a checkpoint of its own",
         ("I25",),
         (Mutant(Releases, "advance", _releases_at_once),),
+        kinds=("restore", "drain"),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "needed_claim_given_back",
+        "a savepoint that a running job claimed, and has not replaced yet, is given back to whoever disposes of it",
+        ("I25",),
+        (Mutant(claiming_module, "refuse_to_return", constant("")),),
         kinds=("restore", "drain"),
         seeds_max=60,
     ),

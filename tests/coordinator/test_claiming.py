@@ -895,7 +895,7 @@ def test_a_claim_whose_submission_never_came_is_given_back_after_a_while(storage
         while not late.done:
             late.step()
 
-    with pytest.raises((FencedError, CorruptStateError)):
+    with pytest.raises((FencedError, NotFoundError)):
         go_on()
     assert not run_flow(read_job(JobPaths(JOB)), storage).exists
 
@@ -1041,7 +1041,7 @@ def test_r21_a_disposal_and_a_start_from_what_it_disposes_of_never_both_succeed(
         name = rng.choice(sorted(racing))
         try:
             racing[name].step()
-        except (SnapshotClaimedError, FencedError, RestoreError, CorruptStateError):
+        except (SnapshotClaimedError, FencedError, RestoreError, CorruptStateError, NotFoundError):
             del racing[name]
         else:
             if racing[name].done:
