@@ -134,6 +134,7 @@ SCENES = {
     "half_a_life": Scene("expiring"),
     "hasty_expiry": Scene("counter", SABOTAGES["hasty_expiry"].plan or ()),
     "no_deadline": Scene("counter", (at(300, "blocked_operator", "count", amount=9_000),)),
+    "needed_claim_given_back": Scene("counter", (at(500, "restore"),)),
     "claimed_never_deleted": Scene("counter", (at(500, "restore"),)),
     "needed_shared_file_deleted": Scene("counter", backend="rocksdb"),
     "shared_deleted_first": Scene("counter", backend="rocksdb"),
