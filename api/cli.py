@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 from typer.core import TyperGroup
 
 from api import console
 from api.client import RestClient
+from api.errors import ConnectionLostError
 from api.interrupts import EXIT_INTERRUPTED, interruptible
-from api.settings import client_settings, server_settings
+from api.settings import NeverServedError, client_settings, named_state_directory, server_settings
 from api.snapshots import commands
 from api.version import VERSION
 from barriers.jobgraph import ClaimMode, Submission
@@ -66,6 +67,7 @@ StateDir = Annotated[
         show_default=False,
     ),
 ]
+Offline = Annotated[bool, typer.Option("--offline", help="Read the state directory itself; ask no coordinator.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Target = Annotated[
     str | None, typer.Option("--target", help="Directory of the savepoint; the job's savepoint directory if left out.")
@@ -99,7 +101,46 @@ def connect(url: str | None, token_file: Path | None, state_dir: str | None) -> 
     return RestClient(settings.url, settings.token, reconnect_timeout_s=0)
 
 
-def resolve_job(client: RestClient, text: str) -> str:
+def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | None, *, offline: bool) -> JobReader:
+    """The coordinator, or the state directory itself where none answers; that it is the latter stands on stderr.
+
+    `offline`: ask none. Raises ConnectionLostError where no state directory was named, and as `connect`."""
+    directory = named_state_directory(os.environ, url=None if offline else url, state_dir=state_dir)
+    if offline and directory is None:
+        raise InvalidConfigError("--offline reads a state directory: give --state-dir", setting="state_dir")
+    if not offline:
+        try:
+            client = connect(url, token_file, state_dir)
+            client.overview()
+        except ConnectionLostError as error:
+            if directory is None:
+                hint = "To read what its state directory holds without it, give --state-dir"
+                raise ConnectionLostError(f"{error.message}. {hint}", **error.fields) from error
+            why = error.message
+        except NeverServedError as error:
+            why = error.message
+        else:
+            return client
+    from api.stored_jobs import StoredJobs  # reading takes libraries that no other command needs
+
+    assert directory is not None
+    stored = StoredJobs(directory)
+    if not offline:
+        console.show_note(f"{why}. What follows is what {stored.location} holds")
+    return stored
+
+
+class JobReader(Protocol):
+    """What reading commands ask, a coordinator or the state directory."""
+
+    def jobs(self) -> list[dict[str, Any]]: ...
+
+    def totals(self) -> dict[str, dict[str, Any]]: ...
+
+    def checkpoints(self, job_id: str) -> dict[str, Any]: ...
+
+
+def resolve_job(client: JobReader, text: str) -> str:
     """The id meant by an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError."""
     jobs = client.jobs()
     named = [job for job in jobs if job["name"] == text]
@@ -156,9 +197,12 @@ def serve(
 
 
 @app.command()
-def jobs(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """List jobs, newest first, with the rows that they have read, written and dropped because they came too late."""
-    client = connect(url, token_file, state_dir)
+def jobs(
+    url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, offline: Offline = False, as_json: Json = False
+) -> None:
+    """List jobs, newest first, with the rows that they have read, written and dropped because they came too late; of a state
+    directory that no coordinator serves, what it holds."""
+    client = connect_to_read(url, token_file, state_dir, offline=offline)
     found, totals = client.jobs(), client.totals()
     if as_json:
         console.show_json([{**job, "totals": totals.get(job["jid"])} for job in found])
@@ -168,7 +212,7 @@ def jobs(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = No
             job["jid"],
             job["name"],
             job["state"],
-            f"{job['tasks']['running']}/{job['tasks']['total']}",
+            f"{job['tasks']['running']}/{job['tasks']['total']}" if "failure" not in job else "-",  # nobody was asked
             console.time_text(job["start-time"]),
             console.duration_text(job["duration"]),
             *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped")),
@@ -177,6 +221,11 @@ def jobs(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = No
     ]
     columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE")
     console.show_table(columns, rows, empty="no jobs")
+    for job in found:
+        if job.get("failure"):
+            console.show_line(f"{job['jid']}: {job['state']} after {job['restarts']} restarts: {job['failure']}")
+    if any(job["state"] == "UNKNOWN" for job in found):
+        console.show_note("UNKNOWN: no end is on record: it runs elsewhere, or goes on from its last checkpoint when started again")
 
 
 def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
@@ -191,10 +240,12 @@ def checkpoints(
     url: Url = None,
     token_file: TokenFile = None,
     state_dir: StateDir = None,
+    offline: Offline = False,
     as_json: Json = False,
 ) -> None:
-    """Show a job's checkpoints and savepoints, newest first. DISCARDED: was completed, and has made room for newer ones."""
-    client = connect(url, token_file, state_dir)
+    """Show a job's checkpoints and savepoints, newest first; where no coordinator answers, those that its state directory holds.
+    DISCARDED: was completed, and has made room for newer ones."""
+    client = connect_to_read(url, token_file, state_dir, offline=offline)
     found = client.checkpoints(resolve_job(client, job))
     found["history"] = found["history"][:limit]
     if as_json:
@@ -207,7 +258,7 @@ def checkpoints(
             "DISCARDED" if each.get("discarded") else each["status"],
             console.time_text(each["trigger_timestamp"]),
             console.duration_text(each["end_to_end_duration"]),
-            f"{each['num_acknowledged_subtasks']}/{each['num_subtasks']}",
+            f"{each['num_acknowledged_subtasks']}/{each['num_subtasks']}" if each["num_subtasks"] else "-",
             console.size_text(each["checkpointed_size"]),
             console.size_text(each["state_size"]),
             "" if each.get("discarded") else each.get("external_path") or each.get("failure_message") or "",

@@ -63,6 +63,11 @@ def show_error(error: BaseException) -> None:
     typer.echo(printable(f"holdfast: {text}{kind}"), err=True)
 
 
+def show_note(text: str) -> None:
+    """One line on stderr, beside what was asked for."""
+    typer.echo(printable(f"holdfast: {' '.join(text.split())}"), err=True)
+
+
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     text = json.dumps(_keyed_by_text(value), indent=2, ensure_ascii=False, default=_plain)

@@ -38,6 +38,10 @@ STOP_TIMEOUT_MS = 10_000
 _PREFIX = "HOLDFAST_"
 
 
+class NeverServedError(InvalidConfigError):
+    """A state directory does not say where a coordinator of it listens: none was ever started there, or not on this machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """What `holdfast serve` and the embedded coordinator run with."""
@@ -250,12 +254,21 @@ def client_settings(
     return ClientSettings(check_url(chosen), _recorded_token(directory) if directory is not None else None)
 
 
+def named_state_directory(environment: Mapping[str, str], *, url: str | None, state_dir: str | Path | None) -> str | None:
+    """The state directory that a client named: by flag, or by the environment where no URL goes before it."""
+    if state_dir is not None:
+        return str(state_dir)
+    if url is not None or _text(environment, "URL") is not None:
+        return None
+    return _text(environment, "STATE_DIR")
+
+
 def _recorded(directory: Path, named: str | Path | None) -> RunRecord:
     record = read_run_record(directory)
     if record is None:
         where = " on this machine; one elsewhere is reached with --url" if is_s3(str(named)) else ""
         message = f"no coordinator has served {named}{where}: start one with `holdfast serve`"
-        raise InvalidConfigError(message, setting="state_dir")
+        raise NeverServedError(message, setting="state_dir")
     return record
 
 

@@ -183,6 +183,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     retained_checkpoints: int = 1
     retention_on_cancel: str = "delete"
     """delete (keeps on failure) | retain (keeps on cancel and failure)."""
+    retain_on_finish: bool = False
+    """True: a job that FINISHED keeps its retained checkpoints, the final one being the newest, for another job or a later run to
+    start from; deleted like any other as newer ones complete, or by `holdfast snapshot dispose`."""
     checkpointing_mode: str = "exactly_once"
     state_backend: str = "memory"
     """memory | filesystem | rocksdb."""

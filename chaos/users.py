@@ -14,7 +14,7 @@ from chaos.observations import StoreView
 from chaos.processes import Process
 from coordinator.claiming import dispose_snapshot
 from coordinator.publication import Completed, decode_decision
-from coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder
+from coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
 from coordinator.routing import RoutedStorage
 from statebackends.errors import HoldfastError, NotFoundError
 from statebackends.metadata import decode_metadata
@@ -38,6 +38,8 @@ DISPOSE_SHARE = 0.5
 TOOL_TRIES = 4
 SAID_SHARE = 0.8
 """Of the restores from an older snapshot, those of users who say that output may repeat; the others are refused."""
+DISPOSE_AFTER_US = 60_000
+"""How soon a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
 WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
@@ -190,6 +192,8 @@ class Users:
             self.claims.add(location)
         cluster.trace.add("user", "claims" if location in self.claims else "restores", location.rpartition("/")[0])
         cluster.start_driver(location)
+        if location in self.claims:
+            cluster.kernel.after(DISPOSE_AFTER_US, lambda: self._dispose_claimed(location), self._user)
 
     # ------------------------------------------------------------------------------------------------------------- tools
 
@@ -220,10 +224,17 @@ class Users:
                 return f"{parent}/{target}"
         return None
 
-    def _dispose(self, folder: str) -> None:
+    def _dispose_claimed(self, location: str) -> None:
+        """Try to delete what a job was given, while that runs: it is refused as long as it may need it."""
+        folder = location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
+        if self._cluster.outcome or not is_claimed(self._cluster.store(folder)):
+            return
+        self._dispose(folder, tries=1)
+
+    def _dispose(self, folder: str, tries: int = TOOL_TRIES) -> None:
         cluster = self._cluster
         storage = RoutedStorage(cluster.stores.client(self._user))
-        for number in range(1, TOOL_TRIES + 1):
+        for number in range(1, tries + 1):
             try:
                 run_flow(dispose_snapshot(folder, f"user-{number}", cluster.kernel.now_ms), storage)
             except HoldfastError as error:
@@ -249,3 +260,8 @@ def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claime
     found = [path.split("/") for path in savepoints.paths()]
     folders = [parts[0] for parts in found if parts[1:] == [METADATA_NAME] and "-unwanted-" not in parts[0]]
     return [str(number) for number in sorted(numbers)[:-1]] + [f"{SAVEPOINTS}/{folder}" for folder in sorted(folders)]
+
+
+def is_claimed(snapshot: StoreView) -> bool:
+    """Whether a job has its record in a snapshot's folder."""
+    return any(parse_owner_name(path) is not None for path in snapshot.paths())

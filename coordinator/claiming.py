@@ -1,35 +1,50 @@
 """Flows by which a job takes ownership of a snapshot, and by which it deletes one that it owns.
 
-Ownership is one conditional create: of `_owner` in a savepoint's folder; for a checkpoint in its job's directory, of the next
-record of that job's submissions, so that it can't be started again and go on from there unnoticed. Whoever finds another's
-record there is refused. Deleting begins with `_metadata` and ends with `_owner`: what a crash leaves is still owned."""
+Ownership is one conditional create: of `_owner` in a savepoint's folder (`_owner-2` and so on, once its owner gave it back); for a
+checkpoint in its job's directory, of the next record of that job's submissions, so that it can't be started again and go on from
+there unnoticed. Whoever finds another's record there is refused. Deleting begins with `_metadata` and ends with `_owner`: what a
+crash leaves is still owned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
-from coordinator.ownership import refuse_to_give
-from coordinator.publication import Completed, decode_decision
+from coordinator.ownership import STARTING_MS_MAX, refuse_to_give, refuse_to_return
+from coordinator.publication import Completed, RecordedJob, decode_decision, derive_shared_garbage
 from coordinator.records import (
     CLAIM,
+    DIRECTORY_FILE,
     METADATA,
-    OWNER,
     JobPaths,
     OwnerRecord,
     RestorePoint,
     VoidRecord,
+    decode_nonce,
     decode_record,
     encode_record,
     is_job_id,
+    owner_name,
     parse_checkpoint_folder,
+    parse_owner_name,
 )
 from coordinator.snapshots import rebase
-from coordinator.store import put_once, read_job, read_optional
-from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, ObjectMissingError, SnapshotClaimedError
+from coordinator.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
+from statebackends.errors import (
+    CorruptStateError,
+    InvalidConfigError,
+    NotFoundError,
+    ObjectMissingError,
+    SnapshotClaimedError,
+    StorageUnavailableError,
+)
+from statebackends.sharedpaths import shared_name
 from statebackends.snapshot import read_metadata_file
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.deleting import delete_files
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, StatFile
+from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
+
+T = TypeVar("T")
 
 CLAIM_TRIES_MAX = 16
 """Numbers that are tried in a row; each that is taken means that somebody started that job again just then."""
@@ -72,16 +87,29 @@ def check_target(folder: str) -> Flow[None]:
 
 
 def find_owner(folder: str) -> Flow[OwnerRecord | None]:
-    """Who has claimed the snapshot at a location. Raises CorruptStateError for a record that can't be read."""
-    path = f"{folder}/{OWNER}"
-    content = yield from read_optional(path)
-    if content is not None:
-        return decode_record(OwnerRecord, content, path)
+    """Who has claimed the snapshot at a location. Raises CorruptStateError for a record that can't be read.
+
+    A record that came with a copy of the folder says nothing. It may be the same folder by another name, though: that only a claim
+    finds out, which may write."""
+    _, owner = yield from _newest_owner(folder)
+    if owner is not None and owner.folder in ("", folder):
+        return owner
     place = job_folder(folder)
-    if place is None:
+    if owner is not None or place is None:
         return None
     job = yield from rebase(read_job(JobPaths(place.job_id)), place.root)
     return job.given.get(place.checkpoint_id)
+
+
+def _newest_owner(folder: str) -> Flow[tuple[int, OwnerRecord | None]]:
+    """The record that counts in a snapshot's folder, and its number; 0 and None where there is none."""
+    names: list[str] = yield ListFolder(folder)
+    newest = max((number for number in map(parse_owner_name, names) if number is not None), default=0)
+    if not newest:
+        return 0, None
+    path = f"{folder}/{owner_name(newest)}"
+    content = yield from read_optional(path)
+    return (newest, decode_record(OwnerRecord, content, path)) if content is not None else (0, None)
 
 
 def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
@@ -90,17 +118,137 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
     Raises SnapshotClaimedError when another job owns it or has to, CorruptStateError when it is gone."""
     place = yield from _jobs_own(base.folder)
     if place is not None:
-        return (yield from rebase(_take_from_job(place, base.folder, mine), place.root))
+        returned = yield from _returned_claim(base.folder, mine)
+        return (yield from rebase(_take_from_job(place, base.folder, mine, returned), place.root))
     yield from check_name(base.folder)
-    path = f"{base.folder}/{OWNER}"
-    content = yield from put_once(path, encode_record(mine))
-    nonce = check_owner(decode_record(OwnerRecord, content, path), mine, base.folder)
+    path, nonce = yield from _become_owner(base.folder, mine)
     if (yield StatFile(f"{base.folder}/{METADATA}")) is None:
         # Its former owner had deleted it just before, and all that is there now is our record.
         yield DeleteFile(path)
         gone = f"{base.folder}/{METADATA}"
         raise CorruptStateError(f"{gone} does not exist: the snapshot was deleted", path=gone, operator=None, reason="missing")
     return nonce
+
+
+def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
+    """Path and nonce of the record that is ours; of an older one of this job, if that stands."""
+    for _ in range(CLAIM_TRIES_MAX):
+        number, standing = yield from _newest_owner(folder)
+        path = f"{folder}/{owner_name(max(number, 1))}"
+        if standing is not None and (yield from _speaks_of(standing, folder, mine.nonce)):
+            if _is_same_job(standing, mine) and not (yield from _has_returned(standing, mine)):
+                return path, standing.nonce
+            yield from give_back(standing, mine, folder)
+        path = f"{folder}/{owner_name(number + 1)}"
+        if (yield from put_once(path, encode_record(mine))) == encode_record(mine):
+            return path, mine.nonce
+    raise SnapshotClaimedError(f"snapshot {folder} can't be claimed: it is being claimed all the time", path=folder, owner="")
+
+
+def _returned_claim(folder: str, mine: OwnerRecord) -> Flow[str]:
+    """Nonce of the claim of a job's checkpoint that has been given back; empty where there is none, or it is this job's.
+
+    Raises SnapshotClaimedError where another job holds on to it."""
+    owner = yield from find_owner(folder)
+    if owner is None or not owner.job_id:
+        return ""
+    if _is_same_job(owner, mine) and not (yield from _has_returned(owner, mine)):
+        return ""
+    yield from give_back(owner, mine, folder)
+    return owner.nonce
+
+
+def _is_same_job(standing: OwnerRecord, mine: OwnerRecord) -> bool:
+    return (standing.job_id, standing.directory) == (mine.job_id, mine.directory)
+
+
+def _has_returned(standing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
+    """Whether this very job has given the claim back; its records lie where the flow's relative paths lead."""
+    if not mine.job_id:
+        return False
+    return standing.nonce in (yield from read_job(JobPaths(mine.job_id))).returned
+
+
+def _speaks_of(standing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
+    """Whether a record is of this folder, by whatever name, and not of one that this is a copy of: what appears here is seen there.
+
+    Where the other can't be reached from here, this is another one."""
+    if standing.folder in ("", folder):
+        return True
+    probe = f"_probe-{nonce}"
+    yield PutIfAbsent(f"{folder}/{probe}", b"")
+    try:
+        seen = (yield StatFile(f"{standing.folder}/{probe}")) is not None
+    except (StorageUnavailableError, InvalidConfigError):
+        seen = False
+    yield DeleteFile(f"{folder}/{probe}")
+    return seen
+
+
+def give_back(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
+    """Write down in the records of the job that owns a snapshot that it does not any more. A start of that job which goes on
+    from there competes for the same number, as with a claim of its checkpoints.
+
+    Raises SnapshotClaimedError where the job holds on to it, or its records can't be read."""
+    yield from _at_owner(standing, folder, _write_return(standing, taker, folder))
+
+
+def check_returnable(standing: OwnerRecord, folder: str) -> Flow[None]:
+    """Raise SnapshotClaimedError where `give_back` would, as far as reading tells: a start may be under way."""
+    yield from _at_owner(standing, folder, _read_holder(standing, folder, STARTING_MS_MAX))
+
+
+def _at_owner(standing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
+    """Run a flow over the state directory of the job that owns a snapshot: that of relative paths, or the one on record."""
+    if not standing.job_id:
+        raise _claimed(standing, folder)
+    is_here = (yield from _holds_directory(standing.directory))
+    if not is_here and not is_absolute_folder(standing.root):
+        raise _claimed(standing, folder, "where its records are is not written down")
+    try:
+        return (yield from (flow if is_here else rebase(flow, standing.root)))
+    except (StorageUnavailableError, InvalidConfigError, CorruptStateError) as error:
+        raise _claimed(standing, folder, f"its records can't be read: {error.message}") from error
+
+
+def _holds_directory(nonce: str) -> Flow[bool]:
+    """Whether relative paths lie in the state directory of this nonce."""
+    content = yield from read_optional(DIRECTORY_FILE)
+    return content is not None and decode_nonce(content) == nonce
+
+
+def _read_holder(standing: OwnerRecord, folder: str, age_ms: int) -> Flow[RecordedJob]:
+    """The job that owns a snapshot, which does not need it. Paths are relative to its state directory."""
+    if not (yield from _holds_directory(standing.directory)):
+        raise _claimed(standing, folder, f"its records are not at {standing.root} any more")
+    job = yield from read_job(JobPaths(standing.job_id))
+    reason = "" if standing.nonce in job.returned else refuse_to_return(job, standing.nonce, age_ms)
+    if reason:
+        raise _claimed(standing, folder, reason)
+    return job
+
+
+def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
+    for _ in range(CLAIM_TRIES_MAX):
+        job = yield from _read_holder(standing, folder, taker.created_ms - standing.created_ms)
+        if standing.nonce in job.returned:
+            return
+        record = VoidRecord(
+            number=job.last_submission + 1,
+            epoch=max(job.epochs, default=0),
+            nonce=taker.nonce,
+            created_ms=taker.created_ms,
+            returned=standing.nonce,
+        )
+        path = JobPaths(standing.job_id).submission(record.number)
+        if (yield from put_once(path, encode_record(record), read_submission)) == encode_record(record):
+            return
+    raise _claimed(standing, folder, "its job is started all the time")
+
+
+def _claimed(standing: OwnerRecord, folder: str, reason: str = "") -> SnapshotClaimedError:
+    why = f" ({reason})" if reason else ""
+    return SnapshotClaimedError(f"snapshot {folder} {_whose(standing)}{why}", path=folder, owner=standing.job_id)
 
 
 def _jobs_own(folder: str) -> Flow[JobFolder | None]:
@@ -125,9 +273,9 @@ def check_name(folder: str) -> Flow[None]:
 
 def check_owner(standing: OwnerRecord, mine: OwnerRecord, folder: str) -> str:
     """The nonce of a record that is this job's. Raises SnapshotClaimedError for another one's."""
-    if (standing.job_id, standing.directory) == (mine.job_id, mine.directory):
+    if _is_same_job(standing, mine):
         return standing.nonce
-    raise SnapshotClaimedError(f"snapshot {folder} {_whose(standing)}", path=folder, owner=standing.job_id)
+    raise _claimed(standing, folder)
 
 
 def _whose(standing: OwnerRecord) -> str:
@@ -139,15 +287,20 @@ def _whose(standing: OwnerRecord) -> str:
     )
 
 
-def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord) -> Flow[str]:
-    """Take the next number of the job's submissions for our record. Paths are relative to its state directory."""
+def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[str]:
+    """Take the next number of the job's submissions for our record. Paths are relative to its state directory.
+
+    `returned`: nonce of a claim that counts no more."""
     paths = JobPaths(place.job_id)
     for _ in range(CLAIM_TRIES_MAX):
         job = yield from read_job(paths)
         standing = job.given.get(place.checkpoint_id)
-        if standing is not None:
+        if standing is not None and standing.nonce != returned:
             return check_owner(standing, mine, folder)
-        reason = refuse_to_give(job, place.checkpoint_id)
+        reason = refuse_to_give(job, place.checkpoint_id) if standing is None else ""  # else it is not that job's any more
+        if reason and not mine.job_id:
+            message = f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself: {reason}"
+            raise SnapshotClaimedError(message, path=folder, owner=place.job_id)
         if reason:
             raise SnapshotClaimedError(
                 f"snapshot {folder} can't be claimed: {reason}. Take a savepoint, copy it (holdfast snapshot copy), or use "
@@ -173,10 +326,9 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord) -> Flow[str
 
 def release_snapshot(folder: str, claim: str) -> Flow[None]:
     """Delete a snapshot that is owned by this claim, and nothing else; again if a crash cut it off."""
-    path = f"{folder}/{OWNER}"
-    content = yield from read_optional(path)
-    if content is not None:
-        if decode_record(OwnerRecord, content, path).nonce == claim:
+    _, owner = yield from _newest_owner(folder)
+    if owner is not None:
+        if owner.nonce == claim:
             yield from delete_owned(folder)
         return
     place = job_folder(folder)
@@ -186,7 +338,8 @@ def release_snapshot(folder: str, claim: str) -> Flow[None]:
 
 def holds_claim(folder: str, claim: str) -> Flow[bool]:
     """Whether there is still something to delete: a snapshot owned by this claim."""
-    owner = yield from find_owner(folder)
+    _, owner = yield from _newest_owner(folder)
+    owner = owner or (yield from find_owner(folder))
     if owner is None or owner.nonce != claim:
         return False
     files: list[str] = yield ListFiles(folder)
@@ -194,33 +347,48 @@ def holds_claim(folder: str, claim: str) -> Flow[bool]:
 
 
 def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
-    """Delete a savepoint for its user; again if that was cut off.
+    """Delete a savepoint for its user, or a checkpoint that its ended job retains; again if that was cut off.
 
-    Raises SnapshotClaimedError where a job owns it, NotFoundError where there is no snapshot."""
+    Raises SnapshotClaimedError where a job owns it and may need it, NotFoundError where there is no snapshot."""
+    mine = OwnerRecord("", "", nonce, now_ms, folder=folder)
     place = yield from _jobs_own(folder)
     if place is not None:
-        raise SnapshotClaimedError(
-            f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself", path=folder, owner=place.job_id
-        )
+        returned = yield from _returned_claim(folder, mine)
+        yield from rebase(_dispose_of_job(place, folder, mine, returned), place.root)
+        return
     yield from check_name(folder)
-    path = f"{folder}/{OWNER}"
-    standing = yield from read_optional(path)
-    if standing is None:
-        try:
-            decision = decode_decision((yield from read_metadata_file(f"{folder}/{METADATA}")))
-        except ObjectMissingError:
-            decision = None
-        if not isinstance(decision, Completed):
-            raise NotFoundError(f"{folder} holds no snapshot", path=folder)
-        standing = yield from put_once(path, encode_record(OwnerRecord("", "", nonce, now_ms)))
-    owner = decode_record(OwnerRecord, standing, path)
-    if owner.job_id:
-        raise SnapshotClaimedError(
-            f"snapshot {folder} was claimed by job {owner.job_id}, which deletes it once it has checkpoints of its own",
-            path=folder,
-            owner=owner.job_id,
-        )
-    yield from delete_owned(folder)
+    for _ in range(CLAIM_TRIES_MAX):
+        number, standing = yield from _newest_owner(folder)
+        if standing is not None and (yield from _speaks_of(standing, folder, nonce)):
+            if not standing.job_id:
+                yield from delete_owned(folder)
+                return
+            yield from give_back(standing, mine, folder)
+        yield from _check_snapshot(folder)
+        yield from put_once(f"{folder}/{owner_name(number + 1)}", encode_record(mine))
+    raise SnapshotClaimedError(f"snapshot {folder} is being claimed all the time", path=folder, owner="")
+
+
+def _check_snapshot(folder: str) -> Flow[None]:
+    """Raise NotFoundError for a folder that holds none."""
+    try:
+        decision = decode_decision((yield from read_metadata_file(f"{folder}/{METADATA}")))
+    except ObjectMissingError:
+        decision = None
+    if not isinstance(decision, Completed):
+        raise NotFoundError(f"{folder} holds no snapshot", path=folder)
+
+
+def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[None]:
+    """Delete what an ended job retains: with it the shared files that nothing else refers to, and never uses again."""
+    paths = JobPaths(place.job_id)
+    yield from _take_from_job(place, folder, mine, returned)
+    found = (yield from read_job(paths)).checkpoints.get(place.checkpoint_id)
+    decision = found.decision if found is not None else None
+    names = {shared_name(handle.path) for handle in decision.shared} if isinstance(decision, Completed) else set()
+    yield from drop_checkpoint(paths, place.checkpoint_id)
+    job = yield from read_job(paths)
+    yield from discard_shared(paths, [name for name in derive_shared_garbage(job) if name in names])
 
 
 def delete_owned(folder: str) -> Flow[None]:
@@ -228,8 +396,11 @@ def delete_owned(folder: str) -> Flow[None]:
     and what is between in any order."""
     yield DeleteFile(f"{folder}/{METADATA}")
     files: list[str] = yield ListFiles(folder)
-    yield from delete_files(path for path in files if path != f"{folder}/{OWNER}")
-    yield DeleteFolder(folder)
+    owners = [path for path in files if path.rpartition("/")[0] == folder and parse_owner_name(path.rpartition("/")[2])]
+    yield from delete_files(path for path in files if path not in owners)
+    for path in sorted(owners, key=lambda path: parse_owner_name(path.rpartition("/")[2]) or 0)[:-1]:
+        yield DeleteFile(path)
+    yield DeleteFolder(folder)  # with the newest: as long as anything is there, it is that one's
 
 
 def _delete_given(place: JobFolder, claim: str) -> Flow[None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from barriers.jobgraph import ClaimMode, Submission
-from coordinator.claiming import check_name, check_owner, find_owner, job_folder
+from coordinator.claiming import check_name, check_owner, check_returnable, find_owner, job_folder
 from coordinator.ownership import derive_releases
 from coordinator.preflight import Refusal
 from coordinator.publication import RecordedJob
@@ -46,7 +46,7 @@ def examine_owner(job: RecordedJob, submission: Submission, base: RestorePoint, 
     directory = yield from _directory_nonce()
     if owner is not None:
         mine = OwnerRecord(job.job_id, directory or owner.directory, "")
-        return _judge_owner(owner, mine, base.folder, derive_releases(job), claims=claims)
+        return (yield from _judge_owner(owner, mine, base.folder, derive_releases(job), claims=claims))
     if claims:
         yield from _check_foreign(base.folder, job.job_id, directory)
         try:
@@ -64,18 +64,28 @@ def examine_owner(job: RecordedJob, submission: Submission, base: RestorePoint, 
 
 def _judge_owner(
     owner: OwnerRecord, mine: OwnerRecord, folder: str, releases: Sequence[RestorePoint], *, claims: bool
-) -> Ownership:
+) -> Flow[Ownership]:
     if any(owner.nonce == release.claim for release in releases):
         message = f"snapshot {folder} was claimed by this job, whose newer checkpoints have subsumed it: it is being deleted"
         return Ownership(owner.job_id, (Refusal.of(SnapshotClaimedError(message, path=folder, owner=owner.job_id)),))
     try:
         check_owner(owner, mine, folder)
-    except SnapshotClaimedError as error:
+    except SnapshotClaimedError:
         if claims:
-            return Ownership(owner.job_id, (Refusal.of(error),))
+            return (yield from _judge_claim(owner, folder))
         who = f"job {owner.job_id} owns the snapshot" if owner.job_id else "the snapshot is being deleted by its user"
         return Ownership(owner.job_id, notes=(f"{who}: it may be gone before it is restored",))
     return Ownership(owner.job_id)
+
+
+def _judge_claim(owner: OwnerRecord, folder: str) -> Flow[Ownership]:
+    """Whether a snapshot that another job owns can be claimed: if that needs it no more."""
+    try:
+        yield from check_returnable(owner, folder)
+    except SnapshotClaimedError as error:
+        return Ownership(owner.job_id, (Refusal.of(error),))
+    note = f"job {owner.job_id}, which had claimed the snapshot, has no checkpoint since and needs it no more: it is given back"
+    return Ownership(notes=(note,))
 
 
 def _directory_nonce() -> Flow[str]:

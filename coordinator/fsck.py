@@ -31,7 +31,7 @@ from coordinator.owners import (
     refusal,
 )
 from coordinator.publication import CheckpointFact, Completed, RecordedJob
-from coordinator.records import METADATA, OWNER, JobPaths, is_job_id
+from coordinator.records import METADATA, JobPaths, is_job_id, parse_owner_name
 from coordinator.store import read_job
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
@@ -175,8 +175,13 @@ def look(location: str, job_id: str | None = None) -> Flow[Directory]:
     read: list[SnapshotMetadata | None] = yield from _read_snapshots(folders)
     targets = set(_targets(jobs.values(), location))
     # Of an `_owner` without `_metadata` its owner is deleting the folder.
-    targets.update(fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{OWNER}"))
+    targets.update(fact.path.rpartition("/")[0] for fact in files if _is_owner(fact.path))
     return Directory(jobs, dict(zip(folders, read, strict=True)), tuple(files), frozenset(targets))
+
+
+def _is_owner(path: str) -> bool:
+    parent, _, name = path.rpartition("/")
+    return bool(parent) and parse_owner_name(name) is not None
 
 
 def _together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:

@@ -320,7 +320,7 @@ class JobHost:
         return service
 
     def _starter(self) -> Starter:
-        return Starter(self._nonce(), self._config.url, self.directory_nonce, self._clock.wall_ms())
+        return Starter(self._nonce(), self._config.url, self.directory_nonce, self._clock.wall_ms(), self.root)
 
     def _nonce(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"

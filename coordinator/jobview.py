@@ -19,6 +19,9 @@ from coordinator.views import (
     SavepointPlaces,
 )
 
+UNKNOWN_STATE = "UNKNOWN"
+"""Of a job whose directory tells no end: nobody was asked whether it runs."""
+
 
 def view_overview(master: JobMaster) -> JobOverviewView:
     setup, lifecycle = master.setup, master.lifecycle
@@ -98,19 +101,8 @@ def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
     execution = Execution(0, record.graph)
     execution.measure(result.metrics)
     attempt = job.newest_attempt
-    overview = JobOverviewView(
-        job_id=job.job_id,
-        name=record.graph.name,
-        state=result.state,
-        start_ms=result.started_ms or record.created_ms,
-        end_ms=result.created_ms,
-        last_modification_ms=result.created_ms,
-        task_counts=execution.counts(),
-        slots_required=record.graph.slots_required,
-        slots_registered=0,
-    )
     return JobView(
-        overview=overview,
+        overview=view_recorded_overview(job),
         now_ms=now_ms,
         timestamps={"INITIALIZING": record.created_ms, result.state: result.created_ms},
         graph=record.graph,
@@ -124,6 +116,34 @@ def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
         failure=result.cause or None,
         totals=result.totals,
     )
+
+
+def view_recorded_overview(job: RecordedJob) -> JobOverviewView:
+    """A job that somebody submitted, as its directory remembers it. One without an end there may run, or wait for a coordinator:
+    its state is UNKNOWN, and its last modification the newest thing that was written down of it."""
+    record, result = job.newest_submission, job.result
+    assert record is not None
+    execution = Execution(0, record.graph)
+    if result is not None:
+        execution.measure(result.metrics)
+    return JobOverviewView(
+        job_id=job.job_id,
+        name=record.graph.name,
+        state=result.state if result is not None else UNKNOWN_STATE,
+        start_ms=(result.started_ms if result is not None else 0) or record.created_ms,
+        end_ms=result.created_ms if result is not None else -1,
+        last_modification_ms=result.created_ms if result is not None else _last_written_ms(job),
+        task_counts=execution.counts(),
+        slots_required=record.graph.slots_required,
+        slots_registered=0,
+    )
+
+
+def _last_written_ms(job: RecordedJob) -> int:
+    times = [record.created_ms for record in (job.newest_submission, job.newest_attempt) if record is not None]
+    times += [entry.claim.created_ms for entry in job.checkpoints.values() if entry.claim is not None]
+    times += [entry.decision.timestamp_ms for entry in job.checkpoints.values() if isinstance(entry.decision, Completed)]
+    return max(times, default=-1)
 
 
 def view_savepoint_places(master: JobMaster) -> SavepointPlaces:
@@ -142,12 +162,14 @@ def _directories(config: JobConfig) -> frozenset[str]:
 
 
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
-    """What is still on record of a job's checkpoints."""
-    views = [_recorded(entry) for entry in job.checkpoints.values() if entry.fact is not CheckpointFact.ORPHANED]
+    """What is still on record of a job's checkpoints. Of a job without an end what is not decided is in progress, or was."""
+    entries = [job.checkpoints[number] for number in sorted(job.checkpoints)]
+    views = [_recorded(entry, is_live=job.is_live) for entry in entries if entry.fact is not CheckpointFact.ORPHANED]
     completed = [view for view in views if view.status == "COMPLETED"]
     failed = [view for view in views if view.status == "FAILED"]
+    pending = len(views) - len(completed) - len(failed)
     return CheckpointStatsView(
-        counts=CheckpointCounts(restored=0, total=len(views), in_progress=0, completed=len(completed), failed=len(failed)),
+        counts=CheckpointCounts(restored=0, total=len(views), in_progress=pending, completed=len(completed), failed=len(failed)),
         summary=dict.fromkeys(
             ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data"),
             Quantiles(),
@@ -160,15 +182,16 @@ def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
     )
 
 
-def _recorded(entry: RecordedCheckpoint) -> CheckpointView:
+def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
     claim, decision = entry.claim, entry.decision
     completed = isinstance(decision, Completed | SavepointRecord)
+    pending = is_live and entry.fact is CheckpointFact.UNDECIDED
     aborted = decision if isinstance(decision, AbortRecord) else None
     trigger_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else -1
     return CheckpointView(
         checkpoint_id=entry.checkpoint_id,
         kind=claim.kind if claim is not None else CheckpointKind.CHECKPOINT,
-        status="COMPLETED" if completed else "FAILED",
+        status="COMPLETED" if completed else "IN_PROGRESS" if pending else "FAILED",
         trigger_ms=trigger_ms if claim is None or trigger_ms >= 0 else claim.created_ms,
         latest_ack_ms=-1,
         checkpointed_size=decision.new_size if isinstance(decision, Completed) else 0,

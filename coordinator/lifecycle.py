@@ -142,7 +142,7 @@ class Lifecycle:
     @property
     def keeps_nothing(self) -> bool:
         """The job is over, and its checkpoints go."""
-        return self._result is not None and not keeps_checkpoints(self._result.value, self._config.retention_on_cancel)
+        return self._result is not None and not keeps_checkpoints(self._result.value, self._config)
 
     def take_events(self) -> list[on.Event]:
         """Events for the checkpoint coordinator, in order."""

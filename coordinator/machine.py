@@ -181,7 +181,7 @@ class CheckpointCoordinator:
             case on.DropFailed():
                 self._decisions.retained.drop_failed(event.checkpoint_id, self._turn.now_ms)
             case on.JobTerminated():
-                if not keeps_checkpoints(event.state, self._config.retention_on_cancel):
+                if not keeps_checkpoints(event.state, self._config):
                     self._decisions.drop(self._decisions.retained.take_all())
             case on.DeadlineReached():
                 self._decisions.expire()

@@ -5,10 +5,15 @@ that is derived from records, so a leader that died before it deleted something 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from barriers.messages import CheckpointKind
 from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, Unreadable, derive_leftovers
 from coordinator.records import RestorePoint, SubmissionRecord
 from coordinator.retained import keeps_checkpoints
+
+STARTING_MS_MAX = 600_000
+"""After this time a claim whose submission is not on record was cut off; should it go on even then, it is fenced."""
 
 
 def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
@@ -16,7 +21,7 @@ def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
     record, result = job.newest_submission, job.result
     if record is None or result is None:
         return ()
-    kept = keeps_checkpoints(result.state, record.submission.graph.config.retention_on_cancel)
+    kept = keeps_checkpoints(result.state, record.submission.graph.config)
     return () if kept else derive_leftovers(job)
 
 
@@ -24,8 +29,9 @@ def derive_releases(job: RecordedJob) -> tuple[RestorePoint, ...]:
     """Claimed snapshots that have been subsumed: deleted, being deleted, or left by a leader that died. By submission."""
     found: dict[str, RestorePoint] = {}
     for record in job.submissions.values():
-        if record.base is not None and record.base.claim and _is_subsumed(job, record):
-            found[record.base.claim] = record.base
+        claim = record.base.claim if record.base is not None else ""
+        if record.base is not None and claim and claim not in job.returned and _is_subsumed(job, record):
+            found[claim] = record.base
     return tuple(found.values())
 
 
@@ -33,11 +39,7 @@ def _is_subsumed(job: RecordedJob, record: SubmissionRecord) -> bool:
     """The submission has as many checkpoints of its own as are retained, or has ended and dropped what it had, or another one
     went on from one of them."""
     later = [other for other in job.submissions.values() if other.number > record.number]
-    stop = min((other.first_checkpoint_id for other in later), default=None)
-
-    def is_own(number: int) -> bool:
-        return number >= record.first_checkpoint_id and (stop is None or number < stop)
-
+    is_own = _own_ids(job, record)
     completed = job.with_fact(CheckpointFact.COMPLETED)
     points = [each for each in completed if each.is_recovery_point and is_own(each.checkpoint_id)]
     if any(isinstance(point.decision, Unreadable) for point in points):
@@ -48,9 +50,32 @@ def _is_subsumed(job: RecordedJob, record: SubmissionRecord) -> bool:
     if any(other.base is not None and not other.base.explicit and is_own(other.base.checkpoint_id) for other in later):
         return True
     result = job.results.get(record.number)
-    if result is None or keeps_checkpoints(result.state, config.retention_on_cancel):
+    if result is None or keeps_checkpoints(result.state, config):
         return False
     return is_own(result.newest_completed)
+
+
+def _own_ids(job: RecordedJob, record: SubmissionRecord) -> Callable[[int], bool]:
+    """Whether an id is of this submission."""
+    stop = min((other.first_checkpoint_id for other in job.submissions.values() if other.number > record.number), default=None)
+    return lambda number: number >= record.first_checkpoint_id and (stop is None or number < stop)
+
+
+def refuse_to_return(job: RecordedJob, claim: str, age_ms: int) -> str:
+    """Why a job holds on to a snapshot that it claimed so long ago; empty: it gives it back, having ended before it had a
+    checkpoint of its own, or begun anew without it."""
+    holders = [record for record in job.submissions.values() if record.base is not None and record.base.claim == claim]
+    if not holders and age_ms < STARTING_MS_MAX:
+        return "its job may be starting just now"
+    if job.is_live and job.newest_submission in holders:
+        return "its job runs, or goes on from it when it is started again"
+    for record in holders:
+        is_own = _own_ids(job, record)
+        if any(each.is_recovery_point and is_own(number) for number, each in job.checkpoints.items()):
+            return "its job has checkpoints of its own, which replace it"
+        if _is_subsumed(job, record):
+            return "its job has replaced it, and deletes it"
+    return ""
 
 
 def refuse_to_give(job: RecordedJob, checkpoint_id: int) -> str:

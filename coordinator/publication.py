@@ -41,7 +41,7 @@ class CheckpointFact(StrEnum):
     CLAIMED = "claimed"
     """Completed, and another job's now, which deletes it."""
     ORPHANED = "orphaned"
-    """Files without a claim: what a deletion left, or what nobody ever claimed."""
+    """Files without a claim, or that their user deletes: what a deletion left, or what nobody ever claimed."""
 
 
 class Completed(msgspec.Struct, frozen=True):
@@ -113,12 +113,14 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
     decision: Decision | None
     owner: str = ""
     """Id of the other job that claimed it."""
+    is_disposed: bool = False
+    """Its user is deleting it."""
 
     @property
     def fact(self) -> CheckpointFact:
         if self.owner:
             return CheckpointFact.CLAIMED
-        if self.claim is None:
+        if self.claim is None or self.is_disposed:
             return CheckpointFact.ORPHANED
         match self.decision:
             case None:
@@ -185,6 +187,8 @@ class RecordedJob:
     """Names of all files in the folder of shared files."""
     given: Mapping[int, OwnerRecord] = field(default_factory=dict)
     """Checkpoints that another job claimed."""
+    returned: frozenset[str] = frozenset()
+    """Claims that the job made and has given back."""
     voids: frozenset[int] = frozenset()
     """Numbers that no submission has or will have."""
 
@@ -244,8 +248,15 @@ def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> Res
         if checkpoint.is_recovery_point and number >= submission.first_checkpoint_id
     ]
     if not own:
-        return submission.base
+        return _as_owned(job, submission.base)
     return max(own, key=lambda checkpoint: checkpoint.checkpoint_id).restore_point()
+
+
+def _as_owned(job: RecordedJob, base: RestorePoint | None) -> RestorePoint | None:
+    """What a submission started from; no longer the job's if it has given it back."""
+    if base is None or base.claim not in job.returned:
+        return base
+    return msgspec.structs.replace(base, claim="")
 
 
 def derive_latest(job: RecordedJob) -> RestorePoint | None:
@@ -257,7 +268,7 @@ def derive_latest(job: RecordedJob) -> RestorePoint | None:
         return None
     point = derive_recovery_point(job, submission)
     has_dropped = result is not None and result.newest_completed >= submission.first_checkpoint_id
-    return None if has_dropped and point == submission.base else point
+    return None if has_dropped and point == _as_owned(job, submission.base) else point
 
 
 def derive_descent(job: RecordedJob) -> Iterator[RecordedCheckpoint | RestorePoint]:
@@ -271,7 +282,7 @@ def derive_descent(job: RecordedJob) -> Iterator[RecordedCheckpoint | RestorePoi
             in_reach = number >= submission.first_checkpoint_id and (below is None or number <= below)
             if in_reach and entry.is_recovery_point:
                 yield entry
-        base = submission.base
+        base = _as_owned(job, submission.base)
         if base is None:
             return
         if base.explicit:

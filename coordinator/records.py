@@ -26,6 +26,8 @@ CLAIM = "_claim"
 OWNER = "_owner"
 METADATA = "_metadata"
 
+_OWNER_NAME = re.compile(rf"{OWNER}(?:-([1-9][0-9]{{0,5}}))?")
+
 R = TypeVar("R", bound=msgspec.Struct)
 
 CHECKPOINT_DIGITS_MAX = 18
@@ -62,7 +64,9 @@ class LeaderRecord(msgspec.Struct, frozen=True):
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
-    """The job that owns a snapshot: `_owner` in a savepoint's folder, or part of a VoidRecord for a job's checkpoint."""
+    """The job that owns a snapshot: `_owner` in a savepoint's folder, or part of a VoidRecord for a job's checkpoint.
+
+    Whoever takes what its owner gave back writes the next one, `_owner-2` and so on: the highest counts."""
 
     job_id: str
     """Empty: nobody does, its user is deleting it."""
@@ -71,13 +75,17 @@ class OwnerRecord(msgspec.Struct, frozen=True):
     nonce: str
     created_ms: int = 0
     version: int = RECORD_VERSION
+    folder: str = ""
+    """Location that was claimed: in a folder elsewhere the record came with a copy, and says nothing. Empty: not written down."""
+    root: str = ""
+    """Location of the state directory, where it can be read whether the job needs the snapshot still. Empty: not written down."""
 
 
 class VoidRecord(msgspec.Struct, frozen=True):
     """`submissions/<n>.json` of a number that no submission has: whoever led on took it, so that no older leader can.
 
-    Or another job took it to claim one of this one's checkpoints: a submission that goes on from there has to come before it, or
-    reads it."""
+    Or another job took it to claim one of this one's checkpoints, or a snapshot that this one had claimed and does not need: a
+    submission that goes on from there has to come before it, or reads it."""
 
     number: int
     epoch: int
@@ -87,8 +95,10 @@ class VoidRecord(msgspec.Struct, frozen=True):
     given: int = 0
     """Id of the checkpoint that another job owns from here on; 0: none."""
     owner: OwnerRecord | None = None
-    """Who owns it."""
+    """Who owns it; without a job: its user is deleting it."""
     version: int = RECORD_VERSION
+    returned: str = ""
+    """Nonce of a claim that this job has given back; empty: of none."""
 
 
 class SubmissionRecord(msgspec.Struct, frozen=True):
@@ -313,6 +323,17 @@ class JobPaths(msgspec.Struct, frozen=True):
 
     def decision(self, checkpoint_id: int) -> str:
         return f"{self.checkpoint(checkpoint_id)}/{METADATA}"
+
+
+def owner_name(number: int) -> str:
+    """File name of the record of a snapshot's n-th owner, from 1."""
+    return OWNER if number == 1 else f"{OWNER}-{number}"
+
+
+def parse_owner_name(name: str) -> int | None:
+    """The number in `_owner` (1) or `_owner-2`; None for any other name."""
+    found = _OWNER_NAME.fullmatch(name)
+    return int(found[1] or 1) if found is not None else None
 
 
 def parse_checkpoint_folder(name: str) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import ge
 
+from barriers.jobgraph import JobConfig
 from barriers.messages import CheckpointKind
 from coordinator.events import CompletedCheckpoint, DropCheckpoint
 from coordinator.sharedfiles import SharedFiles
@@ -21,13 +22,13 @@ DROP_TRIES_MAX = 3
 DROP_RETRY_MS = 5_000
 
 
-def keeps_checkpoints(job_state: str, retention_on_cancel: str) -> bool:
-    """Whether retained checkpoints outlive the job. FINISHED deletes them whatever the setting; FAILED keeps them."""
+def keeps_checkpoints(job_state: str, config: JobConfig) -> bool:
+    """Whether retained checkpoints outlive the job. FINISHED and CANCELED keep them if that is set; FAILED always does."""
     match job_state:
         case "FINISHED":
-            return False
+            return config.retain_on_finish
         case "CANCELED":
-            return retention_on_cancel == "retain"
+            return config.retention_on_cancel == "retain"
         case _:
             return True
 

@@ -251,6 +251,7 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     read = iter((yield from read_in_group(readers)))  # in the order of the readers
     submissions = {number: known_submissions[number] for number in numbers if number in known_submissions}
     given: dict[int, OwnerRecord] = dict(known.given) if known is not None else {}
+    returned = set(known.returned) if known is not None else set()
     for number in unread:
         record = next(read)
         if isinstance(record, SubmissionRecord):
@@ -259,14 +260,17 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
         voids.add(number)
         if record.given and record.owner is not None:
             given[record.given] = record.owner
+        if record.returned:
+            returned.add(record.returned)
     attempts = {number: next(read) for number in last_attempts}
     results = known_results | {number: next(read) for number in ended}
     checkpoints: dict[int, RecordedCheckpoint] = {}
     for number in ids:
         found = aborted[number] if number in aborted else next(read)
         checkpoints[number] = found
-        if number in given and given[number].job_id:
-            checkpoints[number] = msgspec.structs.replace(found, owner=given[number].job_id)
+        if number in given:
+            owner = given[number].job_id
+            checkpoints[number] = msgspec.structs.replace(found, owner=owner, is_disposed=not owner)
     return RecordedJob(
         job_id=paths.job_id,
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
@@ -277,6 +281,7 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
         checkpoints=checkpoints,
         shared=tuple(shared),
         given=given,
+        returned=frozenset(returned),
         voids=frozenset(voids),
     )
 

@@ -45,6 +45,8 @@ class Starter:
     url: str
     directory_nonce: str
     now_ms: int
+    root: str = ""
+    """Location of the state directory."""
 
 
 def identify_job(submission: Submission) -> str:
@@ -90,7 +92,9 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
     base = plan.base
     if base is not None and submission.claim_mode is ClaimMode.CLAIM and not base.claim and is_absolute_folder(base.folder):
         yield from check_leadership(paths, epoch)
-        mine = OwnerRecord(job_id, starter.directory_nonce, starter.nonce, starter.now_ms)
+        mine = OwnerRecord(
+            job_id, starter.directory_nonce, starter.nonce, starter.now_ms, folder=base.folder, root=starter.root
+        )
         base = msgspec.structs.replace(base, claim=(yield from claim_snapshot(base, mine)))
     record = SubmissionRecord(
         number=job.last_submission + 1,

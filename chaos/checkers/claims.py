@@ -10,7 +10,7 @@ from chaos.checkers.base import Checker
 from chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
 from chaos.observations import Observation, Report, Stored, Submitted, WorldView
 from chaos.scenario import Scenario
-from coordinator.records import OWNER
+from coordinator.records import METADATA, parse_owner_name
 from statebackends.snapshot import file_handles
 from statebackends.storage import is_absolute_folder
 
@@ -42,11 +42,27 @@ class ClaimsChecker(Checker):
             for path in fact.removed:
                 self._touched(fact, path, "deleted")
             for path in fact.added:
-                if path.rpartition("/")[2] == OWNER:
+                if parse_owner_name(path.rpartition("/")[2]) is not None:
                     self._touched(fact, path, "wrote")
+        if fact.actor == _USER:
+            for path in fact.removed:
+                self._disposed(fact, path)
         for change in self.ledger.changes(fact):
             if isinstance(change, Decided) and change.snapshot is not None:
                 self._check_files(change.snapshot)
+
+    def _disposed(self, fact: Stored, path: str) -> None:
+        """A user deletes: not what the job's newest submission was given and needs, having no checkpoint since."""
+        folder, _, name = join(fact.root, path).rpartition("/")
+        number = max(self.ledger.submissions, default=0)
+        record = self.ledger.submissions.get(number)
+        if name != METADATA or record is None or record.base is None or record.base.folder != folder or not record.base.claim:
+            return
+        has_own = any(
+            each.is_recovery_point and each.checkpoint_id >= record.first_checkpoint_id for each in self.ledger.completed.values()
+        )
+        if number not in self.ledger.results and not has_own:
+            self.report("I25", f"{fact.actor} could delete {path}, which the job was given and has not replaced yet")
 
     def _touched(self, fact: Stored, path: str, did: str) -> None:
         folder = join(fact.root, path).rpartition("/")[0]

@@ -2,7 +2,8 @@
 
 Cleaning is allowed to fail: a process may die over it, a call may fail, and what a zombie writes afterwards is found by the next
 recovery (see recovery.py). Therefore only what was due in peace is held against the job:
-- completed checkpoints beyond the limit, and any after FINISHED, unless a deletion failed or the last leader died;
+- completed checkpoints beyond the limit, and any after FINISHED that is not to keep them, unless a deletion failed or the last
+  leader died; the newest one of a job that finished and keeps them is there, whoever died;
 - the registers of aborted ids, once nothing goes on below them, with the same exceptions;
 - what completed checkpoints shared, once none of them is left (I23), with the same exceptions;
 - the snapshot that the last submission claimed, once it has finished with a checkpoint of its own, unless a deletion failed or a
@@ -216,6 +217,7 @@ class RetentionChecker(Checker):
         self._descent.follow()
         self._check_discarded(self._discarded)
         self._check_retained()
+        self._check_kept()
         self._check_claimed()
         for sink in self._sinks:
             self._check_sink(sink)
@@ -232,18 +234,45 @@ class RetentionChecker(Checker):
             if self.ledger.stands(number) and each.kind in (CheckpointKind.CHECKPOINT, CheckpointKind.FINAL)
         ]
         limit = self.ledger.submissions[submission].graph.config.retained_checkpoints
-        if result.state == "FINISHED":
+        if result.state == "FINISHED" and not self._keeps_finished(submission):
             limit = 0
         if len(kept) > limit:
             self.report("I16", f"the job is {result.state} and keeps the checkpoints {kept}, at most {limit} are to be kept")
         if not kept:
             self._check_shared(result.state)
-        self._check_aborted(result.state, max(kept, default=0))
+        self._check_aborted(result.state, max(kept, default=0), leaves_all=result.state == "FINISHED" and limit == 0)
 
-    def _check_aborted(self, state: str, newest: int) -> None:
-        """The registers of aborted ids go with the next checkpoint that completes, and with the job that finishes."""
+    def _keeps_finished(self, submission: int) -> bool:
+        return self.ledger.submissions[submission].graph.config.retain_on_finish
+
+    def _check_kept(self) -> None:
+        """A job that finished, and was to keep its checkpoints, has its newest one with all that its user wants to start from."""
+        submission = max(self.ledger.submissions, default=0)
+        result = self.ledger.results.get(submission)
+        if result is None or result.state != "FINISHED" or not self._keeps_finished(submission):
+            return
+        own = [
+            number
+            for number, each in self.ledger.completed.items()
+            if each.is_recovery_point and number >= self.ledger.submissions[submission].first_checkpoint_id
+        ]
+        newest = max(own, default=0)
+        if not newest or self.ledger.completed[newest].kind is not CheckpointKind.FINAL:
+            return  # stopped with a savepoint, which is its user's
+        if not self.ledger.stands(newest):
+            self.report("I16", f"the job has finished and was to keep checkpoint {newest}, its last, which is gone")
+            return
+        snapshot = self.ledger.completed[newest]
+        handles = [each for operator in snapshot.metadata.operators for state in operator.subtasks for each in file_handles(state)]
+        for path in sorted({snapshot.path(handle.path) for handle in handles}):
+            if snapshot.view.size(path) is None:
+                self.report("I16", f"the job has finished and keeps checkpoint {newest}, of which {path} is gone")
+                return
+
+    def _check_aborted(self, state: str, newest: int, *, leaves_all: bool) -> None:
+        """The registers of aborted ids go with the next checkpoint that completes, and with the end of a job that keeps none."""
         for number in sorted(self.ledger.aborted & self.ledger.claims.keys()):
-            if state != "FINISHED" and number > newest:
+            if not leaves_all and number > newest:
                 continue
             folder = f"{self.world.job_id}/chk-{number}"
             register = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
@@ -274,7 +303,9 @@ class RetentionChecker(Checker):
             return
         own = [each for each in self.ledger.completed.values() if each.checkpoint_id >= record.first_checkpoint_id]
         left = self.world.store(record.base.folder).paths()
-        if left and any(each.is_recovery_point for each in own):
+        config = record.graph.config
+        least = config.retained_checkpoints if config.retain_on_finish else 1
+        if left and sum(each.is_recovery_point for each in own) >= least:
             self.report("I24", f"the job has finished and left {left[0]} of {record.base.folder}, which it had claimed")
 
     def _was_trouble_since(self, begun_ms: int) -> bool:

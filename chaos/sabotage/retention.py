@@ -7,8 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+import coordinator.claiming as claiming_module
 import coordinator.effects as effects_module
 import coordinator.hosting as hosting_module
+import coordinator.machine as machine_module
+import coordinator.ownership as ownership_module
 import coordinator.settling as settling_module
 from barriers.jobgraph import ClaimMode, Submission
 from barriers.messages import AcknowledgeCheckpoint, AckStatus
@@ -127,6 +130,16 @@ SABOTAGES = (
         (Mutant(RetainedCheckpoints, "take_drops", _drops_the_newest),),
     ),
     Sabotage(
+        "final_dropped",
+        "a job that finishes drops its last checkpoint, though it was to keep it",
+        ("I16",),
+        (
+            Mutant(machine_module, "keeps_checkpoints", constant(False)),
+            Mutant(ownership_module, "keeps_checkpoints", constant(False)),
+        ),
+        seeds_max=60,
+    ),
+    Sabotage(
         "repeated_ack_discarded",
         "an acknowledgement that comes twice counts as late, and the files that it names are deleted",
         ("I11",),
@@ -164,6 +177,14 @@ SABOTAGES = (
         "a savepoint that the job claimed is deleted before it has a checkpoint of its own",
         ("I25",),
         (Mutant(Releases, "advance", _releases_at_once),),
+        kinds=("restore", "drain"),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "needed_claim_given_back",
+        "a savepoint that a running job claimed, and has not replaced yet, is given back to whoever disposes of it",
+        ("I25",),
+        (Mutant(claiming_module, "refuse_to_return", constant("")),),
         kinds=("restore", "drain"),
         seeds_max=60,
     ),

@@ -14,8 +14,8 @@ from barriers.jobgraph import ClaimMode, Submission
 from barriers.messages import CheckpointKind
 from coordinator import jobevents as job
 from coordinator.claiming import claim_snapshot, dispose_snapshot, find_owner, release_snapshot
-from coordinator.ownership import derive_releases
-from coordinator.publication import CheckpointFact
+from coordinator.ownership import STARTING_MS_MAX, derive_releases
+from coordinator.publication import CheckpointFact, derive_latest
 from coordinator.records import (
     ClaimRecord,
     JobPaths,
@@ -530,6 +530,20 @@ def test_a_checkpoint_that_its_job_may_delete_is_not_given(changes: dict[str, An
     assert {path for path in storage.files if path.startswith(STATE)} == files
 
 
+def test_the_final_checkpoint_that_a_finished_job_retains_is_given_and_gone_on_from() -> None:
+    storage = DictStorage()
+    put_job(storage, state="FINISHED", retention_on_cancel="delete", retain_on_finish=True)
+    below = Below(storage)
+    run_flow(clear_ended(OTHER, starter("o", "other directory")), below)  # type: ignore[arg-type]
+    assert in_folder(storage, RETAINED) == ["_claim", "_metadata", "source-0", "source-1"]
+    with pytest.raises(JobExistsError, match=r"has ended \(FINISHED\). Give restore='latest'"):
+        run_flow(_judged(OTHER), below)  # type: ignore[arg-type]
+    run_flow(_judged(OTHER, restore="latest"), below)  # type: ignore[arg-type]
+    setup = start(storage, **TAKE)
+    assert setup.base is not None
+    assert (setup.base.folder, bool(setup.base.claim)) == (RETAINED, True)
+
+
 def test_a_checkpoint_that_shares_files_is_not_given() -> None:
     storage = DictStorage()
     put_job(storage)
@@ -644,9 +658,9 @@ def test_r21_a_savepoint_that_nobody_claims_is_deleted_and_nothing_beside_it(sto
     assert storage.files[NEIGHBOUR] == b"another one"
 
 
-def test_r21_a_claimed_savepoint_and_a_jobs_checkpoint_are_not_disposed_of(storage: DictStorage) -> None:
+def test_r21_a_claimed_savepoint_and_a_running_jobs_checkpoint_are_not_disposed_of(storage: DictStorage) -> None:
     start(storage, **CLAIM)
-    put_job(storage)
+    put_job(storage, state="")
     files = dict(storage.files)
     for folder, owner in ((SAVEPOINT, JOB), (RETAINED, OTHER)):
         with pytest.raises(SnapshotClaimedError) as caught:
@@ -778,3 +792,260 @@ def test_a_stop_savepoint_is_the_latest_as_long_as_the_job_has_not_subsumed_it(s
     setup = start(storage, name="third", restore="latest")
     assert setup.base is not None
     assert (setup.base.checkpoint_id, setup.base.folder) == (7, SAVEPOINT)
+
+
+# ---------------------------------------------------------------------------------------------- a claim that is given back
+
+
+class Linked(DictStorage):
+    """One folder has a second name."""
+
+    def execute(self, operation: Any) -> Any:
+        for name in ("path", "prefix"):
+            value = getattr(operation, name, "")
+            if value.startswith("/link"):
+                operation = msgspec.structs.replace(operation, **{name: SAVEPOINT + value.removeprefix("/link")})
+        return super().execute(operation)
+
+
+def copy_folder(storage: DictStorage, source: str, target: str) -> None:
+    """As `cp -r` does."""
+    found = {path.replace(source, target, 1): content for path, content in storage.files.items() if path.startswith(f"{source}/")}
+    storage.files.update(found)
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
+def test_a_job_that_ended_before_its_first_checkpoint_gives_back_what_it_claimed(storage: DictStorage, state: str) -> None:
+    ended(storage, state, completed=False)
+    report = run_flow(preflight(OTHER, asked(OTHER, **CLAIM)), storage)
+    assert report.fits
+    assert [note for note in report.notes if "it is given back" in note]
+    setup = start(storage, OTHER, "t", **CLAIM)
+    owner = run_flow(find_owner(SAVEPOINT), storage)
+    assert setup.base is not None
+    assert owner is not None
+    assert (owner.job_id, owner.nonce) == (OTHER, setup.base.claim)
+    assert in_folder(storage) == ["_metadata", "_owner", "_owner-2", "source-0", "source-1"]
+    recorded = run_flow(read_job(JobPaths(JOB)), storage)
+    assert (recorded.returned, derive_releases(recorded)) == ({"s"}, ())
+    with pytest.raises(SnapshotClaimedError, match=f"was claimed by job {OTHER}.*its job runs"):
+        start(storage, name="u", **CLAIM)
+    again = start(storage, name="u", restore="latest")
+    assert again.base is not None
+    assert (again.base.folder, again.base.claim) == (SAVEPOINT, ""), "it may start from it as anybody may, and deletes nothing"
+    run_flow(release_snapshot(SAVEPOINT, "s"), storage)
+    assert len(in_folder(storage)) == 5
+    run_flow(release_snapshot(SAVEPOINT, setup.base.claim), storage)
+    assert in_folder(storage) == []
+
+
+def test_what_a_failed_job_claimed_can_be_disposed_of(storage: DictStorage) -> None:
+    ended(storage, "FAILED", completed=False)
+    for cut, left in kill_at_each(storage, lambda: dispose_snapshot(SAVEPOINT, "user", 1)):
+        if in_folder(left):
+            run_flow(dispose_snapshot(SAVEPOINT, "again", 1), left)
+        assert in_folder(left) == [], f"killed before operation {cut}"
+        assert left.files[NEIGHBOUR] == b"another one"
+
+
+def test_from_elsewhere_the_records_of_the_failed_job_are_found_where_it_wrote_down(storage: DictStorage) -> None:
+    ended(storage, "FAILED", completed=False)
+    moved = {path: storage.files.pop(path) for path in list(storage.files) if not path.startswith("/")}
+    with pytest.raises(SnapshotClaimedError, match="where its records are is not written down"):
+        run_flow(dispose_snapshot(SAVEPOINT, "user", 1), storage)
+    record = decode_record(OwnerRecord, storage.files[f"{SAVEPOINT}/_owner"], "_owner")
+    storage.files[f"{SAVEPOINT}/_owner"] = encode_record(msgspec.structs.replace(record, root="/there"))
+    with pytest.raises(SnapshotClaimedError, match="its records are not at /there any more"):
+        run_flow(dispose_snapshot(SAVEPOINT, "user", 1), storage)
+    storage.files |= {f"/there/{path}": content for path, content in moved.items()}
+    run_flow(dispose_snapshot(SAVEPOINT, "user", 1), storage)
+    assert in_folder(storage) == []
+
+
+def test_a_job_that_runs_or_has_a_checkpoint_since_gives_nothing_back(storage: DictStorage) -> None:
+    start(storage, **CLAIM)
+    with pytest.raises(SnapshotClaimedError, match="its job runs"):
+        start(storage, OTHER, "t", **CLAIM)
+    put_checkpoint(storage, JOB, 8)
+    storage.files[JobPaths(JOB).result(1)] = encode_record(ResultRecord(1, "FAILED", 1, "n", 8, 8))
+    files = dict(storage.files)
+    for flow in (start_submission(OTHER, asked(OTHER, **CLAIM), starter("t")), dispose_snapshot(SAVEPOINT, "user", 1)):
+        with pytest.raises(SnapshotClaimedError, match="has checkpoints of its own, which replace it"):
+            run_flow(flow, storage)
+    assert {path for path in files if not path.startswith(OTHER)} == {path for path in storage.files if not path.startswith(OTHER)}
+
+
+def test_a_job_that_began_anew_gives_back_what_it_had_claimed_before(storage: DictStorage) -> None:
+    ended(storage, "FAILED", completed=False)
+    start(storage, name="t", fresh=True)
+    assert start(storage, OTHER, "u", **CLAIM).base is not None
+
+
+def test_a_claim_whose_submission_never_came_is_given_back_after_a_while(storage: DictStorage) -> None:
+    mine = OwnerRecord(JOB, "directory", "cut off", 1_000, folder=SAVEPOINT)
+    run_flow(claim_snapshot(RestorePoint(7, SAVEPOINT, 1, explicit=True), mine), storage)
+    with pytest.raises(SnapshotClaimedError, match="may be starting just now"):
+        run_flow(dispose_snapshot(SAVEPOINT, "user", 1_000 + STARTING_MS_MAX - 1), storage)
+    late = Steps(start_submission(JOB, asked(JOB, **CLAIM), starter("slept")), storage)
+    while JobPaths(JOB).leader(1) not in storage.files:
+        late.step()
+    run_flow(dispose_snapshot(SAVEPOINT, "user", 1_000 + STARTING_MS_MAX), storage)
+
+    def go_on() -> None:
+        while not late.done:
+            late.step()
+
+    with pytest.raises((FencedError, NotFoundError)):
+        go_on()
+    assert not run_flow(read_job(JobPaths(JOB)), storage).exists
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_of_two_claims_and_a_start_of_the_job_that_gives_back_one_owns_it(storage: DictStorage, seed: int) -> None:
+    ended(storage, "FAILED", completed=False)
+    rng = random.Random(seed)
+    third = "12" * 16
+    racing = {
+        "first": Steps(start_submission(OTHER, asked(OTHER, **CLAIM), starter("first")), storage),
+        "second": Steps(start_submission(third, asked(third, **CLAIM), starter("second")), storage),
+        "start": Steps(start_submission(JOB, asked(JOB, restore="latest"), starter("start")), storage),
+    }
+    ended_so: dict[str, bool] = {}
+    while racing:
+        name = rng.choice(sorted(racing))
+        try:
+            racing[name].step()
+        except (SnapshotClaimedError, FencedError):
+            ended_so[name] = False
+            del racing[name]
+        else:
+            if racing[name].done:
+                ended_so[name] = True
+                del racing[name]
+    owners = []
+    for job_id in (JOB, OTHER, third):
+        recorded = run_flow(read_job(JobPaths(job_id)), storage)
+        record = recorded.newest_submission
+        base = derive_latest(recorded) if record is not None else None
+        if base is not None and base.claim:
+            owners.append((job_id, base.claim))
+    owner = run_flow(find_owner(SAVEPOINT), storage)
+    assert owner is not None
+    assert owners == [(owner.job_id, owner.nonce)] or owners == [], (ended_so, owners)
+    assert any(ended_so.values())
+
+
+def test_a_claim_of_what_is_given_back_that_was_cut_off_anywhere_is_taken_up_or_free(storage: DictStorage) -> None:
+    ended(storage, "FAILED", completed=False)
+    for cut, left in kill_at_each(storage, lambda: start_submission(OTHER, asked(OTHER, **CLAIM), starter("dead"))):
+        setup = start(left, OTHER, "next", **CLAIM)
+        owner = run_flow(find_owner(SAVEPOINT), left)
+        assert setup.base is not None
+        assert owner is not None
+        assert (owner.job_id, owner.nonce) == (OTHER, setup.base.claim), f"killed before operation {cut}"
+
+
+def test_a_job_may_claim_again_what_it_gave_back_to_nobody(storage: DictStorage) -> None:
+    ended(storage, "FAILED", completed=False)
+    record = VoidRecord(2, 1, "dead", returned="s")
+    storage.files[JobPaths(JOB).submission(2)] = encode_record(record)
+    setup = start(storage, name="t", **CLAIM)
+    assert setup.base is not None
+    assert setup.base.claim == "t"
+
+
+def test_a_copied_folder_carries_no_owner(storage: DictStorage) -> None:
+    start(storage, **CLAIM)
+    original = {path: content for path, content in storage.files.items() if path.startswith(SAVEPOINT)}
+    for name, job_id in (("/copies/one", OTHER), ("/copies/two", "34" * 16)):
+        copy_folder(storage, SAVEPOINT, name)
+        if job_id == OTHER:
+            assert run_flow(find_owner(name), storage) is None
+            setup = start(storage, OTHER, "t", restore=name, claim_mode=ClaimMode.CLAIM)
+            owner = run_flow(find_owner(name), storage)
+            assert setup.base is not None
+            assert owner is not None
+            assert (owner.job_id, owner.nonce) == (OTHER, setup.base.claim)
+        else:
+            run_flow(dispose_snapshot(name, "user", 1), storage)
+            assert in_folder(storage, name) == []
+    assert {path: content for path, content in storage.files.items() if path.startswith(SAVEPOINT)} == original
+
+
+def test_the_same_folder_by_another_name_is_no_copy() -> None:
+    storage = Linked()
+    storage.files["_holdfast"] = b"directory"
+    put_snapshot(storage, SAVEPOINT)
+    start(storage, **CLAIM)
+    files = in_folder(storage)
+    for flow in (
+        start_submission(OTHER, asked(OTHER, restore="/link", claim_mode=ClaimMode.CLAIM), starter("t")),
+        dispose_snapshot("/link", "user", 1),
+    ):
+        with pytest.raises(SnapshotClaimedError, match="its job runs"):
+            run_flow(flow, storage)
+    assert in_folder(storage) == files, "nothing of the probe is left"
+
+
+def test_a_checkpoint_that_a_failed_job_had_claimed_is_given_back_too() -> None:
+    storage = DictStorage()
+    put_job(storage)
+    setup = start(storage, **TAKE)
+    with pytest.raises(SnapshotClaimedError, match="its job runs"):
+        start(storage, "12" * 16, "t", **TAKE)
+    storage.files[JobPaths(JOB).result(1)] = encode_record(ResultRecord(1, "FAILED", 1, "n", setup.first_checkpoint_id, 0))
+    third = start(storage, "12" * 16, "t", **TAKE)
+    owner = run_flow(find_owner(RETAINED), storage)
+    assert third.base is not None
+    assert owner is not None
+    assert (owner.job_id, owner.nonce) == ("12" * 16, third.base.claim)
+
+
+# ------------------------------------------------------------------------------- what an ended job retains, disposed of
+
+
+def test_r21_a_checkpoint_that_an_ended_job_retains_is_disposed_of() -> None:
+    storage = DictStorage()
+    put_job(storage, numbers=(8, 9), state="FINISHED", retain_on_finish=True)
+    for path in ("shared/9-1-source-0-x", "shared/8-1-source-0-x"):
+        storage.files[f"{STATE}/{OTHER}/{path}"] = ENTRIES
+    shared = FileHandle("../shared/9-1-source-0-x", len(ENTRIES), checksum_of(ENTRIES))
+    subtask = OperatorSubtaskState(operator=(OperatorListHandle(OFFSETS, shared, 1),))
+    operators = (stored("source", (subtask, OperatorSubtaskState())),)
+    metadata = msgspec.structs.replace(contents(kind="checkpoint", job_id=OTHER, checkpoint_id=9), operators=operators)
+    storage.files[f"{RETAINED}/_metadata"] = encode_metadata(metadata)
+    for cut, left in kill_at_each(storage, lambda: dispose_snapshot(RETAINED, "user", 1)):
+        if in_folder(left, RETAINED):
+            run_flow(dispose_snapshot(RETAINED, "again", 1), left)
+        assert in_folder(left, RETAINED) == [], f"killed before operation {cut}"
+        assert f"{STATE}/{OTHER}/shared/8-1-source-0-x" in left.files, "only what it named"
+        below = Below(left)
+        run_flow(clear_ended(OTHER, starter("o", "other directory")), below)  # type: ignore[arg-type]
+        recorded = run_flow(read_job(JobPaths(OTHER)), below)  # type: ignore[arg-type]
+        assert [entry.checkpoint_id for entry in recorded.with_fact(CheckpointFact.COMPLETED)] == [8]
+        assert f"{STATE}/{OTHER}/shared/9-1-source-0-x" not in left.files
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_r21_a_disposal_and_a_start_from_what_it_disposes_of_never_both_succeed(seed: int) -> None:
+    storage = DictStorage()
+    put_job(storage, state="FINISHED", retain_on_finish=True)
+    rng = random.Random(seed)
+    below = Below(storage)
+    racing = {
+        "dispose": Steps(dispose_snapshot(RETAINED, "user", 1), storage),
+        "start": Steps(start_submission(OTHER, asked(OTHER, restore="latest"), starter("o", "other directory")), below),  # type: ignore[arg-type]
+    }
+    done: set[str] = set()
+    while racing:
+        name = rng.choice(sorted(racing))
+        try:
+            racing[name].step()
+        except (SnapshotClaimedError, FencedError, RestoreError, CorruptStateError, NotFoundError):
+            del racing[name]
+        else:
+            if racing[name].done:
+                done.add(name)
+                del racing[name]
+    assert len(done) == 1, done
+    assert bool(in_folder(storage, RETAINED)) == (done == {"start"})

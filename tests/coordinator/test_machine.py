@@ -498,10 +498,14 @@ def test_f35_retention_keeps_the_newest_and_drops_aside() -> None:
         ("delete", "CANCELED", False),
         ("delete", "FAILED", True),
         ("delete", "FINISHED", False),
+        ("finish", "CANCELED", False),
+        ("finish", "FAILED", True),
+        ("finish", "FINISHED", True),
     ],
 )
 def test_f36_f38_what_the_end_of_the_job_leaves(setting: str, job_state: str, kept: bool) -> None:
-    bench = Bench(retention_on_cancel=setting, retained_checkpoints=2)
+    on_cancel = "delete" if setting == "finish" else setting
+    bench = Bench(retention_on_cancel=on_cancel, retain_on_finish=setting == "finish", retained_checkpoints=2)
     for number in (1, 2):
         bench.trigger()
         bench.ack_all(number)

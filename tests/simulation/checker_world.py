@@ -161,9 +161,15 @@ class Story:
             checker.at_end()
 
     def _stored(
-        self, root: str, operation: Operation, result: Any, removed: tuple[str, ...] = (), added: tuple[str, ...] = ()
+        self,
+        root: str,
+        operation: Operation,
+        result: Any,
+        removed: tuple[str, ...] = (),
+        added: tuple[str, ...] = (),
+        actor: str = "",
     ) -> None:
-        actor = f"coordinator-{self.epoch}" if root == STATE else "worker-0.1"
+        actor = actor or (f"coordinator-{self.epoch}" if root == STATE else "worker-0.1")
         self.tell(Stored(self.now_ms, actor, root, operation, result, removed, added))
 
     def put(self, path: str, content: bytes, root: str = STATE) -> bool:
@@ -179,9 +185,10 @@ class Story:
         self._stored(root, WriteFile(path, [content]), len(content), added=(path,))
         return FileHandle(path.rpartition("/")[2], len(content), checksum_of(content))
 
-    def delete(self, path: str, root: str = STATE) -> None:
+    def delete(self, path: str, root: str = STATE, *, actor: str = "") -> None:
+        """`actor`: other than whoever leads."""
         existed = self.files.pop(f"{root}/{path}", None) is not None
-        self._stored(root, DeleteFile(path), existed, removed=(path,) if existed else ())
+        self._stored(root, DeleteFile(path), existed, removed=(path,) if existed else (), actor=actor)
 
     def lose_power(self, *lost: str) -> None:
         """Everything dies, and these files of the state directory are gone."""

@@ -19,7 +19,7 @@ def ask(story: Story, driver: str, mode: ClaimMode, restore: str = FOLDER) -> No
     story.tell(Submitted(story.now_ms, driver, submission))
 
 
-def resumed(mode: ClaimMode, restore: str = FOLDER) -> Story:
+def resumed(mode: ClaimMode, restore: str = FOLDER, *, checkpoint: bool = True) -> Story:
     """A job that goes on from its savepoint, and has it on record as given to it."""
     story = Story()
     story.begin()
@@ -31,7 +31,8 @@ def resumed(mode: ClaimMode, restore: str = FOLDER) -> Story:
     story.submit(2, base, 3, restore=restore, driver="driver-2")
     story.record_attempt(2, folder=FOLDER)
     story.deploy(2)
-    story.complete(3)
+    if checkpoint:
+        story.complete(3)
     return story
 
 
@@ -106,3 +107,11 @@ def test_a_savepoint_that_an_older_submission_took_outlives_the_job() -> None:
     story.finish(3)
     story.end()
     assert story.broken == ["I24"]
+
+
+@pytest.mark.parametrize(("replaced", "broken"), [(False, ["I25"]), (True, [])])
+def test_a_user_deletes_what_the_job_was_given(replaced: bool, broken: list[str]) -> None:
+    story = resumed(ClaimMode.CLAIM) if replaced else resumed(ClaimMode.CLAIM, checkpoint=False)
+    story.delete(f"savepoint-2/{METADATA}", SAVEPOINTS, actor="user")
+    assert sorted(set(story.broken)) == broken
+    assert any("had not replaced" in text or "has not replaced" in text for _, text in story.violations) is not replaced

@@ -26,7 +26,7 @@ from coordinator.jobevents import JobState
 from coordinator.pending import PendingStatus
 from statebackends.errors import StorageUnavailableError
 from statebackends.storage.operations import DeleteFile, ListFolder
-from tests.simulation.checker_world import JOB, OUT, STATE, Story, process
+from tests.simulation.checker_world import JOB, OUT, STATE, Story, graph, process
 
 
 @pytest.fixture
@@ -57,6 +57,43 @@ def test_checkpoints_of_a_finished_job_are_kept(story: Story) -> None:
     finish_without_dropping(story)
     story.end()
     assert story.broken == ["I16"]
+
+
+@pytest.fixture
+def retaining() -> Story:
+    """A job that keeps its final checkpoint, which is its second."""
+    story = Story()
+    story.graph = graph(retain_on_finish=True)
+    story.begin()
+    story.complete(1)
+    story.complete(2, CheckpointKind.FINAL)
+    return story
+
+
+def test_the_final_checkpoint_that_a_finished_job_is_to_keep_is_kept(retaining: Story) -> None:
+    retaining.drop(1)
+    finish_without_dropping(retaining)
+    retaining.end()
+    assert retaining.violations == []
+
+
+def test_the_final_checkpoint_that_a_finished_job_is_to_keep_is_gone(retaining: Story) -> None:
+    assert end(retaining, 2) == ["I16"]
+    assert "was to keep checkpoint 2" in retaining.violations[0][1]
+
+
+def test_of_the_final_checkpoint_that_a_finished_job_keeps_a_file_is_gone(retaining: Story) -> None:
+    retaining.drop(1)
+    finish_without_dropping(retaining)
+    retaining.delete(f"{JOB}/chk-2/count-0-1")
+    retaining.end()
+    assert "I16" in retaining.broken
+
+
+def test_a_finished_job_keeps_more_than_its_final_checkpoint(retaining: Story) -> None:
+    finish_without_dropping(retaining)
+    retaining.end()
+    assert retaining.broken == ["I16"]
 
 
 @pytest.mark.parametrize(("writer", "broken"), [(1, ["I23"]), (2, [])])

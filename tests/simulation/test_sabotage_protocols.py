@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
+import coordinator.claiming as claiming_module
 import coordinator.effects as effects_module
 import coordinator.store as store_module
 from barriers.launches import launch_token
 from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
 from coordinator import events as on
 from coordinator.leadership import become_leader
-from coordinator.publication import CheckpointFact
+from coordinator.publication import CheckpointFact, RecordedJob
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
 from coordinator.releasing import Releases
 from coordinator.settling import Takeover, settle_job
@@ -255,6 +256,24 @@ def test_claimed_deleted_early() -> None:
         return [release.folder for release in releases.advance(0, stopped=False, dropped=False, now_ms=0)]
 
     assert_changes("claimed_deleted_early", released, [], ["/savepoints/s"])
+
+
+def test_final_dropped() -> None:
+    def dropped() -> list[int]:
+        bench = Bench(retain_on_finish=True)
+        bench.trigger()
+        bench.ack_all(1)
+        bench.handle(on.ShutDown())
+        return [drop.checkpoint_id for drop in of(bench.handle(on.JobTerminated("FINISHED")), on.DropCheckpoint)]
+
+    assert_changes("final_dropped", dropped, [], [1])
+
+
+def test_needed_claim_given_back() -> None:
+    def reason() -> str:
+        return claiming_module.refuse_to_return(RecordedJob(JOB, (), {}, {}, {}, {}), "n", 0)
+
+    assert_changes("needed_claim_given_back", reason, "its job may be starting just now", "")
 
 
 def test_needed_shared_file_deleted() -> None:

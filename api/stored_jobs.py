@@ -1,0 +1,122 @@
+"""Jobs and checkpoints of a state directory, as its records tell them: no coordinator is asked, and nothing is written.
+
+It never leads, so it may read beside a coordinator, on any machine that sees the directory. What only a leader knows (which tasks
+run, how long a checkpoint took) is not there, nor whether a job without an end on record still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from api import render_checkpoints, render_jobs
+from coordinator.jobview import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
+from coordinator.publication import RecordedJob
+from coordinator.records import DIRECTORY_FILE, JobPaths
+from coordinator.routing import RoutedStorage
+from coordinator.store import list_jobs, read_job
+from coordinator.totals import derive_job_totals
+from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
+from statebackends.snapshots.places import absolute_location
+from statebackends.storage.locations import open_storage
+from statebackends.storage.operations import Flow, InParallel, StatFile, run_flow
+
+UNREADABLE_STATE = "UNREADABLE"
+"""Of a job of which a record is damaged."""
+
+READ_TRIES_MAX = 4
+"""A coordinator beside us may delete what was listed just before; each look takes a moment."""
+
+
+class StoredJobs:
+    """The jobs of one state directory, each read once; the reading half of RestClient, with the same answers."""
+
+    def __init__(self, state_dir: str | Path) -> None:
+        """Raises InvalidConfigError for a place that is no state directory, StorageUnavailableError."""
+        location = absolute_location(str(state_dir))
+        storage = open_storage(location)
+        if storage.execute(StatFile(DIRECTORY_FILE)) is None:
+            message = f"{location} is no state directory: it has no {DIRECTORY_FILE}, and `holdfast serve` never ran on it"
+            raise InvalidConfigError(message, setting="state_dir")
+        self.location = storage.root
+        self._storage = RoutedStorage(storage)
+
+    def __repr__(self) -> str:
+        return f"StoredJobs({self.location!r})"
+
+    @cached_property
+    def _found(self) -> dict[str, RecordedJob | HoldfastError]:
+        return run_flow(_read_all(), self._storage)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """As in GET /v1/jobs/overview, newest first, with `failure` (why it ended so, or can't be read) and `restarts`.
+
+        The state of a job without an end on record is UNKNOWN, that of one whose records are damaged UNREADABLE."""
+        found = self._found
+        answers = [_damaged(job_id, each) if isinstance(each, HoldfastError) else _told(each) for job_id, each in found.items()]
+        return sorted(answers, key=lambda job: (-int(job["start-time"]), str(job["jid"])))
+
+    def totals(self) -> dict[str, dict[str, Any]]:
+        """Rows that each ended job read, wrote and dropped because they came too late, by job id, as far as its result tells."""
+        found = {job_id: each for job_id, each in self._found.items() if isinstance(each, RecordedJob) and each.result is not None}
+        return {job_id: _totals(job) for job_id, job in found.items()}
+
+    def checkpoints(self, job_id: str) -> dict[str, Any]:
+        """As in GET /v1/jobs/:id/checkpoints. Raises NotFoundError, CorruptStateError."""
+        job = run_flow(_read(job_id), self._storage)
+        if not job.exists:
+            raise NotFoundError(f"{self.location} has no job {job_id}", job=job_id)
+        view = render_checkpoints.checkpoints(view_recorded_checkpoints(job), self.location)
+        return view.model_dump(mode="json", by_alias=True)
+
+
+def _read_all() -> Flow[dict[str, RecordedJob | HoldfastError]]:
+    job_ids = yield from list_jobs()
+    found: Iterable[RecordedJob | HoldfastError] = yield InParallel([_try(job_id) for job_id in job_ids], [0] * len(job_ids))
+    pairs = zip(job_ids, found, strict=True)
+    return {job_id: each for job_id, each in pairs if isinstance(each, HoldfastError) or each.exists}
+
+
+def _try(job_id: str) -> Flow[RecordedJob | HoldfastError]:
+    try:
+        return (yield from _read(job_id))
+    except CorruptStateError as error:
+        return error
+
+
+def _read(job_id: str) -> Flow[RecordedJob]:
+    for _ in range(READ_TRIES_MAX - 1):
+        try:
+            return (yield from read_job(JobPaths(job_id)))
+        except ObjectMissingError:
+            continue
+    return (yield from read_job(JobPaths(job_id)))
+
+
+def _told(job: RecordedJob) -> dict[str, Any]:
+    view = view_recorded_overview(job)
+    is_over = view.state != UNKNOWN_STATE
+    rendered = render_jobs.job_overview(view, now_ms=view.end_ms if is_over else view.last_modification_ms)
+    attempt = job.newest_attempt
+    return {
+        **rendered.model_dump(mode="json", by_alias=True),
+        "failure": (job.result.cause or None) if job.result is not None else None,
+        "restarts": attempt.restarts if attempt is not None else 0,
+    }
+
+
+def _totals(job: RecordedJob) -> dict[str, Any]:
+    record, result, attempt = job.newest_submission, job.result, job.newest_attempt
+    assert record is not None
+    assert result is not None
+    restarts = attempt.restarts if attempt is not None else 0
+    return {"jid": job.job_id, "restarts": restarts, **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals))}
+
+
+def _damaged(job_id: str, error: HoldfastError) -> dict[str, Any]:
+    unknown = {"start-time": -1, "end-time": -1, "duration": -1, "last-modification": -1}
+    counts = {"total": 0, "running": 0}
+    return {"jid": job_id, "name": "", "state": UNREADABLE_STATE, **unknown, "tasks": counts, "failure": str(error), "restarts": 0}

@@ -1,0 +1,184 @@
+"""Jobs and checkpoints of a state directory whose coordinator is gone: told from its records, and nothing in it is touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from api.cli import app
+from api.client import RestClient
+from api.main import EmbeddedCoordinator
+from api.runfile import RunRecord, write_run_record
+from api.settings import ServerSettings
+from api.stored_jobs import StoredJobs
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator.records import (
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    JobPaths,
+    LeaderRecord,
+    ResultRecord,
+    SubmissionRecord,
+    encode_record,
+)
+from statebackends.errors import NotFoundError
+from statebackends.metadata import encode_metadata
+from statebackends.storage.locations import open_storage
+from statebackends.storage.operations import ListFiles, PutIfAbsent
+from tests.coordinator.doubles import submission, word_count
+from tests.coordinator.test_claiming import contents
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
+
+FINISHED, FAILED, LIVE, DAMAGED = ("ab" * 16, "cd" * 16, "ef" * 16, "09" * 16)
+NOBODY = "http://127.0.0.1:9"
+TOKEN = "stored-jobs-token-0123456789"
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("URL", "TOKEN", "TOKEN_FILE", "STATE_DIR"):
+        monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
+
+
+def put(location: str, path: str, record: msgspec.Struct | bytes) -> None:
+    content = record if isinstance(record, bytes) else encode_record(record)
+    assert open_storage(location).execute(PutIfAbsent(path, content))
+
+
+def put_job(location: str, job_id: str, state: str = "", *, cause: str = "", created_ms: int = 1_000) -> None:
+    """Checkpoint 3 complete, 4 aborted, 5 not decided."""
+    paths = JobPaths(job_id)
+    put(location, paths.leader(1), LeaderRecord(1, "n"))
+    graph = word_count(name=f"job {job_id[:2]}")
+    put(location, paths.submission(1), SubmissionRecord(1, 1, submission(graph, job_id=job_id), None, 1, "n", created_ms))
+    put(location, paths.attempt(3), AttemptRecord(3, 1, 1, "h", 2, None, 2, "n", created_ms))
+    for number in (3, 4, 5):
+        claim = ClaimRecord(number, 1, 1, 3, CheckpointKind.CHECKPOINT, paths.checkpoint(number), "n", created_ms=created_ms)
+        put(location, paths.claim(number), claim)
+    metadata = contents(kind="checkpoint", job_id=job_id, checkpoint_id=3, trigger_timestamp_ms=created_ms + 500)
+    put(location, paths.decision(3), encode_metadata(metadata))
+    put(location, paths.decision(4), AbortRecord(4, FailureReason.EXPIRED, 1, "n", "took too long", created_ms + 700))
+    if state:
+        put(location, paths.result(1), ResultRecord(1, state, 1, "n", 5, 3, cause, created_ms, created_ms + 2_000))
+
+
+@pytest.fixture(params=["folder", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    found = f"{request.getfixturevalue('bucket')}/state" if request.param == "s3" else str(tmp_path / "state")
+    put(found, "_holdfast", b"directory")
+    put_job(found, FINISHED, "FINISHED", created_ms=4_000)
+    put_job(found, FAILED, "FAILED", cause="ValueError: no such carrier", created_ms=3_000)
+    put_job(found, LIVE, created_ms=2_000)
+    put(found, JobPaths(DAMAGED).submission(1), b"{")
+    return found
+
+
+def holdfast(*arguments: str, code: int = 0) -> Result:
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_jobs_of_a_directory_whose_coordinator_is_gone(location: str) -> None:
+    before = open_storage(location).execute(ListFiles(""))
+    result = holdfast("jobs", "--state-dir", location, "--offline")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines[:5]] == ["JOB", FINISHED, FAILED, LIVE, DAMAGED], "newest first"
+    assert [line[3] for line in lines[1:4]] == ["FINISHED", "FAILED", "UNKNOWN"]
+    assert lines[4][2] == "UNREADABLE"
+    assert f"{FAILED}: FAILED after 2 restarts: ValueError: no such carrier" in result.stdout
+    assert "submissions/1.json can't be decoded" in result.stdout
+    assert "UNKNOWN: no end is on record" in result.stderr
+    jobs: list[dict[str, Any]] = json.loads(holdfast("jobs", "--state-dir", location, "--offline", "--json").stdout)
+    assert [job["duration"] for job in jobs] == [2_000, 2_000, 500, -1], "of a job without an end, up to what is on record"
+    assert open_storage(location).execute(ListFiles("")) == before, "nothing is written"
+
+
+def test_checkpoints_of_a_directory_whose_coordinator_is_gone(location: str) -> None:
+    before = open_storage(location).execute(ListFiles(""))
+    for job in (LIVE, "job ef", LIVE[:3]):
+        output = holdfast("checkpoints", job, "--state-dir", location, "--offline").stdout
+        assert [line.split()[:3] for line in output.splitlines()[1:4]] == [
+            ["5", "CHECKPOINT", "IN_PROGRESS"],
+            ["4", "CHECKPOINT", "FAILED"],
+            ["3", "CHECKPOINT", "COMPLETED"],
+        ]
+    assert f"{location}/{LIVE}/chk-3" in output, "what restore= and inspect take"
+    assert "expired: took too long" in output
+    assert output.splitlines()[-1] == "1 completed, 1 failed, 1 in progress, 0 restored"
+    ended = json.loads(holdfast("checkpoints", FAILED, "--state-dir", location, "--offline", "--json").stdout)
+    assert ended["counts"]["in_progress"] == 0, "nobody is at it any more"
+    assert ended["history"][2]["state_size"] == contents().size > 0
+    holdfast("checkpoints", "no such job", "--state-dir", location, "--offline", code=1)
+    with pytest.raises(NotFoundError, match="has no job"):
+        StoredJobs(location).checkpoints("12" * 16)
+    assert open_storage(location).execute(ListFiles("")) == before
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_where_no_coordinator_answers_the_directory_is_read(tmp_path: Path, served: bool) -> None:
+    state = tmp_path / "state"
+    put(str(state), "_holdfast", b"directory")
+    put_job(str(state), FINISHED, "FINISHED")
+    if served:
+        write_run_record(state, RunRecord(NOBODY, 1, "here", 9))
+    for arguments in (["jobs"], ["checkpoints", FINISHED]):
+        result = holdfast(*arguments, "--state-dir", str(state))
+        assert "FINISHED" in result.stdout or "COMPLETED" in result.stdout
+        why = f"can't reach the coordinator at {NOBODY}" if served else f"no coordinator has served {state}"
+        assert why in result.stderr
+        assert f"What follows is what {state} holds" in result.stderr
+
+
+def test_a_directory_named_by_the_environment_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(str(tmp_path / "state"), "_holdfast", b"directory")
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    assert holdfast("jobs").stdout == "no jobs\n"
+    monkeypatch.setenv("HOLDFAST_URL", NOBODY)
+    assert "give --state-dir" in holdfast("jobs", code=1).stderr, "the URL goes before it"
+
+
+@pytest.mark.parametrize("arguments", [["jobs"], ["checkpoints", "flights"]])
+def test_a_coordinator_that_can_not_be_reached_is_told_with_what_to_do(arguments: list[str]) -> None:
+    error = holdfast(*arguments, "--url", NOBODY, code=1).stderr
+    assert f"can't reach the coordinator at {NOBODY}" in error
+    assert "To read what its state directory holds without it, give --state-dir" in error
+
+
+def test_what_is_no_state_directory_is_told_and_not_made(tmp_path: Path) -> None:
+    for arguments in (["--offline"], []):
+        error = holdfast("jobs", "--state-dir", str(tmp_path / "nothing"), *arguments, code=2).stderr
+        assert f"{tmp_path / 'nothing'} is no state directory: it has no _holdfast" in error
+    assert not (tmp_path / "nothing").exists()
+    assert "give --state-dir" in holdfast("jobs", "--offline", code=2).stderr
+
+
+def test_beside_a_coordinator_its_answers_go_first_and_reading_takes_nothing_from_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    put(str(state), "_holdfast", b"directory")
+    put_job(str(state), LIVE)
+    coordinator = EmbeddedCoordinator(ServerSettings(state, token=TOKEN))
+    coordinator.start()
+    try:
+        assert RestClient(coordinator.url, TOKEN).jobs(), "it has recovered the job"
+        asked = ("jobs", "--state-dir", str(state))
+        environment = {"HOLDFAST_TOKEN": TOKEN}
+        answered = runner.invoke(app, [*asked, "--json"], env=environment)
+        [job] = json.loads(answered.stdout)
+        assert (job["jid"], "failure" in job, answered.stderr) == (LIVE, False, "")
+        leaders = sorted(path.name for path in (state / LIVE / "leader").iterdir())
+        [told] = json.loads(holdfast(*asked, "--offline", "--json").stdout)
+        assert (told["jid"], told["state"]) == (LIVE, "UNKNOWN")
+        assert sorted(path.name for path in (state / LIVE / "leader").iterdir()) == leaders, "who reads does not lead"
+    finally:
+        coordinator.stop()

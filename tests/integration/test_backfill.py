@@ -1,0 +1,74 @@
+"""A backfill whose final checkpoint is retained, and a live run with another source that goes on from it: counts as if one job had
+read both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from operators.base import JobPlan
+from operators.environment import Environment
+from operators.sinks.parquet import ParquetSink
+from operators.sources.generator import GeneratorSource
+from statebackends.errors import JobExistsError, UnclaimedStateError
+from tests.integration.test_two_processes import (
+    KEYS,
+    SCHEMA,
+    Cluster,
+    CountPerKey,
+    PaddedCountPerKey,
+    cluster,
+    committed,
+    expected,
+    make_batch,
+)
+
+__all__ = ["cluster"]
+
+pytestmark = pytest.mark.slow
+
+BACKFILL, LIVE = 130, 260
+
+
+def plan_of(source_uid: str, rows: int, output: Path, backend: str, *, retain: bool = True) -> JobPlan:
+    env = Environment("spend", parallelism=2, checkpoint_interval_ms=150, state_backend=backend, retain_on_finish=retain)
+    source = GeneratorSource(make_batch, rows, SCHEMA, rows_per_second=rows / 0.5)
+    counts = env.from_source(source).uid(source_uid).key_by("key").process(PaddedCountPerKey()).uid("count")
+    counts.sink_to(ParquetSink(output, "out"), uid="sink")
+    return env.build()
+
+
+def run(cluster: Cluster, plan: JobPlan, **options: object) -> str:
+    job = cluster.submit(plan, **options).job_id
+    cluster.wait_finished(job)
+    assert cluster.slots is not None
+    assert cluster.slots.wait(10), "workers leave when the job is over"
+    cluster.slots.close()
+    return job
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_a_live_run_goes_on_from_the_final_checkpoint_of_a_backfill(cluster: Cluster, tmp_path: Path, backend: str) -> None:
+    out = tmp_path / "out"
+    job = run(cluster, plan_of("backfill", BACKFILL, out, backend))
+    assert committed(out) == expected(BACKFILL)
+    [final] = (cluster.state / job).glob("chk-*/_metadata")
+    snapshot = hf.Snapshot(final.parent)
+    assert snapshot.verify().is_sound
+    rows = [row for batch in snapshot.table("count", CountPerKey.count.name) for row in batch.to_pylist()]
+    assert {row["key"]: row["value"] for row in rows} == {key: len(range(key, BACKFILL, KEYS)) for key in range(KEYS)}
+
+    live = plan_of("live", LIVE, out, backend, retain=False)
+    with pytest.raises(JobExistsError, match=r"has ended \(FINISHED\). Give restore='latest'"):
+        cluster.submit(live)
+    with pytest.raises(UnclaimedStateError, match="backfill"):
+        cluster.submit(live, restore="latest")
+    assert run(cluster, live, restore="latest", allow_non_restored_state=True) == job
+    assert committed(out) == Counter(
+        (key, count + 1) for key in range(KEYS) for count in range(sum(len(range(key, rows, KEYS)) for rows in (BACKFILL, LIVE)))
+    )
+    assert not list((cluster.state / job).glob("chk-*/_metadata")), "it belonged to the job, which dropped it with its own"
+    assert not list((cluster.state / job).glob("shared/*"))
