@@ -27,6 +27,7 @@ from operators.packaging import modules_by_value, user_modules, write_package
 from operators.sinks.committer import FileCommitter
 from operators.sources.dataframe import DataFrameSource
 from operators.spark_handle import SparkJobHandle
+from operators.spark_interrupt import spare_workers
 from operators.spark_settings import apply_settings, await_slots
 from operators.spark_slots import RddBackend, SlotRunner
 from operators.spark_task import WorkerTemplate
@@ -107,6 +108,7 @@ class SparkLauncher:
         context = self._spark.sparkContext
         for warning in apply_settings(context):
             log.warning("%s", warning)
+        spare_workers(context)
         _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
         await_slots(context, slots, functools.partial(self._slots.take, slots))
