@@ -147,7 +147,7 @@ class ProgressLine:
     def say(self, line: str) -> None:
         """A line that stays."""
         if self._enabled:
-            self._console.print(line, highlight=False, markup=False)
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._live is not None:

@@ -1,8 +1,8 @@
 """SHELL: keeps workers out of reach of Ctrl-C, which reaches them in two ways.
 
-PySpark's handler of SIGINT cancels every Spark job of the driver. It calls `cancelAllJobs` of its SparkContext, whichever thread runs
-it, so that is what is replaced, on the one context; no signal handler is touched: a program may have its own, and only the main
-thread may install one.
+PySpark's handler of SIGINT cancels every Spark job of the driver. It calls `cancelAllJobs` of its SparkContext, whichever thread
+runs it, so that is what is replaced, on the one context; no signal handler is touched: a program may have its own, and only the
+main thread may install one.
 
 And py4j, when an interrupt ends a call of any thread, closes the connections of all threads, which then send their commands once
 more. A worker's command must not be sent twice: its Spark job is submitted, and then waited for."""
@@ -13,6 +13,7 @@ import _thread
 import functools
 import logging
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ CANCEL_WAIT_S = 5.0
 """Seconds that an interrupt waits until the other Spark jobs are told; it is raised then, whatever became of that."""
 
 CONNECTION_LOSSES_MAX = 100
-"""Of one worker's; behind so many it is not the user who interrupts."""
+"""Of one worker's, over all of its life; behind so many Spark has gone."""
+
+RECONNECT_S = 0.05
+"""Between two tries."""
 
 LISTENERS_WAIT_MS = 2_000
 """Until Spark's status tracker has heard of the jobs that were just started."""
@@ -73,18 +77,21 @@ def cancel_other_jobs(context: SparkContext) -> None:
 
 
 def collect(rdd: RDD[Any]) -> list[Any]:
-    """As `rdd.collect()`, in one Spark job, however often the connection to Spark is lost while it runs. Raises Py4JError."""
-    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+    """As `rdd.collect()`, in one Spark job, however often the connection to Spark is lost while it runs. Raises Py4JError.
+
+    For a moment behind an interrupt Spark closes new connections, too: then it seems to have gone, and is asked again."""
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     running = rdd._jrdd.collectAsync()
     losses = 0
     while True:
         try:
             return [row for batch in running.get() for row in pickle.loads(batch)]  # as Python workers write them: lists of rows
-        except (Py4JJavaError, Py4JNetworkError):  # the job failed; Spark has gone
+        except Py4JJavaError:  # the job failed
             raise
         except Py4JError:
             losses += 1
             if losses > CONNECTION_LOSSES_MAX:
                 raise
             log.debug("the connection to Spark was lost, and is made again", exc_info=True)
+            time.sleep(RECONNECT_S)
