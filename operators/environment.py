@@ -107,7 +107,8 @@ class Environment:
         allow_output_repeat: bool = False,
         progress: bool = True,
     ) -> JobHandle:
-        """Submit the job and return its handle; `handle.wait()` blocks until it ends.
+        """Submit the job and return its handle; `handle.wait()` blocks until it ends. A job that this driver runs already is
+        attached to, or, if its plan is another one, taken over from a checkpoint.
 
         `restore`: `latest`, a checkpoint id, or the path of a snapshot, also one relative to the working directory.
         `fresh`: forget what a job of this name has stored.

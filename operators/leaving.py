@@ -16,7 +16,7 @@ def describe_interrupted(name: str, *, is_scoped: bool, spark_ends: bool) -> str
 def describe_left(name: str, progress: Progress) -> str:
     """For who leaves a job that is not over. A checkpoint may have been completed since the last look."""
     newest = progress.last_checkpoint_id
-    where = "where it started: it has no checkpoint yet" if newest is None else f"its newest checkpoint, {newest} or later"
+    where = "where it started, or its first checkpoint" if newest is None else f"its newest checkpoint, {newest} or later"
     return f"{name} is left, and its workers go: execute() goes on from {where}"
 
 

@@ -230,8 +230,8 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
 
 
 def _at_exit(action: Callable[[], None]) -> None:
-    """While thread pools still take work, as an embedded coordinator needs them to end in order: they refuse it when `atexit` begins.
-    concurrent.futures uses the same means, and was imported before: the last that was registered comes first."""
+    """While thread pools still take work, which an embedded coordinator needs to end in order: they refuse it when `atexit` begins.
+    concurrent.futures uses the same means, and was imported before: who registered last comes first."""
     getattr(threading, "_register_atexit", atexit.register)(action)
 
 

@@ -199,7 +199,7 @@ def test_inside_of_with_an_interrupt_leaves_the_job_and_both_is_said(
         handle.wait()
     said = capsys.readouterr().err
     assert said.count("job goes on until its `with` block ends") == 1
-    assert said.count("job is left, and its workers go: execute() goes on from where it started: it has no checkpoint yet\n") == 1
+    assert said.count("job is left, and its workers go: execute() goes on from where it started, or its first checkpoint\n") == 1
     assert (handle.is_running, handle.slots_held) == (False, 0)
 
 

@@ -138,13 +138,13 @@ ENDS = START + """
 env = environment()
 if {scoped}:
     with env.execute() as job:
-        wait_for(lambda: completed(job))
+        wait_for(lambda: job.progress().last_checkpoint_id)
         say("pids", pids(job))
         say("first")
         job.wait()
 else:
     job = env.execute()
-    wait_for(lambda: completed(job))
+    wait_for(lambda: job.progress().last_checkpoint_id)
     say("pids", pids(job))
     say("first")
     job.wait()
