@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,11 +68,11 @@ class RunningJob:
 
 
 class RunningJobs:
-    """Those of one session; any thread may ask."""
+    """Those of one session; any thread may ask. A handle that nobody else holds is of no job that runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._jobs: list[RunningJob] = []
+        self._jobs: list[tuple[Execution, weakref.ref[SparkJobHandle]]] = []
         self._turns: set[str] = set()
 
     @contextmanager
@@ -90,13 +91,13 @@ class RunningJobs:
 
     def add(self, execution: Execution, handle: SparkJobHandle) -> None:
         with self._lock:
-            self._jobs = [job for job in self._jobs if job.handle.is_running]
-            self._jobs.append(RunningJob(execution, handle))
+            self._jobs = [(job.execution, weakref.ref(job.handle)) for job in self._running()]
+            self._jobs.append((execution, weakref.ref(handle)))
 
     def find(self, execution: Execution, connect: Callable[[], _Connection]) -> RunningJob | None:
         """The job that this one is, if it runs; `connect` to the coordinator that is to run it, which is asked for its address."""
         with self._lock:
-            named = [job for job in self._jobs if job.handle.is_running and _is_same(job, execution)]
+            named = [job for job in self._running() if _is_same(job, execution)]
         if not named:
             return None
         connection = connect()
@@ -105,6 +106,10 @@ class RunningJobs:
         finally:
             connection.close()
         return next((job for job in named if job.handle.client.url == url), None)
+
+    def _running(self) -> list[RunningJob]:
+        held = ((execution, handle()) for execution, handle in self._jobs)
+        return [RunningJob(execution, handle) for execution, handle in held if handle is not None and handle.is_running]
 
 
 def _is_same(job: RunningJob, execution: Execution) -> bool:
