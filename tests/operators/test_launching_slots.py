@@ -23,6 +23,10 @@ class Handle:
         self.slots_held = 0
         self._slots = slots
 
+    @property
+    def is_running(self) -> bool:
+        return self.slots_held > 0
+
     def start(self, runner: Any) -> None:
         self.slots_held = self._slots
 
@@ -43,7 +47,7 @@ class Cluster:
         self.on_started: Callable[[], object] = lambda: None
         context = SimpleNamespace(master=master)
         patch.setattr(spark_settings, "concurrent_tasks", self._concurrent_tasks)
-        patch.setattr(spark, "atexit", SimpleNamespace(register=lambda *_: self.on_started()))
+        patch.setattr(spark, "_at_exit", lambda _: self.on_started())
         patch.setattr(spark, "SparkJobHandle", Handle)
         patch.setattr(spark, "apply_settings", lambda _: [])
         patch.setattr(spark, "ship_package", lambda _: None)
@@ -56,9 +60,9 @@ class Cluster:
         self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type]
 
     def launch(self, slots: int) -> Any:
-        graph = SimpleNamespace(name="job", slots_required=slots, config=SimpleNamespace(cancellation_timeout_ms=0))
-        options = SimpleNamespace(progress=False, fresh=False, allow_output_repeat=False)
-        plan = SimpleNamespace(graph=graph, operators={}, sources={})
+        graph = SimpleNamespace(name=f"job of {slots}", slots_required=slots, config=SimpleNamespace(cancellation_timeout_ms=0))
+        options = SimpleNamespace(progress=False, fresh=False, restore=None, job_id=None, allow_output_repeat=False)
+        plan = SimpleNamespace(graph=graph, operators={}, sources={}, selectors={})
         return self._launcher.launch(plan, options)  # type: ignore[arg-type]
 
     def _concurrent_tasks(self, context: object) -> int:
