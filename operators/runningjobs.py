@@ -91,8 +91,8 @@ class RunningJobs:
 
     def add(self, execution: Execution, handle: SparkJobHandle) -> None:
         with self._lock:
-            self._jobs = [(job.execution, weakref.ref(job.handle)) for job in self._running()]
-            self._jobs.append((execution, weakref.ref(handle)))
+            running = [(job.execution, weakref.ref(job.handle)) for job in reversed(self._running())]
+            self._jobs = [*running, (execution, weakref.ref(handle))]
 
     def find(self, execution: Execution, connect: Callable[[], _Connection]) -> RunningJob | None:
         """The job that this one is, if it runs; `connect` to the coordinator that is to run it, which is asked for its address."""
@@ -108,7 +108,8 @@ class RunningJobs:
         return next((job for job in named if job.handle.client.url == url), None)
 
     def _running(self) -> list[RunningJob]:
-        held = ((execution, handle()) for execution, handle in self._jobs)
+        """The newest first: one that another plan took over learns of that a moment later."""
+        held = ((execution, handle()) for execution, handle in reversed(self._jobs))
         return [RunningJob(execution, handle) for execution, handle in held if handle is not None and handle.is_running]
 
 
