@@ -130,7 +130,8 @@ class SparkJobHandle:
             ended = self._terminal.wait(timeout_s)
         except KeyboardInterrupt as interrupt:
             self._say_interrupted()
-            raise interrupt.with_traceback(None) from None  # thirty lines of ours would hide that one
+            # The user's own line stands above it, not those of ours.
+            raise interrupt.with_traceback(None) from None
         if not ended:
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
         state = self._progress.state
