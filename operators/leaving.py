@@ -5,10 +5,11 @@ from __future__ import annotations
 from operators.launcher import Progress
 
 
-def describe_interrupted(name: str, *, is_scoped: bool, spark_ends: bool) -> str:
-    """For who pressed Ctrl-C in `wait`. `is_scoped`: inside of `with`; `spark_ends`: Spark gets the same signal, and ends by it."""
-    if spark_ends:
-        return f"{name} ends with spark-submit, which Ctrl-C ends, too: submitted again it goes on from its newest checkpoint"
+def describe_interrupted(name: str, *, is_scoped: bool, is_submitted: bool) -> str:
+    """For who pressed Ctrl-C in `wait`. `is_scoped`: inside of `with`; `is_submitted`: spark-submit gets the same signal from a
+    terminal, and Spark ends with it."""
+    if is_submitted:
+        return f"{name} ends if Ctrl-C ended spark-submit, too: submitted again it goes on from its newest checkpoint"
     until = "its `with` block ends" if is_scoped else "this program ends"
     return f"{name} goes on until {until}: job.wait() waits again, job.stop(folder) or job.cancel() ends it"
 

@@ -141,8 +141,8 @@ class SparkJobHandle:
 
     def _say_interrupted(self) -> None:
         """Whoever pressed Ctrl-C is there to read it, also if the job's progress is not shown."""
-        spark_ends = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started Spark, and then this program
-        text = describe_interrupted(self._graph.name, is_scoped=self._is_scoped, spark_ends=spark_ends)
+        is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started Spark, and then this program
+        text = describe_interrupted(self._graph.name, is_scoped=self._is_scoped, is_submitted=is_submitted)
         (self._line if self._shows_progress else ProgressLine(enabled=True)).say(text)
 
     def wait_for_workers(self, timeout_s: float) -> None:
