@@ -149,7 +149,8 @@ class Environment:
         allow_output_repeat: bool = False,
         progress: bool = True,
     ) -> JobHandle:
-        """Submit the job and return its handle; `handle.wait()` blocks until it ends.
+        """Submit the job and return its handle; `handle.wait()` blocks until it ends. A job that this driver runs already is
+        attached to, or, if its plan is another one, taken over from a checkpoint.
 
         `restore`: `latest`, `latest-readable`, a checkpoint's id, or the path of a snapshot, also one relative to the working
         directory; a folder that is called as one of these words is `./latest`.

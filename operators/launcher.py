@@ -135,7 +135,7 @@ class JobHandle(Protocol):
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Block until a terminal state and return it. Raises JobFailedError on FAILED, TimeoutError on timeout, and FencedError
-        when a newer submission took the job over."""
+        when a newer submission took the job over. KeyboardInterrupt ends the wait; the job goes on."""
 
     def state(self) -> str: ...
 
@@ -153,7 +153,9 @@ class JobHandle(Protocol):
         """Cancel and wait for the end."""
 
     def close(self) -> None:
-        """Release slots, threads and an embedded coordinator; idempotent. The handle is its own context manager."""
+        """Release slots, threads and an embedded coordinator; idempotent. The handle is its own context manager.
+
+        A job that is not over is left: the next `execute` goes on from its newest checkpoint."""
 
     def __enter__(self) -> JobHandle: ...
 

@@ -44,7 +44,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if obj is dataclasses.MISSING:
             # Compared by identity: a copy would give every field of a dataclass a default on the other side.
             return getattr, (dataclasses, "MISSING")
-        if isinstance(obj, type) and _travels_by_value(obj):
+        if isinstance(obj, type) and travels_by_value(obj):
             if issubclass(obj, msgspec.Struct):
                 return _reduce_struct(obj)
             if _CACHE in vars(obj):
@@ -52,8 +52,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _travels_by_value(kind: type) -> bool:
-    module = kind.__module__ or ""
+def travels_by_value(named: Any) -> bool:
+    """Of a class or a function: its module is `__main__`, or registered."""
+    module = named.__module__ or ""
     registered = cloudpickle.list_registry_pickle_by_value()
     return module == "__main__" or any(module == name or module.startswith(f"{name}.") for name in registered)
 

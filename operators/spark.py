@@ -6,6 +6,7 @@ client that api.launch makes, since operators may not import api."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -23,11 +24,14 @@ from barriers.jobgraph import Submission, SubmissionAccepted
 from barriers.launches import draw_secret
 from operators.base import JobPlan
 from operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
+from operators.leaving import describe_replaced
 from operators.packaging import modules_by_value, user_modules, write_package
 from operators.progress import ProgressLine
+from operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
 from operators.sinks.committer import FileCommitter
 from operators.sources.dataframe import DataFrameSource
 from operators.spark_handle import SparkJobHandle
+from operators.spark_interrupt import spare_workers
 from operators.spark_settings import apply_settings, await_slots, hide_progress_bar
 from operators.spark_slots import RddBackend, SlotRunner
 from operators.spark_task import WorkerTemplate
@@ -72,10 +76,10 @@ class _SlotCount:
         self._starting = 0
         self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
 
-    def take(self, slots: int, room: int) -> int:
-        """Slots that other jobs hold; so many for ours are taken if there is room for all."""
+    def take(self, slots: int, room: int, *, leaving: SparkJobHandle | None = None) -> int:
+        """Slots that other jobs hold; so many for ours are taken if there is room for all. `leaving`: holds none that count."""
         with self._lock:
-            occupied = self._starting + sum(handle.slots_held for handle in self._handles)
+            occupied = self._starting + sum(handle.slots_held for handle in self._handles if handle is not leaving)
             if occupied + slots <= room:
                 self._starting += slots
             return occupied
@@ -100,28 +104,50 @@ class SparkLauncher:
         self._spark = spark
         self._connect = connect
         self._advertised_host = advertised_host
+        self._jobs = RunningJobs()
         self._slots = _SlotCount()
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
-        """Submit and start; returns when every worker is registered.
+        """Submit and start; returns when every worker is registered. A job that this driver runs already is not started twice:
+        its handle is returned, or, if the plan is another one, the new plan takes over (runningjobs.py).
 
         Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
         context = self._spark.sparkContext
-        _say_start(plan, options, context.master)
         hide_progress_bar(context)
         for warning in apply_settings(context):
             log.warning("%s", warning)
+        spare_workers(context)
+        execution = Execution.of(plan, options)
+        with self._jobs.turn(execution.name):
+            running = self._jobs.find(execution, lambda: self._connect(options))
+            difference = None if running is None else running.difference(execution)
+            if running is None or difference is not None:
+                return self._launch(plan, options, execution, running, difference)
+            running.handle.attach()
+            return running.handle
+
+    def _launch(
+        self, plan: JobPlan, options: LaunchOptions, execution: Execution, running: RunningJob | None, difference: str | None
+    ) -> SparkJobHandle:
+        """`running`: of the same job in this driver, and what is another in the new plan; it ends when that is submitted."""
+        context = self._spark.sparkContext
+        _say_start(plan, options, context.master)
         with _one_at_a_time, modules_by_value(user_modules()):
             check_picklable(plan)
         _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
-        await_slots(context, slots, functools.partial(self._slots.take, slots))
+        leaving = None if running is None else running.handle
+        await_slots(context, slots, lambda room: self._slots.take(slots, room, leaving=leaving))
         try:
+            if running is not None:
+                running.handle.say(describe_replaced(execution.name, difference or ""))
+                checkpoint_before_takeover(running, execution)
             handle = self._submit(plan, options)
         except BaseException:
             self._slots.give_back(slots)
             raise
         self._slots.pass_on(slots, handle)
+        self._jobs.add(execution, handle)
         try:
             handle.wait_for_workers(WORKERS_START_S)
         except BaseException:
@@ -150,7 +176,7 @@ class SparkLauncher:
             release=connection.close,
         )
         if accepted.restored_checkpoint_id:
-            handle.say(_restored_text(accepted.restored_checkpoint_id, options.restore))
+            handle.say(_restored_text(plan.graph.name, accepted.restored_checkpoint_id, options.restore))
         try:
             self._start(plan, options, accepted, handle, submission.launch_key)
         except BaseException:
@@ -185,7 +211,7 @@ class SparkLauncher:
         )
         backend = RddBackend(context, template, plan.graph.name, launch_key=launch_key)
         handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))
-        atexit.register(_leave_at_exit, weakref.ref(handle))
+        _at_exit(functools.partial(_leave_at_exit, weakref.ref(handle)))
 
 
 def _prepare_sinks(plan: JobPlan, options: LaunchOptions) -> None:
@@ -219,17 +245,24 @@ def _say_start(plan: JobPlan, options: LaunchOptions, master: str) -> None:
     ProgressLine(enabled=options.progress).say(f"{plan.graph.name} starts {workers} on {master}{place}")
 
 
-def _restored_text(checkpoint_id: int, restore: str | None) -> str:
+def _restored_text(name: str, checkpoint_id: int, restore: str | None) -> str:
     """`restore`: as it was asked for; a location is named."""
     where = f" in {restore}" if restore is not None and "/" in restore else ""
-    return f"restored from checkpoint {checkpoint_id}{where}"
+    return f"{name} restored from checkpoint {checkpoint_id}{where}"
+
+
+def _at_exit(action: Callable[[], None]) -> None:
+    """While thread pools still take work, which an embedded coordinator needs to end in order: they refuse it when `atexit` begins.
+    concurrent.futures uses the same means, and was imported before: who registered last comes first."""
+    getattr(threading, "_register_atexit", atexit.register)(action)
 
 
 def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
     """A driver that ends without closing its job takes its workers with it, while Spark can still be told; so does a kill."""
     alive = handle()
     if alive is not None:
-        alive.leave()
+        with contextlib.suppress(KeyboardInterrupt):  # pressed again: the workers were told, and nobody waits for them
+            alive.close()
 
 
 def ship_package(context: SparkContext) -> None:

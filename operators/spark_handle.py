@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from dataclasses import replace
 from barriers.jobgraph import JobGraph
 from operators.failures import frames_of_failure, restart_hint, with_frames
 from operators.launcher import CoordinatorClient, Progress
+from operators.leaving import describe_attached, describe_interrupted, describe_left
 from operators.progress import (
     CompletedCheckpoints,
     Look,
@@ -63,6 +65,7 @@ class SparkJobHandle:
         self._submission = submission
         self._release = release
         """Called once, when the handle lets go: an embedded coordinator ends here."""
+        self._shows_progress = progress
         self._line = ProgressLine(enabled=progress)
         self._runner: SlotRunner | None = None
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
@@ -77,7 +80,10 @@ class SparkJobHandle:
         self._terminal = threading.Event()
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._closed = False
+        self._is_released = False
+        self._is_left = False
+        self._is_scoped = False
+        """Somebody is in a `with` block of it."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="holdfast-job", daemon=True)
 
@@ -100,6 +106,19 @@ class SparkJobHandle:
         return 0 if self._runner is None or self._runner.ended.is_set() else self._slots
 
     @property
+    def is_running(self) -> bool:
+        """Not over, and not left by this driver."""
+        return self.slots_held > 0 and not self._terminal.is_set() and not self._is_left
+
+    def attach(self) -> None:
+        """Somebody executed the job once more."""
+        self.say(describe_attached(self._graph.name, self._progress))
+
+    def say(self, line: str) -> None:
+        """For whoever watches the job."""
+        self._line.say(line)
+
+    @property
     def respawns(self) -> int:
         """Workers that were started again."""
         return self._runner.respawns if self._runner is not None else 0
@@ -116,6 +135,7 @@ class SparkJobHandle:
         )
 
     def __enter__(self) -> SparkJobHandle:
+        self._is_scoped = True
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -126,8 +146,14 @@ class SparkJobHandle:
         """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError, and FencedError when a newer
         submission took the job over: it goes on, and belongs to another driver.
 
-        The coordinator can be asked about the job until `close`."""
-        if not self._terminal.wait(timeout_s):
+        Ctrl-C ends the wait, not the job: a line on stderr says so. The coordinator can be asked about the job until `close`."""
+        try:
+            ended = self._terminal.wait(timeout_s)
+        except KeyboardInterrupt as interrupt:
+            self._say_interrupted()
+            # The user's own line stands above it, not those of ours.
+            raise interrupt.with_traceback(None) from None
+        if not ended:
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
         state = self._progress.state
         self._let_workers_go()
@@ -136,9 +162,11 @@ class SparkJobHandle:
             raise error  # here: the user's own line stands above it, and one of ours
         return state
 
-    def say(self, line: str) -> None:
-        """A line for whoever watches the job."""
-        self._line.say(f"{self._graph.name} {line}")
+    def _say_interrupted(self) -> None:
+        """Whoever pressed Ctrl-C is there to read it, also if the job's progress is not shown."""
+        is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started Spark, and then this program
+        text = describe_interrupted(self._graph.name, is_scoped=self._is_scoped, is_submitted=is_submitted)
+        (self._line if self._shows_progress else ProgressLine(enabled=True)).say(text)
 
     def wait_for_workers(self, timeout_s: float) -> None:
         """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError, FencedError."""
@@ -197,18 +225,16 @@ class SparkJobHandle:
         self._let_workers_go()
 
     def close(self) -> None:
+        """An interrupt ends the wait for the workers, which were told to go; whoever calls again waits again."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            is_left, self._is_left = self._is_left, True
+        if not is_left and self._runner is not None and not self._terminal.is_set():
+            self._line.say(describe_left(self._graph.name, self._progress))
         self._let_workers_go()
-        self._release()
-
-    def leave(self) -> None:
-        """As close, while the interpreter ends: an embedded coordinator can't be ended in order any more, and needn't be."""
         with self._lock:
-            self._closed = True
-        self._let_workers_go()
+            is_released, self._is_released = self._is_released, True
+        if not is_released:
+            self._release()
 
     def _let_workers_go(self) -> None:
         """End workers, threads and display; the coordinator can still be asked. Idempotent."""

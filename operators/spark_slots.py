@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from barriers.launches import launch_token
 from operators.processidentity import kill_process
+from operators.spark_interrupt import collect, mark_worker
 from operators.spark_task import WorkerReport, WorkerTemplate, worker_task
 from operators.supervisor import (
     Action,
@@ -76,7 +77,8 @@ class RddBackend:
         def run() -> None:
             try:
                 self._context.setJobGroup(self._group(slot, spawn), f"{self._job_name}: worker {slot}", interruptOnCancel=True)
-                reports = self._context.parallelize([slot], 1).mapPartitions(self._task(template, slot)).collect()
+                mark_worker(self._context)
+                reports = collect(self._context.parallelize([slot], 1).mapPartitions(self._task(template, slot)))
             except BaseException as error:
                 ended(*_why(error))
             else:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from operators import spark, spark_settings
 from operators.launcher import LaunchOptions
 from operators.spark import SparkLauncher
+from statebackends.errors import OutputMayRepeatError
 
 DEADLINE_S = 10.0
 
@@ -20,12 +22,25 @@ class Handle:
     """Of a job whose workers run until it is closed."""
 
     def __init__(self, job_id: str, client: Any, graph: Any, slots: int, **_: Any) -> None:
+        self.job_id = job_id
         self.client = client
+        self.attached = 0
+        self.said: list[str] = []
         self.slots_held = 0
         self._slots = slots
 
+    @property
+    def is_running(self) -> bool:
+        return self.slots_held > 0
+
     def start(self, runner: Any) -> None:
         self.slots_held = self._slots
+
+    def attach(self) -> None:
+        self.attached += 1
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
 
     def give_up(self, *_: Any) -> None: ...
 
@@ -41,10 +56,11 @@ class Cluster:
     def __init__(self, patch: pytest.MonkeyPatch, master: str, tasks: int) -> None:
         self.tasks = tasks
         self.asked = threading.Event()
+        self.refusal: Exception | None = None
         self.on_started: Callable[[], object] = lambda: None
         context = SimpleNamespace(master=master)
         patch.setattr(spark_settings, "concurrent_tasks", self._concurrent_tasks)
-        patch.setattr(spark, "atexit", SimpleNamespace(register=lambda *_: self.on_started()))
+        patch.setattr(spark, "_at_exit", lambda _: self.on_started())
         patch.setattr(spark, "SparkJobHandle", Handle)
         patch.setattr(spark, "apply_settings", lambda _: [])
         patch.setattr(spark, "hide_progress_bar", lambda _: None)
@@ -57,16 +73,19 @@ class Cluster:
         connection = SimpleNamespace(client=SimpleNamespace(url="", token=None, submit=self._submit), close=lambda: None)
         self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type]
 
-    def launch(self, slots: int) -> Any:
-        graph = SimpleNamespace(name="job", slots_required=slots, config=SimpleNamespace(cancellation_timeout_ms=0))
+    def launch(self, slots: int, **wanted: Any) -> Any:
+        vertex = JobVertex("a", "a", slots, 128, (OperatorDescription("a", "a", "a", "source"),))
+        graph = JobGraph(f"job of {slots}", (vertex,), (), JobConfig())
         plan = SimpleNamespace(graph=graph, operators={}, sources={}, selectors={})
-        return self._launcher.launch(plan, LaunchOptions(progress=False))  # type: ignore[arg-type]
+        return self._launcher.launch(plan, LaunchOptions(progress=False, **wanted))  # type: ignore[arg-type]
 
     def _concurrent_tasks(self, context: object) -> int:
         self.asked.set()
         return self.tasks
 
     def _submit(self, submission: Any) -> SimpleNamespace:
+        if self.refusal is not None:
+            raise self.refusal
         slots = submission.graph.slots_required
         named = {"job_id": "job", "submission": 1, "restored_checkpoint_id": 0, "directory": "", "directory_nonce": ""}
         return SimpleNamespace(notes=(), slots=slots, **named)
@@ -110,3 +129,38 @@ def test_a_job_that_does_not_start_gives_its_slots_back(monkeypatch: pytest.Monk
     with pytest.raises(OSError, match="no more threads"):
         cluster.launch(3)
     assert cluster.launch(3).slots_held == 3
+
+
+def test_a_job_that_runs_here_already_is_attached_to_and_needs_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[4]", 4)
+    first = cluster.launch(3)
+    assert cluster.launch(3) is first
+    assert (first.attached, first.slots_held) == (1, 3)
+
+
+def test_a_job_that_was_left_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[4]", 4)
+    first = cluster.launch(3)
+    first.close()
+    assert cluster.launch(3) is not first
+
+
+def test_a_job_that_is_to_begin_anew_takes_the_slots_of_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[4]", 4)
+    first = cluster.launch(3)
+    second = cluster.launch(3, fresh=True)
+    assert second is not first
+    assert first.said == ["job of 3 runs already in this program, with another plan: fresh=True; the new plan takes over"]
+    assert cluster.launch(3) is second
+
+
+def test_a_takeover_that_is_refused_leaves_the_job_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[4]", 4)
+    first = cluster.launch(3)
+    cluster.refusal = OutputMayRepeatError("output may repeat")
+    with pytest.raises(OutputMayRepeatError):
+        cluster.launch(3, fresh=True)
+    assert cluster.launch(3) is first
+    first.close()
+    cluster.refusal = None
+    assert cluster.launch(3, fresh=True).slots_held == 3

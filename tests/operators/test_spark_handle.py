@@ -241,6 +241,70 @@ def test_only_the_question_for_the_workers_counts_as_unanswered(monkeypatch: pyt
     assert seen == [7, 21]
 
 
+def raise_interrupt(*_: object) -> bool:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_an_interrupted_wait_says_that_the_job_goes_on_and_how_to_end_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress: bool
+) -> None:
+    workers = Workers()
+    handle = started(Client(("RUNNING", 1, {})), workers, progress=progress)
+    with monkeypatch.context() as pressed:
+        pressed.setattr(handle._terminal, "wait", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            handle.wait()
+    assert len(caught.traceback) <= 3, "the user's line stands out"
+    line = "job goes on until this program ends: job.wait() waits again, job.stop(folder) or job.cancel() ends it\n"
+    assert capsys.readouterr().err.count(line) == 1
+    assert handle.is_running
+    handle.close()
+
+
+def test_inside_of_with_an_interrupt_leaves_the_job_and_both_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = started(Client(("RUNNING", 1, {})), Workers(), progress=True)
+    monkeypatch.setattr(handle._terminal, "wait", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt), handle:
+        handle.wait()
+    said = capsys.readouterr().err
+    assert said.count("job goes on until its `with` block ends") == 1
+    assert said.count("job is left, and its workers go: execute() goes on from where it started, or its first checkpoint\n") == 1
+    assert (handle.is_running, handle.slots_held) == (False, 0)
+
+
+def test_under_spark_submit_an_interrupt_may_end_spark_and_is_not_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    handle = started(Client(("RUNNING", 1, {})), Workers())
+    with monkeypatch.context() as pressed:
+        pressed.setattr(handle._terminal, "wait", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait()
+    assert "job ends if Ctrl-C ended spark-submit, too: submitted again" in capsys.readouterr().err
+    handle.close()
+
+
+def test_a_close_that_was_interrupted_is_done_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, released = Workers(), []
+    handle = started(Client(("RUNNING", 1, {})), workers)
+    handle._release = lambda: released.append(1)
+    assert handle._runner is not None
+    with monkeypatch.context() as pressed:
+        pressed.setattr(handle._runner.ended, "wait", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            handle.close()
+    assert not released
+    assert not handle.is_running
+    handle.close()
+    handle.close()
+    assert handle._runner.ended.is_set()
+    assert released == [1]
+
+
 def test_a_worker_that_can_not_be_killed_from_here_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots of a job wait for one thread."""
 

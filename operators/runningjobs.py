@@ -1,0 +1,129 @@
+"""The jobs that a driver runs, by what they were executed with: whoever executes one of them again means that one.
+
+The same cell of a notebook comes again and again. With the same plan its job goes on; with another plan, or a wish to begin
+elsewhere, the new plan takes over as a newer submission, from a checkpoint that is taken first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from operators.base import JobPlan
+from operators.launcher import CoordinatorClient, LaunchOptions
+from operators.packaging import modules_by_value, user_modules
+from operators.plandigest import PlanDigest, describe_difference, digest_plan
+from statebackends.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from operators.spark_handle import SparkJobHandle
+
+log = logging.getLogger("holdfast.spark")
+
+CHECKPOINT_WAIT_S = 60.0
+"""How long a new plan waits for the checkpoint that it begins with; without one it begins with the newest."""
+
+
+class _Connection(Protocol):
+    @property
+    def client(self) -> CoordinatorClient: ...
+
+    @property
+    def close(self) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a job is executed with."""
+
+    name: str
+    job_id: str | None
+    """As asked for; None: that of the name."""
+    digest: PlanDigest
+    begins_with: str | None = None
+    """The argument that asks for another beginning than where the job stands; None: there is none."""
+
+    @classmethod
+    def of(cls, plan: JobPlan, options: LaunchOptions) -> Execution:
+        begins_with = "fresh=True" if options.fresh else None
+        if options.restore not in (None, "latest"):
+            begins_with = f"restore={options.restore!r}"
+        with modules_by_value(user_modules()):
+            digest = digest_plan(plan)
+        return cls(plan.graph.name, options.job_id, digest, begins_with)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    execution: Execution
+    handle: SparkJobHandle
+
+    def difference(self, execution: Execution) -> str | None:
+        """Why the job can't just go on; None if it can."""
+        return execution.begins_with or describe_difference(self.execution.digest, execution.digest)
+
+
+class RunningJobs:
+    """Those of one session; any thread may ask. A handle that nobody else holds is of no job that runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._jobs: list[tuple[Execution, weakref.ref[SparkJobHandle]]] = []
+        self._turns: set[str] = set()
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """One thread at a time executes a job of this name: two would take it from each other."""
+        with self._lock:
+            while name in self._turns:
+                self._lock.wait()
+            self._turns.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._turns.remove(name)
+                self._lock.notify_all()
+
+    def add(self, execution: Execution, handle: SparkJobHandle) -> None:
+        with self._lock:
+            running = [(job.execution, weakref.ref(job.handle)) for job in reversed(self._running())]
+            self._jobs = [*running, (execution, weakref.ref(handle))]
+
+    def find(self, execution: Execution, connect: Callable[[], _Connection]) -> RunningJob | None:
+        """The job that this one is, if it runs; `connect` to the coordinator that is to run it, which is asked for its address."""
+        with self._lock:
+            named = [job for job in self._running() if _is_same(job, execution)]
+        if not named:
+            return None
+        connection = connect()
+        try:
+            url = connection.client.url
+        finally:
+            connection.close()
+        return next((job for job in named if job.handle.client.url == url), None)
+
+    def _running(self) -> list[RunningJob]:
+        """The newest first: one that another plan took over learns of that a moment later."""
+        held = ((execution, handle()) for execution, handle in reversed(self._jobs))
+        return [RunningJob(execution, handle) for execution, handle in held if handle is not None and handle.is_running]
+
+
+def _is_same(job: RunningJob, execution: Execution) -> bool:
+    if execution.job_id is not None:
+        return job.handle.job_id == execution.job_id
+    return job.execution.job_id is None and job.execution.name == execution.name
+
+
+def checkpoint_before_takeover(job: RunningJob, execution: Execution) -> None:
+    """So that the new plan repeats nothing; it need not succeed."""
+    if execution.begins_with is not None:
+        return
+    try:
+        job.handle.client.trigger_checkpoint(job.handle.job_id, timeout_s=CHECKPOINT_WAIT_S)
+    except (HoldfastError, TimeoutError) as error:
+        log.warning("%s: its new plan begins with an older checkpoint: %s", execution.name, error)

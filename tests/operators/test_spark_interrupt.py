@@ -1,0 +1,64 @@
+"""A worker's Spark job is submitted once, however often the connection to Spark is lost while it runs."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+
+from operators import spark_interrupt
+from operators.spark_interrupt import CONNECTION_LOSSES_MAX, WORKER_TAG, cancel_other_jobs, collect
+
+
+class Rdd:
+    """Whose job answers so."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.submitted = 0
+        self._jrdd = SimpleNamespace(collectAsync=self._submit)
+
+    def _submit(self) -> Any:
+        self.submitted += 1
+        return SimpleNamespace(get=self._get)
+
+    def _get(self) -> Any:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_interrupt, "RECONNECT_S", 0.0)
+
+
+def test_a_lost_connection_is_no_end_of_the_worker() -> None:
+    rdd = Rdd(Py4JError("lost"), Py4JNetworkError("refused"), [pickle.dumps(["left"])])
+    assert collect(rdd) == ["left"]  # type: ignore[arg-type]
+    assert rdd.submitted == 1
+
+
+def test_a_spark_that_has_gone_is_not_asked_for_ever() -> None:
+    rdd = Rdd(*[Py4JNetworkError("refused")] * CONNECTION_LOSSES_MAX, Py4JError("gone"), [pickle.dumps([1])])
+    with pytest.raises(Py4JError, match="gone"):
+        collect(rdd)  # type: ignore[arg-type]
+    assert rdd.submitted == 1
+
+
+def test_jobs_that_are_no_workers_are_cancelled() -> None:
+    asked: list[str] = []
+    cancelled: list[int] = []
+    tracker = SimpleNamespace(getActiveJobIds=lambda: [1, 2, 5], getJobIdsForTag=lambda tag: asked.append(tag) or [0, 2, 7])
+    scala = SimpleNamespace(
+        listenerBus=lambda: SimpleNamespace(waitUntilEmpty=lambda wait_ms: asked.append("heard")),
+        statusTracker=lambda: tracker,
+        cancelJob=lambda job, reason: cancelled.append(job),
+    )
+    cancel_other_jobs(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala)))  # type: ignore[arg-type]
+    assert cancelled == [1, 5]
+    assert asked == ["heard", WORKER_TAG]
