@@ -36,6 +36,7 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
+from barriers.sinklog import CommitEntry, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
 from coordinator.records import (
     AbortRecord,
     AttemptRecord,
@@ -48,7 +49,7 @@ from coordinator.records import (
     VoidRecord,
 )
 from coordinator.totals import OperatorTotals
-from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
+from operators.sinks.manifest import Committable
 from statebackends.handles import (
     FileHandle,
     InlineHandle,
