@@ -434,7 +434,7 @@ def _counted(some: list[PendingCheckpoint]) -> str:
     """`40 rows in 2 files of checkpoint 7`."""
     files = sum(len(each.files) for each in some)
     ids = ", ".join(str(each.checkpoint_id) for each in some)
-    return f"{sum(each.rows for each in some)} rows in {files} files of checkpoint {ids}"
+    return f"{sum(each.rows for each in some)} rows in {files} file{'s' if files != 1 else ''} of checkpoint {ids}"
 
 
 def _named(some: list[PendingCheckpoint]) -> str:
