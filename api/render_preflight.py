@@ -43,6 +43,9 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
     for sink in report.sinks:
         if sink.may_repeat:
             console.show_line(f"may repeat: output of sink {sink.sink_id!r} (operator {sink.operator!r})")
+        if sink.is_moved:
+            was = sink.stored_path or "somewhere else"
+            console.show_line(f"elsewhere: sink {sink.sink_id!r} (operator {sink.operator!r}) writes to {sink.path}, no longer {was}")
     for note in report.notes:
         console.show_line(f"note: {note}")
     for refusal in report.refusals:

@@ -18,6 +18,7 @@ from barriers.sinklog import (
     COMMITTABLES,
     FORK_PROPERTY,
     PLACE_PROPERTY,
+    ROOT_FOLDER,
     CommitEntry,
     LogPosition,
     OwnerEntry,
@@ -48,6 +49,7 @@ from statebackends.errors import (
 from statebackends.handles import OperatorState, external_places
 from statebackends.metadata import SnapshotMetadata
 from statebackends.snapshot import external_exists
+from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import Flow, ListFolder
 from statebackends.storage.whole import read_whole
 
@@ -223,6 +225,7 @@ def _read_logs(asked: _Asked, uid: str, state: OperatorState, unnamed: str) -> F
     for entries in (yield from read_lists(state, COMMITTABLES, asked.base.folder)):
         for entry in entries:
             decoded = decode_committer_state(entry, uid)
+            _check_place(decoded.place, uid)
             files = pending.setdefault(decoded.place or unnamed, [])
             if isinstance(decoded, LogPosition):
                 known[decoded.place or unnamed] = decoded
@@ -231,6 +234,12 @@ def _read_logs(asked: _Asked, uid: str, state: OperatorState, unnamed: str) -> F
     return {
         place: _Log(known.get(place), tuple(sorted(files, key=lambda each: each.checkpoint_id))) for place, files in pending.items()
     }
+
+
+def _check_place(place: str, uid: str) -> None:
+    """Raise CorruptStateError for what no committer writes: a snapshot is anybody's, and places are read."""
+    if place and (not is_absolute_folder(place) or f"/{ROOT_FOLDER}/" not in place or ".." in place.split("/") or "\0" in place):
+        raise CorruptStateError(f"operator {uid}: {place!r} is not the place of a sink's log", operator=uid, reason="place")
 
 
 def _external_of(state: OperatorState, keep: Iterable[str] = ()) -> frozenset[str]:

@@ -319,6 +319,16 @@ def test_committables_that_can_not_be_read_are_a_refusal_that_names_the_operator
     assert refusal.fields["operator"] == "out-committer"
 
 
+@pytest.mark.parametrize("place", ["relative/_holdfast/out", "/etc", "/a/../_holdfast/out", "/a/_holdfast/\0"])
+def test_a_place_that_no_committer_writes_is_read_through_by_nobody(place: str) -> None:
+    scene = Scene()
+    scene.record()
+    scene.entries = [position(place=place)]
+    scene.put_savepoint()
+    (refusal,) = scene.plan("abandon").report.refusals
+    assert (refusal.kind, refusal.fields["operator"]) == ("CorruptStateError", "out-committer")
+
+
 # ---------------------------------------------------------------------------------------------------------- what is told
 
 

@@ -128,6 +128,8 @@ RECORDS: dict[str, msgspec.Struct] = {
     "sink-committable": Committable(1, 7, 0, (STAGED,)),
     "sink-position": LogPosition(1, 2, 1, "n", "j"),
     "sink-pending": PendingCheckpoint(7, (STAGED,)),
+    "sink-position-place": LogPosition(1, 2, 1, "n", "j", "/out/_holdfast/s"),
+    "sink-pending-place": PendingCheckpoint(7, (STAGED,), "/out/_holdfast/s"),
 }
 
 
