@@ -21,7 +21,7 @@ from api.interrupts import EXIT_INTERRUPTED, interruptible
 from api.settings import NeverServedError, client_settings, named_state_directory, server_settings
 from api.snapshots import commands
 from api.version import VERSION
-from barriers.jobgraph import ClaimMode, Submission
+from barriers.jobgraph import ClaimMode, SinkMode, Submission
 from coordinator.records import is_job_id
 from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
@@ -379,6 +379,9 @@ def preflight(
         bool, typer.Option("--allow-output-repeat", help="Output that was committed already may be written again.")
     ] = False,
     claim: Annotated[bool, typer.Option("--claim", help="As with claim_mode=CLAIM: the job would own the snapshot.")] = False,
+    sinks: Annotated[
+        SinkMode, typer.Option("--sinks", help="fork: a sink that writes elsewhere begins a new log; abandon: despite lost rows.")
+    ] = SinkMode.KEEP,
     as_json: Json = False,
 ) -> None:
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
@@ -395,6 +398,7 @@ def preflight(
             job_id=job_id,
             restore=named_snapshot(snapshot),
             claim_mode=ClaimMode.CLAIM if claim else ClaimMode.NO_CLAIM,
+            sinks=sinks,
             allow_non_restored_state=allow_non_restored_state,
             allow_output_repeat=allow_output_repeat,
         )

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from api.client import RestClient
 from api.preflight import named_snapshot, preflight_offline, preflight_online
 from api.settings import client_settings, server_settings, state_url
-from barriers.jobgraph import ClaimMode, Submission
+from barriers.jobgraph import ClaimMode, SinkMode, Submission
 from coordinator.preflight import PreflightReport
 from operators.base import JobPlan
 from operators.environment import Environment as BaseEnvironment
-from operators.environment import claim_mode_of
+from operators.environment import claim_mode_of, sink_mode_of
 from operators.launcher import JobHandle, Launcher, LaunchOptions
 from operators.settings import signature_with_settings
 from statebackends.errors import InvalidConfigError
@@ -90,6 +90,7 @@ class Environment(BaseEnvironment):
         *,
         job_id: str | None = None,
         claim_mode: ClaimMode | str = ClaimMode.NO_CLAIM,
+        sinks: SinkMode | str = SinkMode.KEEP,
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
     ) -> PreflightReport:
@@ -102,6 +103,7 @@ class Environment(BaseEnvironment):
             job_id=job_id,
             restore=named_snapshot(restore),
             claim_mode=claim_mode_of(claim_mode),
+            sinks=sink_mode_of(sinks),
             allow_non_restored_state=allow_non_restored_state,
             allow_output_repeat=allow_output_repeat,
         )

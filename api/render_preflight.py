@@ -43,6 +43,9 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
     for sink in report.sinks:
         if sink.may_repeat:
             console.show_line(f"may repeat: output of sink {sink.sink_id!r} (operator {sink.operator!r})")
+        if sink.is_moved:
+            places = f"writes to {sink.path}, no longer to {sink.stored_path or 'where it was'}"
+            console.show_line(f"elsewhere: sink {sink.sink_id!r} (operator {sink.operator!r}) {places}")
     for note in report.notes:
         console.show_line(f"note: {note}")
     for refusal in report.refusals:

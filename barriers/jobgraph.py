@@ -319,6 +319,17 @@ class ClaimMode(StrEnum):
     """The job: it deletes the snapshot once newer checkpoints have subsumed it."""
 
 
+class SinkMode(StrEnum):
+    """What becomes of the sinks of a job that is started from a snapshot."""
+
+    KEEP = "keep"
+    """Each goes on in the log that the snapshot knows; one that writes elsewhere is refused."""
+    FORK = "fork"
+    """Each that writes elsewhere begins a new log there. Refused while rows are left over for which nobody is known to care."""
+    ABANDON = "abandon"
+    """As FORK, and such rows are given up, and named."""
+
+
 class Submission(msgspec.Struct, frozen=True):
     """Body of POST /v1/jobs: what a driver asks of the coordinator."""
 
@@ -331,6 +342,7 @@ class Submission(msgspec.Struct, frozen=True):
     allow_output_repeat: bool = False
     fresh: bool = False
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    sinks: SinkMode = SinkMode.KEEP
     driver_nonce: str = ""
     """Makes a retried POST idempotent."""
     launch_key: Annotated[str, msgspec.Meta(max_length=255)] = ""

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import msgspec
 
 from barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
+from barriers.sinklog import PLACE_PROPERTY
 from coordinator.preflight import OperatorFinding, Presence, Refusal, SchemaVerdict, SinkFinding, StateFinding
 from coordinator.restore import stored_lists
+from coordinator.sinkforks import MovedSink
 from statebackends.errors import (
     BackendMismatchError,
     HoldfastError,
@@ -114,14 +116,25 @@ def plan_restore(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_resto
     return judgement
 
 
-def find_sinks(graph: JobGraph, *, repeats: Collection[str]) -> tuple[SinkFinding, ...]:
-    """The sinks of a job; `repeats`: ids of those whose output may be written again."""
-    found: dict[str, str] = {}
+def find_sinks(graph: JobGraph, *, repeats: Collection[str], moved: Iterable[MovedSink] = ()) -> tuple[SinkFinding, ...]:
+    """The sinks of a job; `repeats`: ids of those whose output may be written again, `moved`: those that write elsewhere."""
+    found: dict[str, OperatorDescription] = {}
     for vertex in graph.vertices:
         for operator in vertex.operators:
             if operator.sink_id:
-                found.setdefault(operator.sink_id, operator.uid)
-    return tuple(SinkFinding(sink_id, uid, sink_id in repeats) for sink_id, uid in sorted(found.items()))
+                found.setdefault(operator.sink_id, operator)
+    stored = {sink.sink_id: sink.stored for sink in moved}
+    return tuple(
+        SinkFinding(
+            sink_id,
+            operator.uid,
+            sink_id in repeats,
+            path=operator.properties.get(PLACE_PROPERTY),
+            is_moved=sink_id in stored,
+            stored_path=stored.get(sink_id),
+        )
+        for sink_id, operator in sorted(found.items())
+    )
 
 
 def has_state(operator: OperatorState) -> bool:

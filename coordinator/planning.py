@@ -14,7 +14,7 @@ from coordinator.examining import examine_owner
 from coordinator.jobevents import JobSetup
 from coordinator.judging import find_sinks, judge_snapshot
 from coordinator.ownership import derive_releases
-from coordinator.preflight import PreflightReport, Refusal, SnapshotFinding
+from coordinator.preflight import PreflightReport, Refusal, SnapshotFinding, gravest_first
 from coordinator.publication import (
     CheckpointFact,
     Completed,
@@ -27,7 +27,8 @@ from coordinator.publication import (
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
 from coordinator.resolving import FALLBACK_HINT, is_path, resolve_snapshot
 from coordinator.rewinding import find_rewind
-from coordinator.snapshots import damage_error, file_finding, find_problems, load_snapshot
+from coordinator.sinkforks import SinkJudgement, examine_sinks
+from coordinator.snapshots import damage_error, file_finding, find_missing_external, find_problems, load_snapshot
 from coordinator.stopping import derive_cut_off_stops
 from coordinator.views import TriggerView
 from statebackends.errors import (
@@ -118,20 +119,27 @@ def examine_submission(
     base = resolved.base
     if base is None:
         report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
-        return SubmissionPlan(submission, None, job.last_checkpoint_id + 1, report)
+        graph = SinkJudgement().applied_to(submission.graph)
+        return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), None, job.last_checkpoint_id + 1, report)
     metadata = yield from load_snapshot(base.folder)
     judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
-    problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=external)
+    forks = SinkJudgement()
+    problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
+    if not problems:
+        forks = yield from examine_sinks(job, submission, base, metadata, is_directory=external)
+    if external:
+        problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
     ownership = yield from examine_owner(job, submission, base, metadata)
-    rewind = yield from find_rewind(job, resolved, metadata, submission.graph)
-    sinks = find_sinks(submission.graph, repeats=rewind.sinks if rewind is not None else ())
-    refusals, notes = [*ownership.refusals, *judgement.refusals], [*judgement.notes, *ownership.notes]
+    rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
+    sinks = find_sinks(submission.graph, repeats=rewind.sinks if rewind is not None else (), moved=forks.moved)
+    refusals = [*ownership.refusals, *judgement.refusals, *forks.refusals]
+    notes = [*judgement.notes, *ownership.notes, *forks.notes]
     if problems:
-        refusals.insert(0, Refusal.of(damage_error(base.folder, problems, hint="" if base.explicit else FALLBACK_HINT)))
+        refusals.append(Refusal.of(damage_error(base.folder, problems, hint="" if base.explicit else FALLBACK_HINT)))
     if rewind is not None and submission.allow_output_repeat:
         notes.append(rewind.error().message)
     elif rewind is not None:
-        refusals.insert(0, Refusal.of(rewind.error()))
+        refusals.append(Refusal.of(rewind.error()))
     report = PreflightReport(
         job_id=job.job_id,
         job_name=submission.graph.name,
@@ -147,14 +155,15 @@ def examine_submission(
         ),
         operators=judgement.operators,
         files=tuple(file_finding(problem) for problem in problems),
-        unchecked=() if external else metadata.external,
+        unchecked=() if external else tuple(entry for entry in metadata.external if entry not in forks.forgone),
         skipped=resolved.skipped,
         sinks=sinks,
-        refusals=tuple(refusals),
+        refusals=gravest_first(refusals),
         notes=tuple(notes),
     )
     first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
-    return SubmissionPlan(msgspec.structs.replace(submission, graph=judgement.graph), base, first, report)
+    graph = forks.applied_to(judgement.graph)
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first, report)
 
 
 def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> Flow[HoldfastError]:

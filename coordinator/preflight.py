@@ -5,6 +5,7 @@ The report is all there is: a refused restore raises what its report lists, so t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +14,9 @@ import msgspec
 from statebackends import errors
 from statebackends.errors import HoldfastError, RestoreError
 from statebackends.evolution import SchemaChange
+
+TOLD_MAX = 8
+"""Further reasons that the message of a refused restore tells."""
 
 
 class Presence(StrEnum):
@@ -98,6 +102,12 @@ class SinkFinding(msgspec.Struct, frozen=True):
     operator: str
     may_repeat: bool
     """Checkpoints newer than the snapshot may have committed output, which would be written again."""
+    path: str | None = None
+    """Where it writes to; None: it does not say."""
+    is_moved: bool = False
+    """The snapshot knows it elsewhere."""
+    stored_path: str | None = None
+    """Where, if it is moved and that is known."""
 
 
 class SnapshotFinding(msgspec.Struct, frozen=True):
@@ -132,6 +142,32 @@ class Refusal(msgspec.Struct, frozen=True):
         return kind(self.message, **self.fields)
 
 
+_GRAVEST = (
+    errors.CorruptStateError,
+    errors.SnapshotClaimedError,
+    errors.IncompatibleStateError,
+    errors.BackendMismatchError,
+    errors.MaxParallelismError,
+    errors.UnclaimedStateError,
+    errors.SinkMovedError,
+    errors.CommittablesLeftError,
+    errors.OutputMayRepeatError,
+)
+"""What nothing but another snapshot mends, then what another job mends, then what a word of the user lets pass."""
+
+
+def gravest_first(refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
+    """The first is the one that is raised: nobody is sent to say a word for a snapshot that is of no use."""
+
+    def grade(refusal: Refusal) -> int:
+        error = refusal.error()
+        known = (number for number, kind in enumerate(_GRAVEST) if isinstance(error, kind))
+        # Any other one is about this snapshot, and no word lets it pass.
+        return next(known, 1)
+
+    return tuple(sorted(refusals, key=grade))
+
+
 class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
     """What would happen if the job were started from the snapshot."""
 
@@ -148,7 +184,7 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
     """Newer checkpoints that can't be read, newest first."""
     sinks: tuple[SinkFinding, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    """Why the job is refused; empty: it can start."""
+    """Why the job is refused, the gravest first; empty: it can start."""
     notes: tuple[str, ...] = ()
     """What is accepted and worth knowing: dropped state, values rewritten, output that may repeat."""
 
@@ -157,11 +193,19 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.refusals
 
     def check(self) -> None:
-        """Raise the first refusal; the messages of the others are in its field `others`."""
+        """Raise the first refusal. Its message tells the others too, as far as there is room; its field `others` has them whole."""
         if self.refusals:
             first, *others = self.refusals
             raise Refusal(
                 first.kind,
-                first.message + (f" ({len(others)} more reasons: a preflight lists them)" if others else ""),
+                first.message + _also(others),
                 {**first.fields, "others": [other.message for other in others]} if others else first.fields,
             ).error()
+
+
+def _also(others: Sequence[Refusal]) -> str:
+    if not others:
+        return ""
+    told = "; ".join(f"({number}) {other.message} [{other.kind}]" for number, other in enumerate(others[:TOLD_MAX], 2))
+    unsaid = f"; {len(others) - TOLD_MAX} more, which a preflight lists" if len(others) > TOLD_MAX else ""
+    return f". {len(others)} more reason{'s' if len(others) > 1 else ''}: {told}{unsaid}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from barriers.jobgraph import JobGraph
+from barriers.sinklog import DISCARDS_PROPERTY
 from coordinator.publication import RecordedJob
 from coordinator.records import JobPaths, RestorePoint, is_job_id
 from coordinator.resolving import Resolved
@@ -47,18 +48,25 @@ class Rewind:
         )
 
 
-def find_rewind(job: RecordedJob, resolved: Resolved, metadata: SnapshotMetadata, graph: JobGraph) -> Flow[Rewind | None]:
-    """None where nothing newer than the snapshot can have committed output that this job would write again."""
+def find_rewind(
+    job: RecordedJob, resolved: Resolved, metadata: SnapshotMetadata, graph: JobGraph, *, moved: Collection[str] = ()
+) -> Flow[Rewind | None]:
+    """None where nothing newer than the snapshot can have committed output that this job would write again.
+
+    `moved`: ids of sinks that write elsewhere than the job of the snapshot: what that one goes on to commit is beside theirs. What
+    this job committed itself, wherever that was, is its own output, which it would write again."""
     base = resolved.base
     assert base is not None
     own = tuple(sorted(set(_sink_ids(graph))))
+    if not own and _has_sinks(graph):
+        return None
     skipped = tuple(each.checkpoint_id for each in resolved.skipped)
     if metadata.job_id == job.job_id and base.checkpoint_id < job.newest_completed:
         return Rewind(base.checkpoint_id, job.newest_completed, job.job_id, own, skipped)
     since = _completed_since(job, base)
     if since:
         return Rewind(base.checkpoint_id, since, job.job_id, own, skipped)
-    shared = tuple(sorted(set(own) & set(_stored_sink_ids(metadata))))
+    shared = tuple(sorted(set(own) & set(_stored_sink_ids(metadata)) - set(moved)))
     if metadata.job_id == job.job_id or not shared or not is_job_id(metadata.job_id):
         return None
     try:
@@ -82,10 +90,15 @@ def _completed_since(job: RecordedJob, base: RestorePoint) -> int:
 
 
 def _sink_ids(graph: JobGraph) -> Iterator[str]:
+    """Of sinks whose output somebody can see."""
     for vertex in graph.vertices:
         for operator in vertex.operators:
-            if operator.sink_id:
+            if operator.sink_id and not operator.properties.get(DISCARDS_PROPERTY):
                 yield operator.sink_id
+
+
+def _has_sinks(graph: JobGraph) -> bool:
+    return any(operator.sink_id for vertex in graph.vertices for operator in vertex.operators)
 
 
 def _stored_sink_ids(metadata: SnapshotMetadata) -> Iterator[str]:

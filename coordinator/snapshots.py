@@ -5,7 +5,7 @@ They judge files, not jobs: whether a snapshot fits a graph is for `restore.py`.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -127,9 +127,17 @@ def find_problems(
         )
         above = f"{split_folder(folder)[0].rstrip('/')}/" if is_absolute_folder(folder) else ""
         problems += [replace(problem, path=above + problem.path) for problem in found]
-    for path in metadata.external if external else ():
-        if not (yield from external_exists(path)):
-            problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, path, "the external file is missing"))
+    if external:
+        problems += yield from find_missing_external(metadata.external)
+    return problems
+
+
+def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]:
+    """Those of a snapshot's external files that are at none of their places."""
+    problems = []
+    for entry in entries:
+        if not (yield from external_exists(entry)):
+            problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, entry, "the external file is missing"))
     return problems
 
 

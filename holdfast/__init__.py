@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from barriers.jobgraph import JobConfig as JobConfig
     from barriers.jobgraph import RestartStrategy as RestartStrategy
     from barriers.jobgraph import RocksDBConfig as RocksDBConfig
+    from barriers.jobgraph import SinkMode as SinkMode
     from coordinator.preflight import PreflightReport as PreflightReport
     from operators.base import Counter as Counter
     from operators.functions.aggregates import Aggregate as Aggregate
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from statebackends.errors import BackendMismatchError as BackendMismatchError
     from statebackends.errors import CheckpointFailedError as CheckpointFailedError
     from statebackends.errors import CommittableLostError as CommittableLostError
+    from statebackends.errors import CommittablesLeftError as CommittablesLeftError
     from statebackends.errors import CorruptStateError as CorruptStateError
     from statebackends.errors import FencedError as FencedError
     from statebackends.errors import GraphError as GraphError
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from statebackends.errors import RecoveringError as RecoveringError
     from statebackends.errors import RestoreError as RestoreError
+    from statebackends.errors import SinkMovedError as SinkMovedError
     from statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from statebackends.errors import StateBackendError as StateBackendError
     from statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
@@ -126,7 +129,7 @@ _EXPORTS = {
     "api.snapshots.snapshot": ("Snapshot",),
     "api.version": ("VERSION",),
     "barriers.elements": ("Batch",),
-    "barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig"),
+    "barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
     "coordinator.preflight": ("PreflightReport",),
     "operators.base": ("Counter",),
     "operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
@@ -149,6 +152,7 @@ _EXPORTS = {
         "BackendMismatchError",
         "CheckpointFailedError",
         "CommittableLostError",
+        "CommittablesLeftError",
         "CorruptStateError",
         "FencedError",
         "GraphError",
@@ -170,6 +174,7 @@ _EXPORTS = {
         "PermissionDeniedError",
         "RecoveringError",
         "RestoreError",
+        "SinkMovedError",
         "SnapshotClaimedError",
         "StateDirectoryNotSharedError",
         "StateBackendError",

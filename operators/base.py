@@ -5,7 +5,7 @@ All calls come from the worker's loop thread. An operator emits through its outp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,6 +108,8 @@ class OperatorContext(Protocol):
     counters: OperatorCounters
     skipped_rows_max: int | None
     """Of JobConfig."""
+    properties: Mapping[str, Any]
+    """Of the operator, in the job graph as it was accepted."""
 
     @property
     def keyed_state(self) -> KeyedStateBackend:

@@ -5,7 +5,7 @@ the state has been restored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -118,6 +118,7 @@ class RuntimeContext:
     mailbox: Mailbox
     counters: OperatorCounters = field(default_factory=OperatorCounters)
     skipped_rows_max: int | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
     keyed_backend: KeyedStateBackend | None = None
     operator_backend: OperatorStateBackend | None = None
     timer_service: TimerService | None = None

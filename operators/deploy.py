@@ -146,6 +146,7 @@ class SubtaskBuilder:
                     pool=pool,
                     mailbox=mailbox,
                     skipped_rows_max=graph.config.skipped_rows_max,
+                    properties=description.properties,
                 ),
             )
             for description in vertex.operators

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, check_job_name
+from barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
 from operators.base import JobPlan, Sink, Source
 from operators.explain import explain_plan
 from operators.graph import StreamEdge, StreamGraph, build_plan
@@ -145,6 +145,7 @@ class Environment:
         restore: Location | None = None,
         fresh: bool = False,
         claim_mode: ClaimMode | str = ClaimMode.NO_CLAIM,
+        sinks: SinkMode | str = SinkMode.KEEP,
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
         progress: bool = True,
@@ -156,6 +157,8 @@ class Environment:
         directory; a folder that is called as one of these words is `./latest`.
         `fresh`: forget what a job of this name has stored.
         `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
+        `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
+        where staged rows are then left over that nobody commits.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             job = self._launch(
@@ -164,6 +167,7 @@ class Environment:
                     restore=_restored_from(restore),
                     fresh=fresh,
                     claim_mode=claim_mode_of(claim_mode),
+                    sinks=sink_mode_of(sinks),
                     allow_non_restored_state=allow_non_restored_state,
                     allow_output_repeat=allow_output_repeat,
                     coordinator_url=self.coordinator,
@@ -213,6 +217,15 @@ def claim_mode_of(text: str) -> ClaimMode:
     except ValueError as error:
         choices = ", ".join(ClaimMode)
         raise InvalidConfigError(f"claim_mode is {text!r}, must be one of {choices}", setting="claim_mode") from error
+
+
+def sink_mode_of(text: str) -> SinkMode:
+    """Raises InvalidConfigError naming the choices."""
+    try:
+        return SinkMode(text)
+    except ValueError as error:
+        choices = ", ".join(SinkMode)
+        raise InvalidConfigError(f"sinks is {text!r}, must be one of {choices}", setting="sinks") from error
 
 
 def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:

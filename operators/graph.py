@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
+from barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from operators.base import JobPlan, Operator, Sink, Source
 from operators.chaining import Chaining, Link, PlacedNode, chain_nodes
 from operators.schema import UNDECLARED, RowType
@@ -189,6 +190,7 @@ def _place_sink(node: StreamNode, sink: Sink, writer: PlacedNode) -> list[Placed
     writer.kind = "sink_writer"
     writer.output_type = RowType(COMMITTABLE_SCHEMA)
     writer.sink_id = sink.sink_id
+    writer.properties.update(_sink_properties(sink))
     committer = sink.create_committer()
     if committer is None:
         return [writer]
@@ -207,8 +209,18 @@ def _place_sink(node: StreamNode, sink: Sink, writer: PlacedNode) -> list[Placed
             chaining=Chaining.NEVER,
             sink_id=sink.sink_id,
             committer_of=writer.uid,
+            properties=_sink_properties(sink),
         ),
     ]
+
+
+def _sink_properties(sink: Sink) -> dict[str, Any]:
+    """What the coordinator has to know of it, of sinks that say so."""
+    path: str | None = getattr(sink, "log_path", None)
+    properties: dict[str, Any] = {PLACE_PROPERTY: path} if isinstance(path, str) else {}
+    if getattr(sink, "discards", False):
+        properties[DISCARDS_PROPERTY] = True
+    return properties
 
 
 def _checked_uid(node: StreamNode) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
+from barriers.jobgraph import ClaimMode, SinkMode, Submission, SubmissionAccepted
 from operators.base import JobPlan
 from statebackends.snapshots.places import Location
 
@@ -71,6 +71,7 @@ class LaunchOptions:
     restore: str | None = None
     fresh: bool = False
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    sinks: SinkMode = SinkMode.KEEP
     allow_non_restored_state: bool = False
     allow_output_repeat: bool = False
     coordinator_url: str | None = None

@@ -232,6 +232,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         allow_output_repeat=options.allow_output_repeat,
         fresh=options.fresh,
         claim_mode=options.claim_mode,
+        sinks=options.sinks,
         driver_nonce=uuid4().hex,
         launch_key=draw_secret(),
     )

@@ -146,6 +146,15 @@ class OutputMayRepeatError(RestoreError):
     """Restoring here rewinds below committed output; an explicit flag is needed. Fields: restored, committed."""
 
 
+class SinkMovedError(RestoreError):
+    """A sink writes elsewhere than the log that the snapshot knows, or to a log of another job. Fields: sink, path, stored (the
+    path in the snapshot; None if not known)."""
+
+
+class CommittablesLeftError(RestoreError):
+    """Rows before the snapshot were staged for a sink and are committed by nobody. Fields: sink, path, rows, files, checkpoints."""
+
+
 class InvalidKeyError(HoldfastError):
     """A key is null or does not fit the declared key type. Fields: operator, subtask, value."""
 

@@ -6,30 +6,43 @@ until their commit is known to be done."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from barriers.elements import Batch
-from operators.base import Operator, OperatorContext, Output
-from operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow, read_log_flow
-from operators.sinks.manifest import (
+from barriers.sinklog import (
+    COMMITTABLES,
+    FORK_PROPERTY,
     CommitEntry,
-    Committable,
     CommitterState,
     LogPosition,
     PendingCheckpoint,
+    SinkFork,
     SinkPaths,
-    SinkSettings,
     StagedFile,
+    decode_committer_state,
 )
+from operators.base import Operator, OperatorContext, Output
+from operators.sinks.log import Claimant, OpenLog, commit_flow, end_log_flow, open_log_flow, read_log_flow
+from operators.sinks.manifest import Committable, SinkSettings
 from operators.sinks.sweep import Orphans
-from statebackends.decoding import UNDECODABLE, decode_msgpack
-from statebackends.errors import CorruptStateError, OutputMayRepeatError, UnsupportedVersionError
+from statebackends.decoding import decode_msgpack
+from statebackends.errors import OutputMayRepeatError, UnsupportedVersionError
 from statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from statebackends.storage.operations import Flow, Storage, run_flow
 
-COMMITTABLES = OperatorListStateDescriptor("committables")
+DECLARED = OperatorListStateDescriptor(COMMITTABLES)
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A log of this job at another place that still has to get something."""
+
+    known: LogPosition | None = None
+    pending: dict[int, list[StagedFile]] = field(default_factory=dict)
 
 
 class FileCommitter(Operator):
@@ -59,7 +72,7 @@ class FileCommitter(Operator):
             )
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (COMMITTABLES,)
+        return (DECLARED,)
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
@@ -69,6 +82,8 @@ class FileCommitter(Operator):
         self._settled: dict[int, list[StagedFile]] = {}
         """Committed by an earlier attempt, in the log behind `_known`: whoever reads on from there must know them for its own."""
         self._known: LogPosition | None = None
+        self._endings: dict[str, _Ending] = {}
+        """Place -> what is committed there before our own log begins; they stay in state until that is done."""
         self._log: OpenLog | None = None
         self._released = context.restored_checkpoint_id
         """Every pending id up to this one may be committed."""
@@ -77,16 +92,49 @@ class FileCommitter(Operator):
         self._closed = False
 
     def initialize_state(self) -> None:
-        for entry in self.context.operator_state.list_state(COMMITTABLES.name).entries:
-            restored = _decode_state(entry, self.context.uid)
-            if isinstance(restored, LogPosition):
-                self._known = restored
-            else:
-                self._pending.setdefault(restored.checkpoint_id, []).extend(restored.files)
+        fork = self._fork()
+        for entry in self.context.operator_state.list_state(COMMITTABLES).entries:
+            restored = decode_committer_state(entry, self.context.uid)
+            place = restored.place or (fork.unnamed if fork is not None else "")
+            if fork is None or place in ("", self._settings.place):
+                # Also of another place: is it the same log, moved along with its folder? Opening it tells.
+                self._known = self._take(restored, self._pending, self._known)
+            elif place in fork.ends:
+                ending = self._endings.setdefault(place, _Ending())
+                ending.known = self._take(restored, ending.pending, ending.known)
+
+    def _fork(self) -> SinkFork | None:
+        """None: this sink goes on with its log."""
+        told = self.context.properties.get(FORK_PROPERTY)
+        return None if told is None else msgspec.convert(told, SinkFork)
+
+    @staticmethod
+    def _take(
+        restored: CommitterState, pending: dict[int, list[StagedFile]], known: LogPosition | None
+    ) -> LogPosition | None:
+        if isinstance(restored, LogPosition):
+            return restored
+        pending.setdefault(restored.checkpoint_id, []).extend(restored.files)
+        return known
 
     def open(self) -> None:
+        if self._endings:
+            self._end_next()
+            return
         flow = open_log_flow(self._paths, self._known, self._pending_checkpoints(), self._claimant())
         self._start(flow, self._log_changed)
+
+    def _end_next(self) -> None:
+        """Commit what a log elsewhere still has to get, one log at a time, then open our own."""
+        place, ending = next(iter(self._endings.items()))
+        settings = self._settings.at(place)
+        flow = end_log_flow(SinkPaths(settings.sink_id), ending.known, _checkpoints(ending.pending), self._claimant())
+
+        def ended(result: None) -> None:
+            del self._endings[place]
+            self.open()
+
+        self._start(flow, ended, settings.storage(self.context.storage))
 
     def _claimant(self) -> Claimant:
         context = self.context
@@ -136,7 +184,7 @@ class FileCommitter(Operator):
             self._settled.clear()
         self._commit_next()
 
-    def _start(self, flow: Flow[Any], ended: Callable[[Any], None]) -> None:
+    def _start(self, flow: Flow[Any], ended: Callable[[Any], None], storage: Storage | None = None) -> None:
         self._busy = True
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -148,7 +196,7 @@ class FileCommitter(Operator):
             else:
                 ended(result)
 
-        self.context.submit_flow(flow, self._storage, done)
+        self.context.submit_flow(flow, self._storage if storage is None else storage, done)
 
     def _sweep_once(self) -> None:
         """After the restored commits: delete what earlier attempts staged and nothing can refer to."""
@@ -159,23 +207,25 @@ class FileCommitter(Operator):
         Orphans(self.context, self._paths, self._storage, kept).sweep()
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        entries: list[CommitterState] = [] if self._known is None else [self._known]
-        entries += _checkpoints({**self._settled, **self._pending})
-        self.context.operator_state.list_state(COMMITTABLES.name).update(msgspec.msgpack.encode(entry) for entry in entries)
+        entries = _entries(self._settings.place, self._known, {**self._settled, **self._pending})
+        for place, ending in self._endings.items():
+            entries += _entries(place, ending.known, ending.pending)
+        self.context.operator_state.list_state(COMMITTABLES).update(msgspec.msgpack.encode(entry) for entry in entries)
 
     def _pending_checkpoints(self) -> tuple[PendingCheckpoint, ...]:
         return _checkpoints(self._pending)
 
     def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
         """Absolute locations: the sink's path is not below the state directory."""
-        root, paths = self._storage.root.rstrip("/"), self._paths
-        # staged now; a later commit leaves the file in its place for good only
-        return tuple(
-            f"{root}/{paths.staged(file.name)}|{root}/{paths.data(file.name)}" for file in _files(self._pending_checkpoints())
-        )
+        found = list(_locations(self._storage, self._paths, self._pending_checkpoints()))
+        for place, ending in self._endings.items():
+            settings = self._settings.at(place)
+            storage = settings.storage(self.context.storage)
+            found += _locations(storage, SinkPaths(settings.sink_id), _checkpoints(ending.pending))
+        return tuple(found)
 
     def has_pending_work(self) -> bool:
-        return self._busy or any(checkpoint <= self._released for checkpoint in self._pending)
+        return self._busy or bool(self._endings) or any(checkpoint <= self._released for checkpoint in self._pending)
 
     def close(self) -> None:
         self._closed = True
@@ -189,14 +239,17 @@ def _files(checkpoints: Iterable[PendingCheckpoint]) -> Iterable[StagedFile]:
     return (file for checkpoint in checkpoints for file in checkpoint.files)
 
 
-def _decode_state(entry: bytes, operator: str) -> CommitterState:
-    try:
-        state: CommitterState = decode_msgpack(entry, cast(Any, CommitterState))
-    except UNDECODABLE as error:
-        raise CorruptStateError(
-            f"sink {operator}: its committables can't be read: {error}", operator=operator, reason=str(error)
-        ) from error
-    return state
+def _entries(place: str, known: LogPosition | None, files: Mapping[int, list[StagedFile]]) -> list[CommitterState]:
+    """What is stored of one log; what names another place is of a log that was moved along with its folder."""
+    entries: list[CommitterState] = [] if known is None else [known]
+    return [replace(entry, place=place) for entry in (*entries, *_checkpoints(files))]
+
+
+def _locations(storage: Storage, paths: SinkPaths, checkpoints: Iterable[PendingCheckpoint]) -> Iterable[str]:
+    root = storage.root.rstrip("/")
+    for file in _files(checkpoints):
+        # staged now; a later commit leaves the file in its place for good only
+        yield f"{root}/{paths.staged(file.name)}|{root}/{paths.data(file.name)}"
 
 
 def _decode_committable(encoded: bytes, operator: str) -> Committable:

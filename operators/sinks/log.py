@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from operators.sinks.manifest import (
+from barriers.sinklog import (
     LOG_VERSION,
     CommitEntry,
     LogEntry,
@@ -230,6 +230,21 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
             _check_attempt(paths, names - log.committed, entries, claimant)
     yield from _publish(paths, checkpoint)
     return replace(log, committed=log.committed - names)
+
+
+def end_log_flow(
+    paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...], claimant: Claimant
+) -> Flow[None]:
+    """Commit what a log of this very job still has to get; the job writes to another one from here on.
+
+    Where another job took the sink over, what was staged is that job's. Raises OutputMayRepeatError when the log went on with
+    other files than these, which would then be committed twice over; CommittableLostError when one is gone."""
+    try:
+        log = yield from open_log_flow(paths, known, pending, replace(claimant, allow_output_repeat=False))
+        for checkpoint in pending:
+            log = yield from commit_flow(paths, log, checkpoint, claimant)
+    except FencedError:
+        return
 
 
 def _commit_entry(position: LogPosition, checkpoint: PendingCheckpoint, claimant: Claimant) -> CommitEntry:

@@ -1,36 +1,19 @@
-"""What a two-phase file sink writes about itself: names, committables, and the entries of its log.
-
-The log is one sequence of put-if-absent files, `_holdfast/<sink id>/log/<sequence>.json`, of two kinds: a job takes the sink
-over, or one checkpoint's files are committed. Both compete for the next number, so that a takeover and the commits of the
-owner before it are in one order: after it that owner's next commit fails, without a lock or a lease."""
+"""What a two-phase file sink's operators share: where its output is, the names of its staged files, and what writers tell their
+committer. Its log, and what the committer keeps in state, are in `barriers.sinklog`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import msgspec
 import xxhash
 
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from barriers.sinklog import StagedFile, place_of, split_place
 from statebackends.storage.locations import open_output
 from statebackends.storage.operations import Storage
-
-LOG_VERSION = 1
-
-ROOT_FOLDER = "_holdfast"
-"""Below a sink's path; readers of plain Parquet skip names that begin with an underscore."""
-
-
-class StagedFile(msgspec.Struct, frozen=True):
-    """One data file; the same name in `staged/`, in `data/` and beside the plain readers."""
-
-    name: str
-    rows: int
 
 
 class Committable(msgspec.Struct, frozen=True):
@@ -40,78 +23,6 @@ class Committable(msgspec.Struct, frozen=True):
     checkpoint_id: int
     subtask: int
     files: tuple[StagedFile, ...]
-
-
-class LogPosition(msgspec.Struct, frozen=True, tag="position"):
-    """Committer state: how far the log was known, and who owned the sink."""
-
-    version: int
-    next_sequence: int
-    owner: int
-    owner_nonce: str
-    owner_job: str
-
-
-class PendingCheckpoint(msgspec.Struct, frozen=True, tag="pending"):
-    """Committer state: the files of one checkpoint whose commit is not known to be done."""
-
-    checkpoint_id: int
-    files: tuple[StagedFile, ...]
-
-
-CommitterState: TypeAlias = LogPosition | PendingCheckpoint
-
-
-class OwnerEntry(msgspec.Struct, frozen=True, tag="owner"):
-    """A job takes the sink. Every entry up to the next one of this kind is this owner's."""
-
-    version: int
-    sequence: int
-    owner: int
-    """1, 2, 3 ..."""
-    owner_nonce: str
-    job_id: str
-    attempt: int
-    restored_checkpoint_id: int
-    arrow_schema: str
-    """Base64 of the Arrow schema message of the sink's rows; empty when unknown."""
-    written_ms: int
-
-
-class CommitEntry(msgspec.Struct, frozen=True, tag="commit"):
-    """The commit point of one checkpoint's files."""
-
-    version: int
-    sequence: int
-    owner: int
-    owner_nonce: str
-    job_id: str
-    attempt: int
-    checkpoint_id: int
-    rows: int
-    files: tuple[StagedFile, ...]
-    writer_nonce: str
-    written_ms: int
-
-
-LogEntry: TypeAlias = OwnerEntry | CommitEntry
-
-
-def decode_entry(data: bytes, path: str) -> LogEntry:
-    """Raises CorruptStateError, UnsupportedVersionError."""
-    try:
-        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
-        if version != LOG_VERSION:
-            raise UnsupportedVersionError(
-                f"{path}: sink log version {version}, this version reads {LOG_VERSION}",
-                path=path,
-                version=version,
-                supported=LOG_VERSION,
-            )
-        entry: LogEntry = decode_json(data, cast(Any, LogEntry))
-        return entry
-    except UNDECODABLE as error:
-        raise CorruptStateError(f"{path}: not an entry of a sink's log: {error}", path=path, reason=str(error)) from error
 
 
 @dataclass(slots=True)
@@ -132,35 +43,15 @@ class SinkSettings:
             return self.open_storage(self.path)
         return open_output(self.path, beside)
 
-
-@dataclass(frozen=True, slots=True)
-class SinkPaths:
-    """Paths of one sink, relative to its root."""
-
-    sink_id: str
-
     @property
-    def folder(self) -> str:
-        return f"{ROOT_FOLDER}/{quote(self.sink_id, safe='')}"
+    def place(self) -> str:
+        """Where its log is."""
+        return place_of(self.path, self.sink_id)
 
-    def log(self, sequence: int) -> str:
-        return f"{self.folder}/log/{sequence:012d}.json"
-
-    @property
-    def staged_folder(self) -> str:
-        return f"{self.folder}/staged"
-
-    def staged(self, name: str) -> str:
-        """Where a writer puts its bytes."""
-        return f"{self.staged_folder}/{name}"
-
-    def data(self, name: str) -> str:
-        """Where readers find a committed file, for good: it is linked before the commit, and never moves."""
-        return f"{self.folder}/data/{name}"
-
-    def published(self, name: str) -> str:
-        """The name for readers that know nothing of us."""
-        return name
+    def at(self, place: str) -> SinkSettings:
+        """The same sink where it was before."""
+        path, sink_id = split_place(place)
+        return replace(self, path=path, sink_id=sink_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barriers.messages import has_control_characters
+from barriers.sinklog import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths
 from operators.base import Operator
 from operators.sinks.committer import FileCommitter
 from operators.sinks.log import read_log_flow
-from operators.sinks.manifest import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths, SinkSettings
+from operators.sinks.manifest import SinkSettings
 from operators.sinks.writer import ParquetSinkWriter
 from operators.sources.inputs import schema_from_text, schema_text
 from statebackends.errors import GraphError, InvalidConfigError, NotFoundError
@@ -70,6 +71,11 @@ class ParquetSink:
     def schema(self) -> pa.Schema | None:
         """Of its rows; None until its job was built."""
         return self._schema
+
+    @property
+    def log_path(self) -> str:
+        """What its log and its output lie below, for the job graph: a restore is judged by it."""
+        return self._settings.path
 
     @property
     def sink_id(self) -> str:

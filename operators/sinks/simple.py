@@ -18,6 +18,8 @@ class Blackhole:
     """Takes everything, keeps a count (`blackhole` among the operator's named counters)."""
 
     needs_columns = False
+    discards = True
+    """Nobody ever sees what it took: nothing of it repeats."""
 
     def __init__(self, sink_id: str = "", *, name: str = "blackhole") -> None:
         self.sink_id = sink_id

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from barriers.sinklog import SinkPaths
 from operators.base import OperatorContext
-from operators.sinks.manifest import FileName, SinkPaths, job_tag, parse_name
+from operators.sinks.manifest import FileName, job_tag, parse_name
 from statebackends.decoding import UNDECODABLE, decode_json
 from statebackends.errors import CorruptStateError, ObjectMissingError
 from statebackends.snapshot import read_metadata_file

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barriers.elements import Batch
+from barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
 from operators.base import Operator, OperatorContext, Output
-from operators.sinks.manifest import LOG_VERSION, Committable, FileName, SinkPaths, SinkSettings, StagedFile, job_tag, nonce_tag
+from operators.sinks.manifest import Committable, FileName, SinkSettings, job_tag, nonce_tag
 from statebackends.storage.operations import Flow, Storage, WriteFile
 
 _COMPRESSED_BYTES_MIN = 8 * 1024

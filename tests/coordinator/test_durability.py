@@ -7,6 +7,7 @@ import random
 import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
+from barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
 from chaos.disk import SimDisk
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
 from coordinator.settling import Takeover, settle_job
@@ -20,7 +21,6 @@ from coordinator.store import (
 )
 from coordinator.submitting import Starter, clear_ended
 from operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
-from operators.sinks.manifest import PendingCheckpoint, SinkPaths, StagedFile
 from statebackends.storage.local import LocalStorage
 from statebackends.storage.operations import Flow, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from barriers.messages import CheckpointKind, FailureReason
+from barriers.sinklog import SinkPaths
 from coordinator import fsck, store
 from coordinator.claiming import find_owner
 from coordinator.fsck import FsckRequest, check_directory
@@ -22,7 +23,6 @@ from coordinator.settling import Takeover, settle_job
 from coordinator.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
 from coordinator.submitting import Starter, start_submission
 from operators.sinks.log import read_log_flow
-from operators.sinks.manifest import SinkPaths
 from operators.sinks.sweep import living_snapshots_flow
 from operators.sources.inputs import load_manifest_flow
 from statebackends import metadata, snapshot

@@ -36,6 +36,7 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
+from barriers.sinklog import CommitEntry, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
 from coordinator.records import (
     AbortRecord,
     AttemptRecord,
@@ -48,7 +49,7 @@ from coordinator.records import (
     VoidRecord,
 )
 from coordinator.totals import OperatorTotals
-from operators.sinks.manifest import CommitEntry, Committable, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
+from operators.sinks.manifest import Committable
 from statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -127,6 +128,8 @@ RECORDS: dict[str, msgspec.Struct] = {
     "sink-committable": Committable(1, 7, 0, (STAGED,)),
     "sink-position": LogPosition(1, 2, 1, "n", "j"),
     "sink-pending": PendingCheckpoint(7, (STAGED,)),
+    "sink-position-place": LogPosition(1, 2, 1, "n", "j", "/out/_holdfast/s"),
+    "sink-pending-place": PendingCheckpoint(7, (STAGED,), "/out/_holdfast/s"),
 }
 
 

@@ -118,6 +118,7 @@ class ManualContext:
     operator_state: OperatorLists = field(default_factory=OperatorLists)
     failures: list[BaseException] = field(default_factory=list)
     tasks: list[Callable[[], None]] = field(default_factory=list)
+    properties: dict[str, Any] = field(default_factory=dict)
 
     def now_ms(self) -> int:
         return self.time_ms

@@ -28,8 +28,8 @@ class Crash(BaseException):
 class MortalStorage(DictStorage):
     """Dies before or after the k-th operation that changes something (0-based); never when dies_at is None."""
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(files, ROOT)
+    def __init__(self, files: dict[str, bytes], root: str = ROOT) -> None:
+        super().__init__(files, root)
         self.changes = 0
         self.dies_at: int | None = None
         self.after = False
@@ -65,13 +65,18 @@ class MiniJob:
         self.attempt = 0
         self.allow_output_repeat = False
         self.file_size_max = 128 << 20
+        self.path = ROOT
+        self.stores: dict[str, MortalStorage] = {}
+        """Path -> storage of sinks that are elsewhere than in `storage`."""
+        self.properties: dict[str, Any] = {}
+        """Of the committer, as the coordinator decided."""
 
     def start(self, flows: int | None = None) -> None:
         """A new attempt from the newest completed snapshot; `flows`: only so many of its committer's are over when this returns.
 
         Raises what the committer failed with."""
         self.attempt += 1
-        sink = ParquetSink(ROOT, file_size_max=self.file_size_max, open_storage=lambda url: self.storage)
+        sink = ParquetSink(self.path, file_size_max=self.file_size_max, open_storage=lambda url: self.stores.get(url, self.storage))
         sink.sink_id = "out"
         writer, committer = sink.create_writer(SCHEMA), sink.create_committer()
         assert isinstance(writer, ParquetSinkWriter)
@@ -79,6 +84,7 @@ class MiniJob:
         committer.allow_output_repeat = self.allow_output_repeat
         self.committables = Collected()
         self.contexts = [self._context(), self._context()]
+        self.contexts[1].properties = self.properties
         self.writer, self.committer = writer, committer
         writer.setup(self.contexts[0], self.committables)
         committer.setup(self.contexts[1], Collected())
@@ -130,7 +136,7 @@ class MiniJob:
         entries = copy.copy(self.contexts[1].operator_state.list_state("committables").entries)
         work = self.writer.snapshot_work(number)
         if work is not None:
-            ops.run_flow(work, self.storage)
+            ops.run_flow(work, self.writer.snapshot_storage())
         return Snapshot(number, self.position, entries)
 
     def decide(self, snapshot: Snapshot, *, savepoint: bool = False) -> None:

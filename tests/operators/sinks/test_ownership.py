@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from barriers.sinklog import CommitEntry, OwnerEntry, SinkPaths
 from operators.sinks.committer import FileCommitter
-from operators.sinks.manifest import CommitEntry, OwnerEntry, SinkPaths, SinkSettings
+from operators.sinks.manifest import SinkSettings
 from operators.sinks.parquet import read_log
 from statebackends.errors import (
     AmbiguousWriteError,

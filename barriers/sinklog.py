@@ -1,0 +1,192 @@
+"""The log of a file sink and what its committer keeps in state: records and paths that committers and coordinator share.
+
+`<sink's path>/_holdfast/<sink id>/log/<sequence>.json` is one sequence of put-if-absent files, of two kinds: a job takes the sink
+over, or one checkpoint's files are committed. Both compete for the next number, so that a takeover and the commits of the
+owner before it are in one order: after it that owner's next commit fails, without a lock or a lease. Who commits is for
+`operators.sinks`; where a restored sink's log is, for `coordinator.sinkforks`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from statebackends.decoding import UNDECODABLE, decode_json, decode_msgpack
+from statebackends.errors import CorruptStateError, UnsupportedVersionError
+
+LOG_VERSION = 1
+
+ROOT_FOLDER = "_holdfast"
+"""Below a sink's path; readers of plain Parquet skip names that begin with an underscore."""
+
+
+COMMITTABLES = "committables"
+"""Name of the committer's one list state; its entries are `CommitterState`."""
+
+PLACE_PROPERTY = "sink_path"
+"""Property of a sink's operators in the job graph: the location of its output, if it has one."""
+
+DISCARDS_PROPERTY = "discards"
+"""Property of a sink's operator in the job graph: it makes nothing visible, so that nothing of it can repeat."""
+
+FORK_PROPERTY = "sink_fork"
+"""Property of a committer in a job graph that was accepted: `SinkFork`, in its JSON form."""
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """One data file; the same name in `staged/`, in `data/` and beside the plain readers."""
+
+    name: str
+    rows: int
+
+
+class LogPosition(msgspec.Struct, frozen=True, tag="position", omit_defaults=True):
+    """Committer state: how far the log was known, and who owned the sink."""
+
+    version: int
+    next_sequence: int
+    owner: int
+    owner_nonce: str
+    owner_job: str
+    place: str = ""
+    """Location of the log, as of `place_of`; empty: not told, an older Holdfast wrote this."""
+
+
+class PendingCheckpoint(msgspec.Struct, frozen=True, tag="pending", omit_defaults=True):
+    """Committer state: the files of one checkpoint whose commit is not known to be done."""
+
+    checkpoint_id: int
+    files: tuple[StagedFile, ...]
+    place: str = ""
+    """As of `LogPosition`: of the log that they are to be committed to."""
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+CommitterState: TypeAlias = LogPosition | PendingCheckpoint
+
+
+def decode_committer_state(entry: bytes, operator: str) -> CommitterState:
+    """One entry of the committer's state. Raises CorruptStateError naming the operator."""
+    try:
+        state: CommitterState = decode_msgpack(entry, cast(Any, CommitterState))
+    except UNDECODABLE as error:
+        raise CorruptStateError(
+            f"sink {operator}: its committables can't be read: {error}", operator=operator, reason=str(error)
+        ) from error
+    return state
+
+
+class SinkFork(msgspec.Struct, frozen=True):
+    """What the coordinator decided of a sink that begins a new log where it is: written into the graph that is deployed, so that
+    it holds for every attempt of the submission."""
+
+    unnamed: str = ""
+    """Place that entries of the committer's state are of which name none."""
+    ends: tuple[str, ...] = ()
+    """Places of logs that are this very job's: what they still have to get is committed there before the new log begins. What was
+    staged for any other log is let go of."""
+
+
+class OwnerEntry(msgspec.Struct, frozen=True, tag="owner"):
+    """A job takes the sink. Every entry up to the next one of this kind is this owner's."""
+
+    version: int
+    sequence: int
+    owner: int
+    """1, 2, 3 ..."""
+    owner_nonce: str
+    job_id: str
+    attempt: int
+    restored_checkpoint_id: int
+    arrow_schema: str
+    """Base64 of the Arrow schema message of the sink's rows; empty when unknown."""
+    written_ms: int
+
+
+class CommitEntry(msgspec.Struct, frozen=True, tag="commit"):
+    """The commit point of one checkpoint's files."""
+
+    version: int
+    sequence: int
+    owner: int
+    owner_nonce: str
+    job_id: str
+    attempt: int
+    checkpoint_id: int
+    rows: int
+    files: tuple[StagedFile, ...]
+    writer_nonce: str
+    written_ms: int
+
+
+LogEntry: TypeAlias = OwnerEntry | CommitEntry
+
+
+def decode_entry(data: bytes, path: str) -> LogEntry:
+    """Raises CorruptStateError, UnsupportedVersionError."""
+    try:
+        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
+        if version != LOG_VERSION:
+            raise UnsupportedVersionError(
+                f"{path}: sink log version {version}, this version reads {LOG_VERSION}",
+                path=path,
+                version=version,
+                supported=LOG_VERSION,
+            )
+        entry: LogEntry = decode_json(data, cast(Any, LogEntry))
+        return entry
+    except UNDECODABLE as error:
+        raise CorruptStateError(f"{path}: not an entry of a sink's log: {error}", path=path, reason=str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPaths:
+    """Paths of one sink, relative to its root."""
+
+    sink_id: str
+
+    @property
+    def folder(self) -> str:
+        return f"{ROOT_FOLDER}/{quote(self.sink_id, safe='')}"
+
+    def log(self, sequence: int) -> str:
+        return f"{self.folder}/log/{sequence:012d}.json"
+
+    @property
+    def staged_folder(self) -> str:
+        return f"{self.folder}/staged"
+
+    def staged(self, name: str) -> str:
+        """Where a writer puts its bytes."""
+        return f"{self.staged_folder}/{name}"
+
+    def data(self, name: str) -> str:
+        """Where readers find a committed file, for good: it is linked before the commit, and never moves."""
+        return f"{self.folder}/data/{name}"
+
+    def published(self, name: str) -> str:
+        """The name for readers that know nothing of us."""
+        return name
+
+
+def place_of(path: str, sink_id: str) -> str:
+    """Where the log of a sink is, and what it stages and commits: a location of its own."""
+    return f"{path.rstrip('/')}/{SinkPaths(sink_id).folder}"
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """(path, sink id) of a `place_of`."""
+    path, _, name = place.rpartition(f"/{ROOT_FOLDER}/")
+    return path or "/", unquote(name)
+
+
+def place_of_staged(location: str) -> str:
+    """The place that a staged file at a location is of; empty for any other file."""
+    folder, _, _ = location.rpartition("/")
+    place = folder.removesuffix("/staged")
+    return place if place != folder and f"/{ROOT_FOLDER}/" in place else ""
