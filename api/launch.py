@@ -52,6 +52,7 @@ class Environment(BaseEnvironment):
     max_concurrent_checkpoints (1): checkpoints under way at a time.
     tolerable_failed_checkpoints (0): failures in a row that the job survives without a restart.
     retained_checkpoints (1): completed checkpoints that are kept.
+    retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
     retention_on_cancel ("delete"): what becomes of them when the job is cancelled; "retain" keeps them.
     checkpointing_mode ("exactly_once"): the only one.
     state_backend ("memory"): "memory", "filesystem" or "rocksdb".

@@ -22,6 +22,7 @@ class Settings(TypedDict, total=False):
     max_concurrent_checkpoints: int
     tolerable_failed_checkpoints: int
     retained_checkpoints: int
+    retain_on_finish: bool
     retention_on_cancel: Literal["delete", "retain"]
     checkpointing_mode: Literal["exactly_once"]
     state_backend: Literal["memory", "filesystem", "rocksdb"]

@@ -316,7 +316,7 @@ UNDECLARED_STREAM: Callable[[], Stream] = lambda: source().map(lambda row: row) 
         (lambda: source().key_by("carrier").window(Tumbling(5)), GraphError, "assign_timestamps before key_by"),
         (lambda: source().key_by("carrier").window(5), GraphError, "hf.Tumbling"),
         (lambda: _window(source()).key_by("n").window(Tumbling(5)).aggregate(m=max("gone")), UnknownColumnError, "gone"),
-        (lambda: source().key_by("carrier").aggregate(n=sum("origin")), GraphError, "integer or floating"),
+        (lambda: source().key_by("carrier").aggregate(n=sum("origin")), GraphError, "integer, floating or decimal128"),
         (lambda: source().key_by("carrier").aggregate(), GraphError, "at least one aggregate"),
         (lambda: source().key_by("carrier").aggregate(n=5), GraphError, "n=5 is not an aggregate"),
         (lambda: source().key_by("carrier").aggregate(carrier=count()), GraphError, "already has a column 'carrier'"),
