@@ -117,7 +117,8 @@ class SparkLauncher:
         for warning in apply_settings(context):
             log.warning("%s", warning)
         spare_workers(context)
-        execution = Execution.of(plan, options)
+        with _one_at_a_time:
+            execution = Execution.of(plan, options)
         with self._jobs.turn(execution.name):
             running = self._jobs.find(execution, lambda: self._connect(options))
             difference = None if running is None else running.difference(execution)

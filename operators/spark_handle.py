@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -39,6 +40,9 @@ log = logging.getLogger("holdfast.spark")
 POLL_S = 0.25
 RATE_LOOKS = 12
 """Looks over which rates are taken: some seconds, since workers report their counters every other second."""
+
+SIGNAL_SEEN_S = 0.5
+"""After which Ctrl-C is seen at the latest."""
 
 WORKERS_LEAVE_S = 17.0
 """A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
@@ -148,7 +152,7 @@ class SparkJobHandle:
 
         Ctrl-C ends the wait, not the job: a line on stderr says so. The coordinator can be asked about the job until `close`."""
         try:
-            ended = self._terminal.wait(timeout_s)
+            ended = self._await_end(timeout_s)
         except KeyboardInterrupt as interrupt:
             self._say_interrupted()
             # The user's own line stands above it, not those of ours.
@@ -161,6 +165,14 @@ class SparkJobHandle:
         if error is not None:
             raise error  # here: the user's own line stands above it, and one of ours
         return state
+
+    def _await_end(self, timeout_s: float | None = None) -> bool:
+        """Whether the job has ended. In slices: a signal that comes just before a thread waits is only seen when it wakes."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._terminal.wait(max(0.0, min(SIGNAL_SEEN_S, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return self._terminal.is_set()
+        return True
 
     def _say_interrupted(self) -> None:
         """Whoever pressed Ctrl-C is there to read it, also if the job's progress is not shown."""
@@ -215,13 +227,13 @@ class SparkJobHandle:
 
     def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
         location = self.client.stop(self.job_id, _seen_from_here(target), drain=drain, format_type=format_type)
-        self._terminal.wait()
+        self._await_end()
         self._let_workers_go()
         return location
 
     def cancel(self) -> None:
         self.client.cancel(self.job_id)
-        self._terminal.wait()
+        self._await_end()
         self._let_workers_go()
 
     def close(self) -> None:

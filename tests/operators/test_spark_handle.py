@@ -245,6 +245,25 @@ def raise_interrupt(*_: object) -> bool:
     raise KeyboardInterrupt
 
 
+def test_a_wait_wakes_now_and_then_since_a_signal_may_have_come_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sees a signal when its main thread runs: one that came between its last look and the wait was lost until the end."""
+    handle = started(Client(("RUNNING", 1, {})), Workers())
+    waited: list[float] = []
+
+    def wait(timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        return len(waited) == 3 and raise_interrupt()
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(handle._terminal, "wait", wait)
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait()
+    assert waited == [spark_handle.SIGNAL_SEEN_S] * 3
+    with pytest.raises(TimeoutError):
+        handle.wait(0.01)
+    handle.close()
+
+
 @pytest.mark.parametrize("progress", [True, False])
 def test_an_interrupted_wait_says_that_the_job_goes_on_and_how_to_end_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress: bool
