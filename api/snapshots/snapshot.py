@@ -4,7 +4,6 @@ Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a st
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from api.snapshots.frames import change_of
-from api.snapshots.opening import open_snapshot, target_of
+from api.snapshots.opening import open_snapshot, outside_of
 from api.staterows import Row, rows_of
 from coordinator.routing import RoutedStorage
 from statebackends.errors import InvalidConfigError
@@ -24,7 +23,7 @@ from statebackends.snapshots.copying import copy_snapshot
 from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
 from statebackends.snapshots.editing import edit_snapshot
 from statebackends.snapshots.exporting import ExportReport, export_snapshot
-from statebackends.snapshots.places import Location, Place
+from statebackends.snapshots.places import Location
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
 from statebackends.snapshots.verifying import VerifyReport, verify_files
 from statebackends.storage.operations import run_flow
@@ -158,14 +157,14 @@ class Snapshot:
         Raises InvalidConfigError for a folder in use, NotFoundError, CorruptStateError, StorageUnavailableError; then the folder
         is as it was."""
         states = list(self._stored.states(uid, state))
-        place = self._outside(folder)
+        place = outside_of(self.location, folder)
         return export_snapshot(self._stored, states, place.storage, place.folder)
 
     def copy(self, target: Location) -> Snapshot:
         """Write a savepoint of its own with the same content into a new folder, checking every file; gives the copy.
 
         Raises as `export` does."""
-        place = self._outside(target)
+        place = outside_of(self.location, target)
         return Snapshot._of(copy_snapshot(self._stored, place.storage, place.folder))
 
     def edit(
@@ -191,20 +190,9 @@ class Snapshot:
             wanted[uid, state] = function
         if not wanted:
             raise InvalidConfigError("nothing to edit: give a function, or changes", operator=uid, state=state)
-        place = self._outside(target)
+        place = outside_of(self.location, target)
         made = {(operator, name): change_of(operator, name, each) for (operator, name), each in wanted.items()}
         return Snapshot._of(edit_snapshot(self._stored, made, place.storage, place.folder, now_ms=int(time.time() * 1_000)))
-
-    def _outside(self, folder: Location) -> Place:
-        place = target_of(folder)
-        if f"{_real(place.location)}/".startswith(f"{_real(self.location)}/"):
-            raise InvalidConfigError(f"{place.location} lies in the snapshot itself", path=place.location)
-        return place
-
-
-def _real(location: str) -> str:
-    """Without symbolic links."""
-    return location if "://" in location else os.path.realpath(location)
 
 
 def _described(state: StoredState) -> SnapshotState:
