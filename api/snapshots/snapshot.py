@@ -18,8 +18,10 @@ from coordinator.routing import RoutedStorage
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import SnapshotMetadata
+from statebackends.snapshots.changes import ChangeFeed
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 from statebackends.snapshots.copying import copy_snapshot
+from statebackends.snapshots.describing import metadata_table
 from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
 from statebackends.snapshots.editing import edit_snapshot
 from statebackends.snapshots.exporting import ExportReport, export_snapshot
@@ -150,6 +152,20 @@ class Snapshot:
 
         `keys_max`: differing keys that are listed for each state. Raises NotFoundError, CorruptStateError."""
         return diff_snapshots(self._stored, other._stored, uid, state, keys_max=keys_max)
+
+    def changes(self, other: Snapshot, uid: str, state: str) -> pa.RecordBatchReader:
+        """The change feed of a state from this snapshot to another: a row for each key that was added, removed or changed.
+
+        Columns: `change` (`added`, `removed`, `changed`), what the row is about (`key`, `namespace`, `map_key`, `time`), and the
+        value before and after (`before_value`, `after_value`; null where there was none; a list is one value). Of operator state
+        `change`, `value` and `json` of each entry. Raises NotFoundError, InvalidConfigError if the state is of another kind or key
+        type in the other; CorruptStateError comes from reading."""
+        feed = ChangeFeed.of(self._stored, other._stored, uid, state)
+        return pa.RecordBatchReader.from_batches(feed.schema(), feed.batches())
+
+    def metadata_table(self) -> pa.Table:
+        """Operators and states with their types and sizes, a row a state; `to_pandas()` is the DataFrame."""
+        return metadata_table(self._stored)
 
     def export(self, folder: Location, *, uid: str | None = None, state: str | None = None) -> ExportReport:
         """Write one Parquet dataset a state into a new folder; all states, those of one operator, or one.
