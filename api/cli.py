@@ -19,6 +19,7 @@ from api.client import RestClient
 from api.interrupts import EXIT_INTERRUPTED, interruptible
 from api.settings import client_settings, server_settings
 from api.snapshots import commands
+from api.snapshots.progress import Tool
 from api.version import VERSION
 from barriers.jobgraph import ClaimMode, Submission
 from coordinator.records import is_job_id
@@ -285,7 +286,7 @@ def cancel(
         console.show_line(state)
 
 
-app.command()(commands.inspect)
+app.command(cls=Tool)(commands.inspect)
 app.add_typer(commands.snapshots, name="snapshot")
 
 

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from api import console
 from api.interrupts import interruptible, settle
 from api.snapshots.fsck_command import fsck
+from api.snapshots.progress import Tool
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ def inspect(
             inspection.show_summary(snapshot, verified=verify, as_json=as_json)
 
 
-snapshots.command()(inspect)
-snapshots.command()(fsck)
+snapshots.command(cls=Tool)(inspect)
+snapshots.command(cls=Tool)(fsck)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def verify(path: Path, as_json: Json = False) -> None:
     """Check length and checksum of every file: one line a problem; exit code 1 if there are any."""
     from api.snapshots import rendering
@@ -88,7 +89,7 @@ def verify(path: Path, as_json: Json = False) -> None:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def diff(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help=_FOLDER)],
     after: Annotated[str, typer.Argument(metavar="AFTER", help=_FOLDER)],
@@ -109,7 +110,7 @@ def diff(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def export(
     path: Path,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="New folder; a path or a URL.")],
@@ -127,7 +128,7 @@ def export(
     rendering.show_exported(report, as_json=as_json)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def copy(
     path: Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
@@ -141,7 +142,7 @@ def copy(
     _show_written(copied, as_json=as_json)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def edit(
     path: Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
@@ -221,7 +222,7 @@ def _show_written(snapshot: Snapshot, *, as_json: bool) -> None:
         console.show_line(snapshot.location)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def bootstrap(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
     function: Annotated[
@@ -255,7 +256,7 @@ def bootstrap(
     _show_written(written, as_json=as_json)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def dispose(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a savepoint; a path or a URL.")], as_json: Json = False
 ) -> None:

@@ -34,6 +34,7 @@ from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.places import Location
 from statebackends.snapshots.rearranging import shape_of, write_arranged
 from statebackends.snapshots.rows import JSON, SUBTASK
+from statebackends.snapshots.work import note
 from statebackends.state import (
     ColumnarStateDescriptor,
     ListStateDescriptor,
@@ -416,6 +417,7 @@ def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
 def _selected(batches: Iterator[pa.RecordBatch | pa.Table], wanted: Mapping[str, str], given: _Given | _GivenEntries) -> Batches:
     """The wanted columns alone, under the state's names."""
     for batch in batches:
+        note(rows=batch.num_rows, what=f"{given.uid}.{given.descriptor.name}")
         names = batch.schema.names
         missing = [name for name in wanted.values() if names.count(name) != 1]
         if missing:
