@@ -20,6 +20,7 @@ from api.errors import ConnectionLostError
 from api.interrupts import EXIT_INTERRUPTED, interruptible
 from api.settings import NeverServedError, client_settings, named_state_directory, server_settings
 from api.snapshots import commands
+from api.snapshots.progress import Tool
 from api.version import VERSION
 from barriers.jobgraph import ClaimMode, SinkMode, Submission
 from coordinator.records import is_job_id
@@ -352,7 +353,7 @@ def cancel(
         console.show_line(state)
 
 
-app.command()(commands.inspect)
+app.command(cls=Tool)(commands.inspect)
 app.add_typer(commands.snapshots, name="snapshot")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -56,8 +56,28 @@ def trouble() -> Iterator[None]:
         raise typer.Exit(EXIT_REFUSED) from error
 
 
+_first: list[Callable[[], None]] = []
+"""To be called before anything is shown."""
+
+
+@contextmanager
+def before_output(call: Callable[[], None]) -> Iterator[None]:
+    """Whatever is shown within, `call` is called before, each time: it takes back what it has on the terminal."""
+    _first.append(call)
+    try:
+        yield
+    finally:
+        _first.remove(call)
+
+
+def _make_room() -> None:
+    for call in _first:
+        call()
+
+
 def show_error(error: BaseException) -> None:
     """One line on stderr; the class at its end tells programs and searches what it was."""
+    _make_room()
     text = " ".join(str(error).split()) or type(error).__name__
     kind = f" [{type(error).__name__}]" if isinstance(error, HoldfastError) else ""
     typer.echo(printable(f"holdfast: {text}{kind}"), err=True)
@@ -70,6 +90,7 @@ def show_note(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
+    _make_room()
     text = json.dumps(_keyed_by_text(value), indent=2, ensure_ascii=False, default=_plain)
     typer.echo(text.translate(_ESCAPED_SURROGATES))  # of names that are no text; nothing else can't be encoded
 
@@ -92,6 +113,7 @@ def _plain(value: Any) -> Any:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
     """A table on stdout, or the line `empty`. Numbers are set to the right."""
+    _make_room()
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
         typer.echo(empty)
@@ -114,6 +136,7 @@ def _cell(value: Any) -> str:
 
 def show_line(text: str) -> None:
     """One line on stdout."""
+    _make_room()
     typer.echo(printable(text))
 
 

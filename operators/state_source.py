@@ -1,4 +1,5 @@
-"""`spark.read.format("holdfast-state")`: the rows of one state of a snapshot as a DataFrame, a task a range of key groups.
+"""`spark.read.format("holdfast-state")`: the rows of one state of a snapshot as a DataFrame, a task a range of key groups; or what
+changed in them since another snapshot. `spark.read.format("holdfast-metadata")`: operators and states with types and sizes.
 
 Each task opens the snapshot for itself and checks the files that it reads; nothing is unpickled. PySpark tells a Python data
 source nothing of the columns that a query uses, so those to read are an option; nor may it push filters down unless the
@@ -22,7 +23,10 @@ from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissin
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import decode_metadata
 from statebackends.snapshot import METADATA_NAME, read_metadata_file
+from statebackends.snapshots.changes import ChangeFeed
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
+from statebackends.snapshots.describing import SCHEMA as METADATA_SCHEMA
+from statebackends.snapshots.describing import metadata_table
 from statebackends.snapshots.places import place_of_snapshot
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
 from statebackends.storage.operations import run_flow
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
 
 FORMAT = "holdfast-state"
 DIGITS_MAX = 9
-_OPTIONS = ("path", "uid", "state", "columns", "key_groups", "partitions")
+METADATA_FORMAT = "holdfast-metadata"
+_OPTIONS = ("path", "uid", "state", "columns", "key_groups", "partitions", "changes_from")
 
 
 class _Pointer(msgspec.Struct):
@@ -74,6 +79,8 @@ class ReadOptions:
     key_groups: KeyGroupRange | None = None
     partitions: int = 0
     """0: one for each subtask that the state was taken from."""
+    changes_from: str = ""
+    """An older snapshot: what changed in the state from there, and not the state, is read."""
 
     @staticmethod
     def parse(options: Mapping[str, str]) -> ReadOptions:
@@ -85,6 +92,8 @@ class ReadOptions:
         if missing:
             raise _wrong(missing[0], "is missing")
         columns = options.get("columns")
+        if columns is not None and options.get("changes_from"):
+            raise _wrong("columns", "is not for changes_from: select the columns from the DataFrame")
         partitions = options.get("partitions", "0")
         if not partitions.isdecimal() or len(partitions) > DIGITS_MAX:
             raise _wrong("partitions", f"{partitions!r} is not a number of at most {DIGITS_MAX} digits")
@@ -95,6 +104,7 @@ class ReadOptions:
             None if columns is None else tuple(name.strip() for name in columns.split(",")),
             _parse_range(options["key_groups"]) if "key_groups" in options else None,
             int(partitions),
+            options.get("changes_from", ""),
         )
 
 
@@ -155,6 +165,8 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
     def schema(self) -> pa.Schema:
         """Of the rows that are read, as stored."""
+        if self._options.changes_from:
+            return self._feed().schema()
         snapshot, state = self._open()
         with snapshot.reader() as reader:
             schema = state_schema(reader, state)
@@ -163,7 +175,16 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """Ranges of key groups: those of the old subtasks, or so many of equal length."""
-        _, state = self._open()
+        if self._options.changes_from:
+            feed = self._feed()
+            if feed.max_parallelism is None and self._options.key_groups is None:
+                return [StateRange(None)]
+            state = feed.sides[1] or feed.sides[0]
+            assert state is not None
+            least = state.operator.parallelism  # some key group of the other side may be in no file of this one
+        else:
+            _, state = self._open()
+            least = 0
         wanted = self._options.key_groups
         if not state.is_keyed:
             if wanted is not None:
@@ -171,7 +192,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
             return [StateRange(None)]
         groups = KeyGroupRange(0, state.operator.max_parallelism)
         wanted = groups if wanted is None else groups.intersection(wanted)
-        count = min(self._options.partitions, len(wanted))
+        count = min(self._options.partitions or least, len(wanted))
         if count:
             cuts = [wanted.start + len(wanted) * index // count for index in range(count + 1)]
             ranges = [KeyGroupRange(start, stop) for start, stop in itertools.pairwise(cuts)]
@@ -182,6 +203,10 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StateRange)
+        if self._options.changes_from:
+            for batch in self._feed().batches(partition.key_groups):
+                yield batch if self._arrow_schema is None else batch.cast(self._arrow_schema)
+            return
         snapshot, state = self._open()
         with snapshot.reader() as reader:
             schema = state_schema(reader, state)
@@ -197,15 +222,49 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         except (pa.ArrowException, ValueError) as error:
             raise state.corrupt(f"does not fit the columns that were asked for: {error}") from error
 
+    def _feed(self) -> ChangeFeed:
+        options = self._options
+        return ChangeFeed.of(open_for_reading(options.changes_from), open_for_reading(options.path), options.uid, options.state)
+
     def _open(self) -> tuple[StoredSnapshot, StoredState]:
         options = self._options
         snapshot = open_for_reading(options.path)
         return snapshot, snapshot.state(options.uid, options.state)
 
 
+class MetadataDataSource(DataSource):  # type: ignore[misc]
+    """What `_metadata` says of operators and states; its one option is `path`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return METADATA_FORMAT
+
+    def schema(self) -> StructType:
+        return _spark_schema(METADATA_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        unknown = [name for name in self.options if name.lower() != "path"]
+        if unknown or not self.options.get("path"):
+            wrong = unknown[0] if unknown else "path"
+            reason = "is not known; there is: path" if unknown else "is missing"
+            raise InvalidConfigError(f"{METADATA_FORMAT}: option {wrong!r} {reason}", setting=wrong)
+        return MetadataReader(self.options["path"])
+
+
+class MetadataReader(DataSourceReader):  # type: ignore[misc]
+    """One task reads it all: it is one file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from metadata_table(open_for_reading(self._path)).to_batches()
+
+
 def register_state_source(spark: SparkSession) -> None:
-    """Make `spark.read.format("holdfast-state")` known to a session, and our packages to its executors. Idempotent."""
+    """Make the formats "holdfast-state" and "holdfast-metadata" known to a session, our packages to its executors. Idempotent."""
     from operators.spark import ship_package
 
     ship_package(spark.sparkContext)
     spark.dataSource.register(StateDataSource)
+    spark.dataSource.register(MetadataDataSource)

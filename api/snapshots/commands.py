@@ -4,7 +4,7 @@ Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 t
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -12,7 +12,12 @@ from typer.core import TyperGroup
 from api import console
 from api.interrupts import interruptible, settle
 from api.snapshots.fsck_command import fsck
+from api.snapshots.progress import Tool
 from statebackends.errors import CorruptStateError, UnsupportedVersionError
+
+if TYPE_CHECKING:
+    from api.snapshots.savepoints import Savepoint
+    from api.snapshots.snapshot import Snapshot
 
 EXIT_DIFFERENT = 1
 
@@ -61,11 +66,11 @@ def inspect(
             inspection.show_summary(snapshot, verified=verify, as_json=as_json)
 
 
-snapshots.command()(inspect)
-snapshots.command()(fsck)
+snapshots.command(cls=Tool)(inspect)
+snapshots.command(cls=Tool)(fsck)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def verify(path: Path, as_json: Json = False) -> None:
     """Check length and checksum of every file: one line a problem; exit code 1 if there are any."""
     from api.snapshots import rendering
@@ -84,7 +89,7 @@ def verify(path: Path, as_json: Json = False) -> None:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def diff(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help=_FOLDER)],
     after: Annotated[str, typer.Argument(metavar="AFTER", help=_FOLDER)],
@@ -105,7 +110,7 @@ def diff(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def export(
     path: Path,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="New folder; a path or a URL.")],
@@ -123,7 +128,7 @@ def export(
     rendering.show_exported(report, as_json=as_json)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def copy(
     path: Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
@@ -134,18 +139,15 @@ def copy(
 
     copied = Snapshot(path).copy(target)
     settle()
-    if as_json:
-        console.show_json({"location": copied.location, "size": copied.metadata.size})
-    else:
-        console.show_line(copied.location)
+    _show_written(copied, as_json=as_json)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def edit(
     path: Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
-    uid: Annotated[str, typer.Option("--uid", metavar="UID", help="The operator.")],
-    state: Annotated[str, typer.Option("--state", metavar="NAME", help="Its state.")],
+    uid: Annotated[str | None, typer.Option("--uid", metavar="UID", help="The operator whose state is made anew.")] = None,
+    state: Annotated[str | None, typer.Option("--state", metavar="NAME", help="Its state.")] = None,
     function: Annotated[
         str | None,
         typer.Option("--function", metavar="NAME", help="FILE.py:function or module:function, from a batch of rows to others."),
@@ -153,25 +155,74 @@ def edit(
     rows: Annotated[
         str | None, typer.Option("--rows", metavar="FILE", help="Parquet file of all rows that the state is to have.")
     ] = None,
+    remove_operator: Annotated[list[str], typer.Option(metavar="UID", help="Leave out an operator.")] = [],  # noqa: B006
+    remove_state: Annotated[list[str], typer.Option(metavar="UID/NAME", help="Leave out a state.")] = [],  # noqa: B006
+    rename_state: Annotated[list[str], typer.Option(metavar="UID/NAME=NEW", help="Give a state another name.")] = [],  # noqa: B006
+    rename_operator: Annotated[
+        list[str], typer.Option(metavar="UID=NEW", help="Give an operator another uid, after all else.")
+    ] = [],  # noqa: B006
+    max_parallelism: Annotated[int | None, typer.Option(min=1, help="Key groups of all operators that are kept.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a savepoint in which a function or a file of yours has made one state anew; print where it is."""
+    """Write a savepoint in which a function or a file of yours has made one state anew; or without some operators and states, with
+    others renamed, in another number of key groups. Print where it is."""
     from api.snapshots.frames import parquet_rows
+    from api.snapshots.savepoints import Savepoint
     from api.snapshots.snapshot import Snapshot
     from operators.pipelines import load_function
 
-    if (function is None) == (rows is None):
-        raise typer.BadParameter("give either --function or --rows")
-    change = load_function(function, "function")[0] if function is not None else parquet_rows(rows or "")
-    edited = Snapshot(path).edit(target, {(uid, state): change})
-    settle()
-    if as_json:
-        console.show_json({"location": edited.location, "size": edited.metadata.size})
+    arranging = remove_operator, remove_state, rename_state, rename_operator, max_parallelism
+    if any(arranging) == any((uid, state, function, rows)):
+        raise typer.BadParameter("give either a state and what its rows become, or what to remove, rename or change")
+    if any(arranging):
+        edited = _arranged(Savepoint.from_snapshot(path), *arranging).write(target)
     else:
-        console.show_line(edited.location)
+        if uid is None or state is None or (function is None) == (rows is None):
+            raise typer.BadParameter("give --uid, --state, and either --function or --rows")
+        change = load_function(function, "function")[0] if function is not None else parquet_rows(rows or "")
+        edited = Snapshot(path).edit(target, {(uid, state): change})
+    settle()
+    _show_written(edited, as_json=as_json)
 
 
-@snapshots.command()
+def _arranged(
+    savepoint: Savepoint,
+    operators_out: list[str],
+    states_out: list[str],
+    states_renamed: list[str],
+    operators_renamed: list[str],
+    max_parallelism: int | None,
+) -> Savepoint:
+    """Operators go by the uids of the snapshot throughout: they are renamed at last."""
+    for uid in operators_out:
+        savepoint = savepoint.without_operator(uid)
+    for given in states_out:
+        savepoint = savepoint.without_state(*_halves(given, "/"))
+    for given in states_renamed:
+        state, to = _halves(given, "=")
+        savepoint = savepoint.with_state_renamed(*_halves(state, "/"), to)
+    if max_parallelism is not None:
+        savepoint = savepoint.with_max_parallelism(max_parallelism)
+    for given in operators_renamed:
+        savepoint = savepoint.with_operator_renamed(*_halves(given, "="))
+    return savepoint
+
+
+def _halves(given: str, sign: str) -> tuple[str, str]:
+    if given.count(sign) != 1:
+        raise typer.BadParameter(f"{given!r} needs one {sign!r}; names that hold it can be given from Python alone (hf.Savepoint)")
+    before, _, after = given.partition(sign)
+    return before, after
+
+
+def _show_written(snapshot: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        console.show_json({"location": snapshot.location, "size": snapshot.metadata.size})
+    else:
+        console.show_line(snapshot.location)
+
+
+@snapshots.command(cls=Tool)
 def bootstrap(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
     function: Annotated[
@@ -180,8 +231,13 @@ def bootstrap(
             "--function", metavar="NAME", help="FILE.py:function or module:function, from an hf.Savepoint to a fuller one."
         ),
     ],
-    max_parallelism: Annotated[int, typer.Option("--max-parallelism", min=1, help="That of the job that is to start from it.")],
+    max_parallelism: Annotated[
+        int | None, typer.Option("--max-parallelism", min=1, help="That of the job that is to start from it.")
+    ] = None,
     parallelism: Annotated[int, typer.Option("--parallelism", min=1, help="Files of each state.")] = 1,
+    base: Annotated[
+        str | None, typer.Option("--from", metavar="PATH", help="Checkpoint or savepoint to add to; else nothing is there yet.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a savepoint of rows that a function of yours gives it, for a job to start with history; print where it is."""
@@ -189,16 +245,18 @@ def bootstrap(
     from operators.pipelines import load_function
 
     apply, _ = load_function(function, "function")
-    empty = Savepoint.create(max_parallelism=max_parallelism, parallelism=parallelism)
-    written = filled_by(apply, function, empty).write(target)
-    settle()
-    if as_json:
-        console.show_json({"location": written.location, "size": written.metadata.size})
+    if base is not None:
+        given = Savepoint.from_snapshot(base, max_parallelism=max_parallelism, parallelism=parallelism)
+    elif max_parallelism is None:
+        raise typer.BadParameter("give --max-parallelism, or --from a snapshot that has one")
     else:
-        console.show_line(written.location)
+        given = Savepoint.create(max_parallelism=max_parallelism, parallelism=parallelism)
+    written = filled_by(apply, function, given).write(target)
+    settle()
+    _show_written(written, as_json=as_json)
 
 
-@snapshots.command()
+@snapshots.command(cls=Tool)
 def dispose(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a savepoint; a path or a URL.")], as_json: Json = False
 ) -> None:

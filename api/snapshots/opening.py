@@ -51,6 +51,19 @@ def target_of(location: Location) -> Place:
     return place
 
 
+def outside_of(source: str, location: Location) -> Place:
+    """As `target_of`, for what is made of the snapshot at `source`, in which it must not lie."""
+    place = target_of(location)
+    if f"{_real(place.location)}/".startswith(f"{_real(source)}/"):
+        raise InvalidConfigError(f"{place.location} lies in the snapshot itself", path=place.location)
+    return place
+
+
+def _real(location: str) -> str:
+    """Without symbolic links."""
+    return location if "://" in location else os.path.realpath(location)
+
+
 def _no_snapshot(place: Place) -> NotFoundError:
     names = place.storage.execute(ListFolder(place.folder))
     found = f"; it holds {len(names)} other files, as a snapshot that was never completed does" if names else ""

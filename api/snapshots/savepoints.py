@@ -1,4 +1,5 @@
-"""`hf.Savepoint`: a savepoint made of DataFrames, for a job to start with history."""
+"""`hf.Savepoint`: a savepoint made of DataFrames, for a job to start with history; or of a snapshot, in which operators and states
+are added, taken out, renamed or given another number of key groups."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from typing import Any
 import pyarrow as pa
 
 from api.snapshots.frames import batches_of, is_frame, is_spark, quoted
-from api.snapshots.opening import target_of
+from api.snapshots.opening import outside_of, target_of
 from api.snapshots.snapshot import Snapshot
 from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
 from statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
 from statebackends.keys import KeyType
+from statebackends.snapshots.arrangement import Arrangement
 from statebackends.snapshots.bootstrapping import (
+    AnyState,
     NewEntries,
     NewState,
     Shape,
@@ -29,7 +32,9 @@ from statebackends.snapshots.bootstrapping import (
 from statebackends.snapshots.editing import Batches
 from statebackends.snapshots.layout import StateLayout
 from statebackends.snapshots.places import Location
+from statebackends.snapshots.rearranging import shape_of, write_arranged
 from statebackends.snapshots.rows import JSON, SUBTASK
+from statebackends.snapshots.work import note
 from statebackends.state import (
     ColumnarStateDescriptor,
     ListStateDescriptor,
@@ -73,6 +78,10 @@ class Savepoint:
 
     _shape: Shape
     _states: tuple[_Given | _GivenEntries, ...] = ()
+    _base: Arrangement | None = None
+    """What it takes from a snapshot."""
+    _asks: bool = False
+    """Nobody said which max parallelism operators have that are added to it."""
 
     @staticmethod
     def create(*, max_parallelism: int, parallelism: int = 1, job_name: str = "bootstrap") -> Savepoint:
@@ -81,6 +90,59 @@ class Savepoint:
         shape = Shape(job_name, max_parallelism, parallelism, int(time.time() * 1_000))
         shape.check()
         return Savepoint(shape)
+
+    @staticmethod
+    def from_snapshot(snapshot: Snapshot | Location, *, max_parallelism: int | None = None, parallelism: int = 1) -> Savepoint:
+        """A savepoint with all that a checkpoint or savepoint holds, which itself stays as it is.
+
+        `max_parallelism` and `parallelism` are those of operators that are added; without the first it is that of the snapshot's
+        operators, which then has to be one. Raises as `Snapshot` does, and InvalidConfigError."""
+        stored = (snapshot if isinstance(snapshot, Snapshot) else Snapshot(snapshot))._stored
+        arrangement = Arrangement.of(stored)
+        groups = max_parallelism or max((each.max_parallelism for each in stored.metadata.operators), default=parallelism)
+        shape = Shape(stored.metadata.job_name, groups, parallelism, int(time.time() * 1_000))
+        shape.check()
+        return Savepoint(shape, _base=arrangement, _asks=max_parallelism is None)
+
+    def without_operator(self, uid: str) -> Savepoint:
+        """All but an operator, with all of its state. Raises NotFoundError, as all that follow do for what is not there.
+
+        Output that a sink has staged and not yet committed is lost with its state."""
+        base = self._snapshot_part().without_operator(uid)
+        return replace(self, _base=base, _states=tuple(state for state in self._states if state.uid != uid))
+
+    def without_state(self, uid: str, state: str) -> Savepoint:
+        """All but one state of an operator."""
+        return replace(self, _base=self._snapshot_part().without_state(uid, state))
+
+    def with_operator_renamed(self, uid: str, to: str) -> Savepoint:
+        """An operator's state under another uid. Raises InvalidConfigError if there is one of that uid.
+
+        A sink's output is known by its `sink_id`, which is the uid unless it has one of its own: give it the old uid then."""
+        base = self._snapshot_part().with_operator_renamed(uid, to)
+        if any(state.uid == to for state in self._states):
+            raise InvalidConfigError(f"operator {uid!r} can't become {to!r}: states were added to one of that uid", operator=uid)
+        states = tuple(replace(state, uid=to) if state.uid == uid else state for state in self._states)
+        return replace(self, _base=base, _states=states)
+
+    def with_state_renamed(self, uid: str, state: str, to: str) -> Savepoint:
+        """A state of an operator under another name. Raises InvalidConfigError if there is one of that name, and for timers."""
+        if to in (EVENT_TIMERS, PROCESSING_TIMERS):
+            raise InvalidConfigError(f"operator {uid!r}: {to!r} is the name of its timers", operator=uid, state=state)
+        return replace(self, _base=self._snapshot_part().with_state_renamed(uid, state, to))
+
+    def with_max_parallelism(self, max_parallelism: int, *, uid: str | None = None) -> Savepoint:
+        """Another number of key groups for the operators of the snapshot, or for one: each key's row goes to its new key group.
+
+        Raises InvalidConfigError if it is out of bounds, or less than the parallelism at which the snapshot was taken."""
+        base = self._snapshot_part().with_max_parallelism(max_parallelism, uid)
+        shape = self._shape if uid is not None else replace(self._shape, max_parallelism=max_parallelism)
+        return replace(self, _base=base, _shape=shape, _asks=self._asks and uid is not None)
+
+    def _snapshot_part(self) -> Arrangement:
+        if self._base is None:
+            raise InvalidConfigError("nothing is there yet to be taken out or renamed: use Savepoint.from_snapshot")
+        return self._base
 
     def with_state(
         self,
@@ -186,12 +248,33 @@ class Savepoint:
 
         Raises InvalidConfigError, InvalidKeyError and StateValueError naming operator, state and row; StorageUnavailableError.
         Then the folder is as it was."""
-        place = target_of(target)
-        states = [
-            _prepared_entries(state) if isinstance(state, _GivenEntries) else _prepared(state, self._shape)
+        if self._base is None:
+            place = target_of(target)
+            return Snapshot._of(write_savepoint(self._prepared_states(), self._shape, place.storage, place.folder))
+        place = outside_of(self._base.snapshot.location, target)
+        self._check_added(self._base)
+        return Snapshot._of(write_arranged(self._base, self._prepared_states(), self._shape, place.storage, place.folder))
+
+    def _check_added(self, base: Arrangement) -> None:
+        """Raises InvalidConfigError unless the max parallelism of operators that are added is known."""
+        groups = {kept.max_parallelism for kept in base.operators.values()}
+        added = sorted({state.uid for state in self._states} - set(base.operators))
+        if added and self._asks and len(groups) != 1:
+            said = f"those of the snapshot have {', '.join(map(str, sorted(groups)))}" if groups else "the snapshot has none"
+            raise InvalidConfigError(
+                f"operator {added[0]!r}: of which max parallelism? {said}; give max_parallelism to from_snapshot",
+                operator=added[0],
+                setting="max_parallelism",
+            )
+
+    def _prepared_states(self) -> list[AnyState]:
+        return [
+            _prepared_entries(state) if isinstance(state, _GivenEntries) else _prepared(state, self._shape_of(state.uid))
             for state in self._states
         ]
-        return Snapshot._of(write_savepoint(states, self._shape, place.storage, place.folder))
+
+    def _shape_of(self, uid: str) -> Shape:
+        return self._shape if self._base is None else shape_of(self._base, uid, self._shape)
 
 
 def filled_by(function: Callable[[Savepoint], Any], name: str, empty: Savepoint) -> Savepoint:
@@ -334,6 +417,7 @@ def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
 def _selected(batches: Iterator[pa.RecordBatch | pa.Table], wanted: Mapping[str, str], given: _Given | _GivenEntries) -> Batches:
     """The wanted columns alone, under the state's names."""
     for batch in batches:
+        note(rows=batch.num_rows, what=f"{given.uid}.{given.descriptor.name}")
         names = batch.schema.names
         missing = [name for name in wanted.values() if names.count(name) != 1]
         if missing:

@@ -4,7 +4,6 @@ Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a st
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +12,20 @@ from typing import Any
 import pyarrow as pa
 
 from api.snapshots.frames import change_of
-from api.snapshots.opening import open_snapshot, target_of
+from api.snapshots.opening import open_snapshot, outside_of
 from api.staterows import Row, rows_of
 from coordinator.routing import RoutedStorage
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import KeyGroupRange
 from statebackends.metadata import SnapshotMetadata
+from statebackends.snapshots.changes import ChangeFeed
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 from statebackends.snapshots.copying import copy_snapshot
+from statebackends.snapshots.describing import metadata_table
 from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
 from statebackends.snapshots.editing import edit_snapshot
 from statebackends.snapshots.exporting import ExportReport, export_snapshot
-from statebackends.snapshots.places import Location, Place
+from statebackends.snapshots.places import Location
 from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
 from statebackends.snapshots.verifying import VerifyReport, verify_files
 from statebackends.storage.operations import run_flow
@@ -152,20 +153,34 @@ class Snapshot:
         `keys_max`: differing keys that are listed for each state. Raises NotFoundError, CorruptStateError."""
         return diff_snapshots(self._stored, other._stored, uid, state, keys_max=keys_max)
 
+    def changes(self, other: Snapshot, uid: str, state: str) -> pa.RecordBatchReader:
+        """The change feed of a state from this snapshot to another: a row for each key that was added, removed or changed.
+
+        Columns: `change` (`added`, `removed`, `changed`), what the row is about (`key`, `namespace`, `map_key`, `time`), and the
+        value before and after (`before_value`, `after_value`; null where there was none; a list is one value). Of operator state
+        `change`, `value` and `json` of each entry. Raises NotFoundError, InvalidConfigError if the state is of another kind or key
+        type in the other; CorruptStateError comes from reading."""
+        feed = ChangeFeed.of(self._stored, other._stored, uid, state)
+        return pa.RecordBatchReader.from_batches(feed.schema(), feed.batches())
+
+    def metadata_table(self) -> pa.Table:
+        """Operators and states with their types and sizes, a row a state; `to_pandas()` is the DataFrame."""
+        return metadata_table(self._stored)
+
     def export(self, folder: Location, *, uid: str | None = None, state: str | None = None) -> ExportReport:
         """Write one Parquet dataset a state into a new folder; all states, those of one operator, or one.
 
         Raises InvalidConfigError for a folder in use, NotFoundError, CorruptStateError, StorageUnavailableError; then the folder
         is as it was."""
         states = list(self._stored.states(uid, state))
-        place = self._outside(folder)
+        place = outside_of(self.location, folder)
         return export_snapshot(self._stored, states, place.storage, place.folder)
 
     def copy(self, target: Location) -> Snapshot:
         """Write a savepoint of its own with the same content into a new folder, checking every file; gives the copy.
 
         Raises as `export` does."""
-        place = self._outside(target)
+        place = outside_of(self.location, target)
         return Snapshot._of(copy_snapshot(self._stored, place.storage, place.folder))
 
     def edit(
@@ -191,20 +206,9 @@ class Snapshot:
             wanted[uid, state] = function
         if not wanted:
             raise InvalidConfigError("nothing to edit: give a function, or changes", operator=uid, state=state)
-        place = self._outside(target)
+        place = outside_of(self.location, target)
         made = {(operator, name): change_of(operator, name, each) for (operator, name), each in wanted.items()}
         return Snapshot._of(edit_snapshot(self._stored, made, place.storage, place.folder, now_ms=int(time.time() * 1_000)))
-
-    def _outside(self, folder: Location) -> Place:
-        place = target_of(folder)
-        if f"{_real(place.location)}/".startswith(f"{_real(self.location)}/"):
-            raise InvalidConfigError(f"{place.location} lies in the snapshot itself", path=place.location)
-        return place
-
-
-def _real(location: str) -> str:
-    """Without symbolic links."""
-    return location if "://" in location else os.path.realpath(location)
 
 
 def _described(state: StoredState) -> SnapshotState:

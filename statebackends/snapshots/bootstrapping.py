@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -128,13 +128,9 @@ def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, 
     Raises InvalidConfigError for a state that is there twice, or an operator of several key types; InvalidKeyError and
     StateValueError naming operator, state and row. Then the folder is as it was."""
     shape.check()
-    by_operator: dict[str, list[AnyState]] = {}
-    for state in states:
-        by_operator.setdefault(state.uid, []).append(state)
-    for uid, own in by_operator.items():
-        _check_states(uid, own)
+    by_operator = grouped(states)
     with claimed_folder(storage, folder, "bootstrap") as target:
-        operators = tuple(_operator(uid, own, shape, target, storage) for uid, own in sorted(by_operator.items()))
+        operators = tuple(new_operator(uid, own, shape, target, storage) for uid, own in sorted(by_operator.items()))
         metadata = SnapshotMetadata(
             job_id=JOB_ID,
             job_name=shape.job_name,
@@ -151,20 +147,40 @@ def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, 
     return StoredSnapshot(metadata, storage, folder)
 
 
-def _check_states(uid: str, states: Sequence[AnyState]) -> None:
+def grouped(states: Sequence[AnyState], kept: Mapping[str, Sequence[StateMeta]] | None = None) -> dict[str, list[AnyState]]:
+    """The states of each operator by uid. `kept`: those that an operator has besides.
+
+    Raises InvalidConfigError as `write_savepoint` does."""
+    found: dict[str, list[AnyState]] = {}
+    for state in states:
+        found.setdefault(state.uid, []).append(state)
+    for uid, own in found.items():
+        _check_states(uid, own, (kept or {}).get(uid, ()))
+    return found
+
+
+def _check_states(uid: str, states: Sequence[AnyState], kept: Sequence[StateMeta]) -> None:
     operator_id(uid)  # raises for what is none
+    there = {meta.name for meta in kept}
+    taken = next((state.meta.name for state in states if state.meta.name in there), None)
+    if taken is not None:
+        reason = f"operator {uid!r}: state {taken!r} is in the snapshot already: take it out first, or rename it"
+        raise InvalidConfigError(reason, operator=uid, state=taken)
     names = [state.meta.name for state in states]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidConfigError(f"operator {uid!r}: state {twice!r} is given twice", operator=uid, state=twice)
-    keys = sorted({state.layout.key_type.text for state in states if not isinstance(state, NewEntries)})
+    keys = sorted({text for meta in (*kept, *(state.meta for state in states)) if (text := meta.key_type) is not None})
     if len(keys) > 1:
         raise InvalidConfigError(f"operator {uid!r}: its states have keys of {' and '.join(keys)}", operator=uid)
 
 
-def _operator(uid: str, states: Sequence[AnyState], shape: Shape, target: ClaimedFolder, storage: Storage) -> OperatorState:
+def new_operator(
+    uid: str, states: Sequence[AnyState], shape: Shape, target: ClaimedFolder, storage: Storage, files: TableFiles | None = None
+) -> OperatorState:
+    """An operator with these states alone. `storage`: that of the target; `files`: what names its files, if others do so too."""
     with PartReader(storage, lambda path, *, operator: path) as scratch:
-        files = TableFiles(target, scratch)
+        files = files or TableFiles(target, scratch)
         keyed = sorted((state for state in states if not isinstance(state, NewEntries)), key=lambda state: state.meta.name)
         tables = [
             _spread(state, shape, target, files) if isinstance(state, SpreadState) else _sorted(state, shape, scratch, files)

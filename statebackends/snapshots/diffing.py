@@ -114,8 +114,8 @@ def _diff_state(
     assert shown is not None
     tally = _Tally(keys_max)
     if not shown.is_keyed and (before is None or after is None or not after.is_keyed):
-        _compare_entries(_entries(left, before), _entries(right, after), tally)
-    elif before is not None and after is not None and _is_comparable(before, after):
+        _compare_entries(entries_of(left, before), entries_of(right, after), tally)
+    elif before is not None and after is not None and is_comparable(before, after):
         _compare_rows(DiffRows(left, before), DiffRows(right, after), tally, by_key_group=_has_same_groups(before, after))
     else:  # nothing of the one can be anything of the other
         tally.removed += _count(left, before)
@@ -133,7 +133,8 @@ def _diff_state(
     )
 
 
-def _is_comparable(before: StoredState, after: StoredState) -> bool:
+def is_comparable(before: StoredState, after: StoredState) -> bool:
+    """Whether a row of the one can be one of the other."""
     return (before.meta.kind, before.meta.key_type) == (after.meta.kind, after.meta.key_type)
 
 
@@ -217,7 +218,7 @@ def _count(reader: PartReader, state: StoredState | None) -> int:
 # --------------------------------------------------------------------------------------------------------- operator state
 
 
-def _entries(reader: PartReader, state: StoredState | None) -> Counter[bytes]:
+def entries_of(reader: PartReader, state: StoredState | None) -> Counter[bytes]:
     """The entries of all subtasks; of a broadcast state, whose subtasks hold copies, those of the fullest copy of each entry."""
     found: Counter[bytes] = Counter()
     if state is None:

@@ -21,10 +21,13 @@ from statebackends.handles import (
     OperatorState,
     OperatorSubtaskState,
     StateHandle,
+    StateMeta,
 )
-from statebackends.keyedtables import KEY_GROUP, VALUE
+from statebackends.keyedtables import KEY_GROUP, STATE_METADATA, VALUE
+from statebackends.keygroups import operator_id
 from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
 from statebackends.snapshot import METADATA_NAME
+from statebackends.snapshots.arrangement import renamed
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
 from statebackends.snapshots.entries import EntryLists, refuse_json
 from statebackends.snapshots.layout import StateLayout
@@ -68,20 +71,27 @@ def edit_snapshot(
                     sorted_rows[name] = _changed(reader, state, change, now_ms)
                 elif change is not None:
                     lists[name] = _changed_entries(reader, state, change)
-            operators.append(_Rewriting(source, reader, target, files, operator, sorted_rows, lists).operator())
+            names = {name: name for name in states_of(operator)}
+            rewriting = OperatorRewriting(reader, target, files, operator, operator.uid, names, sorted_rows, lists)
+            operators.append(rewriting.operator())
             reader.forget()
-        names = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
+        edited = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
         properties = {name: value for name, value in source.metadata.properties.items() if name != NATIVE_PROPERTY}
         metadata = msgspec.structs.replace(
             source.metadata,
             kind="savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind,
             operators=tuple(operators),
-            properties={**properties, "edited": names},
+            properties={**properties, "edited": edited},
         )
         edited_snapshot = StoredSnapshot(metadata, storage, folder)
         check_contents(edited_snapshot)  # what nobody could open is not to be left to its user
         target.finish(METADATA_NAME, encode_metadata(metadata))
     return edited_snapshot
+
+
+def named_schema(schema: pa.Schema, meta: StateMeta) -> pa.Schema:
+    """The columns of a state as those of the state that it becomes."""
+    return schema.with_metadata({**(schema.metadata or {}), STATE_METADATA: msgspec.json.encode(meta)})
 
 
 def layout_of(reader: PartReader, state: StoredState) -> StateLayout:
@@ -137,24 +147,28 @@ def _one_copy(reader: PartReader, state: StoredState, schema: pa.Schema) -> Batc
         yield from state_batches(reader, replace(state, lists=(piece,)), schema)
 
 
-class _Rewriting:
-    """One operator."""
+class OperatorRewriting:
+    """One operator with its key groups where they were."""
 
     def __init__(
         self,
-        source: StoredSnapshot,
         reader: PartReader,
         target: ClaimedFolder,
         files: TableFiles,
         operator: OperatorState,
+        uid: str,
+        names: Mapping[str, str],
         changed: Mapping[str, KeyGroupSorter],
         lists: Mapping[str, Mapping[int, list[bytes]]],
     ) -> None:
-        self._source = source
+        """`uid`: that of the operator in the target; `names`: of its states in the snapshot to those in the target, without those
+        that are not to be there. `changed` and `lists`: states that are made anew, by their names in the snapshot."""
         self._reader = reader
         self._target = target
         self._files = files
         self._operator = operator
+        self._uid = uid
+        self._names = names
         self._states = states_of(operator)
         self._changed = changed
         self._lists = lists
@@ -163,48 +177,63 @@ class _Rewriting:
         subtasks = tuple(
             msgspec.structs.replace(
                 state,
-                keyed=tuple(self._keyed(subtask, handle) for handle in state.keyed if handle.format != DELTA_FORMAT),
+                keyed=tuple(self._keyed_handles(subtask, state)),
                 operator=tuple(self._list_handles(subtask, state)),
             )
             for subtask, state in enumerate(self._operator.subtasks)
         )
         self._check_covered(subtasks)
-        return msgspec.structs.replace(self._operator, subtasks=subtasks)
+        name = self._uid if self._operator.name == self._operator.uid else self._operator.name
+        return msgspec.structs.replace(self._operator, uid=self._uid, operator_id=self._operator_id(), name=name, subtasks=subtasks)
 
-    def _keyed(self, subtask: int, handle: KeyedStateHandle) -> KeyedStateHandle:
-        """The tables of one handle, each with the delta runs upon it, which stay behind."""
-        parts = tuple(self._part(subtask, handle, index) for index in range(len(handle.states)))
-        return KeyedStateHandle(handle.key_groups, CANONICAL, handle.states, parts)
+    def _operator_id(self) -> str:
+        return self._operator.operator_id if self._uid == self._operator.uid else operator_id(self._uid)
+
+    def _keyed_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[KeyedStateHandle]:
+        """The tables that are kept, each with the delta runs upon it, which stay behind."""
+        for handle in state.keyed:
+            kept = [index for index, meta in enumerate(handle.states) if meta.name in self._names]
+            if handle.format != DELTA_FORMAT and (kept or not handle.states):
+                parts = tuple(self._part(subtask, handle, index) for index in kept)
+                metas = tuple(self._meta(handle.states[index]) for index in kept)
+                yield KeyedStateHandle(handle.key_groups, CANONICAL, metas, parts)
+
+    def _meta(self, meta: StateMeta) -> StateMeta:
+        return renamed(meta, self._names[meta.name])
+
+    def _schema(self, state: StoredState) -> pa.Schema:
+        return named_schema(state_schema(self._reader, state), self._meta(state.meta))
 
     def _part(self, subtask: int, handle: KeyedStateHandle, index: int) -> StateHandle:
-        uid, name = self._operator.uid, handle.states[index].name
-        state = self._states[name]
+        name = handle.states[index].name
+        to, state, schema = self._names[name], self._states[name], self._schema(self._states[name])
         if name in self._changed:
-            schema = layout_of(self._reader, state).schema
-            return self._files.write(uid, subtask, name, schema, self._changed[name].tables(handle.key_groups))
+            return self._files.write(self._uid, subtask, to, schema, self._changed[name].tables(handle.key_groups))
         has_runs = any(piece.runs for piece in state.keyed if piece.handle is handle)
         if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_runs:
-            return self._copied(subtask, handle.parts[index], f"{name}.parquet")
-        schema = state_schema(self._reader, state)
-        rows = state_batches(self._reader, state, schema, handle.key_groups) if len(handle.key_groups) else ()
-        return self._files.write(uid, subtask, name, schema, rows)
+            return self._copied(subtask, handle.parts[index], f"{to}.parquet")
+        stored = state_schema(self._reader, state)
+        rows = state_batches(self._reader, state, stored, handle.key_groups) if len(handle.key_groups) else ()
+        return self._files.write(self._uid, subtask, to, schema, rows)
 
     def _list_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[OperatorListHandle]:
         written = set()
         for handle in state.operator:
-            meta = handle.state
-            if meta.name not in self._lists:
-                yield msgspec.structs.replace(handle, part=self._copied(subtask, handle.part, f"list-{meta.name}"))
-            elif meta.name not in written:
-                written.add(meta.name)
-                yield self._files.write_list(self._operator.uid, subtask, meta, self._lists[meta.name][subtask])
+            name = handle.state.name
+            if name not in self._names:
+                continue
+            meta = self._meta(handle.state)
+            if name not in self._lists:
+                yield msgspec.structs.replace(handle, state=meta, part=self._copied(subtask, handle.part, f"list-{meta.name}"))
+            elif name not in written:
+                written.add(name)
+                yield self._files.write_list(self._uid, subtask, meta, self._lists[name][subtask])
 
     def _copied(self, subtask: int, part: StateHandle, what: str) -> StateHandle:
         if not isinstance(part, FileHandle):
             return part
-        uid = self._operator.uid
-        local = self._reader.copy(part, operator=uid, subtask=subtask)
-        name = self._files.name(uid, subtask, what)
+        local = self._reader.copy(part, operator=self._operator.uid, subtask=subtask)
+        name = self._files.name(self._uid, subtask, what)
         self._target.upload(local, name, expected=(part.length, part.checksum))
         self._reader.discard(local)
         return FileHandle(name, part.length, part.checksum)

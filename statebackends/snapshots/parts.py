@@ -16,6 +16,7 @@ import pyarrow as pa
 from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, SegmentHandle, StateHandle
 from statebackends.snapshot import ProblemKind, of_operator, piece_problem, unresolved
+from statebackends.snapshots.work import note
 from statebackends.storage.checksums import checksum_of
 from statebackends.storage.operations import DownloadFile, Flow, InParallel, ReadFile, StatFile, Storage, perform, run_flow
 from statebackends.storage.system_failures import unavailable
@@ -215,6 +216,7 @@ def check_part(part: FileHandle, found: tuple[int, str], path: str, operator: st
         raise damaged(ProblemKind.LENGTH, path, f"{found[0]} bytes instead of {part.length}", operator, subtask)
     if found[1] != part.checksum:
         raise damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator, subtask)
+    note(size=part.length)
 
 
 def damaged(kind: ProblemKind, path: str, detail: str, operator: str, subtask: int) -> CorruptStateError:

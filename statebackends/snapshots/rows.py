@@ -24,6 +24,7 @@ from statebackends.snapshots.native import native_batches
 from statebackends.snapshots.parts import PartReader, fetch_windows
 from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
 from statebackends.snapshots.values import entry_json, stored_codec
+from statebackends.snapshots.work import note
 from statebackends.statecodec import TIMERS_KIND
 from statebackends.storage.system_failures import refusal
 from statebackends.tablesources import TIME
@@ -77,7 +78,9 @@ def state_batches(
 
     Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
     wanted = schema if columns is None else choose_columns(state, schema, columns)
+    what = f"{state.operator.uid}.{state.meta.name}"
     for batch in _batches(reader, state, schema, wanted, key_groups):
+        note(rows=batch.num_rows, what=what)
         yield batch if columns is None else batch.select(wanted.names)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statebackends.errors import CorruptStateError, StorageUnavailableError
 from statebackends.handles import FileHandle
 from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem, formatted_files
+from statebackends.snapshots import work
 from statebackends.snapshots.contents import StoredSnapshot
 from statebackends.snapshots.external import UncheckedFile, batches, check_external
 from statebackends.storage.operations import Flow, InParallel
@@ -76,6 +77,8 @@ def _check(
     except CorruptStateError as error:
         return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, error.message)
     try:
-        return (yield from file_problem(handle, snapshot.folder, operator, subtask, table_format))
+        problem = yield from file_problem(handle, snapshot.folder, operator, subtask, table_format)
     except StorageUnavailableError as error:
         return SnapshotProblem(ProblemKind.UNREADABLE, operator, subtask, path, error.message)
+    work.note(size=max(handle.length, 0))
+    return problem

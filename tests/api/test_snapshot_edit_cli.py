@@ -61,3 +61,27 @@ def wrong(savepoint):
     assert "parallelism" in fails(
         "bootstrap", tmp_path / "b", "--max-parallelism", 1, *arguments[2:], f"{tmp_path / 'history.py'}:history"
     )
+
+
+def test_edit_removes_renames_and_changes_max_parallelism(savepoint: Path, tmp_path: Path) -> None:
+    arguments = ("--remove-state", f"{UID}/tags", "--rename-state", f"{UID}/count=n", "--rename-operator", f"{UID}=sums")
+    assert run("edit", savepoint, tmp_path / "edited", *arguments, "--max-parallelism", 64) == f"{tmp_path / 'edited'}\n"
+    sums = hf.Snapshot(tmp_path / "edited").operators["sums"]
+    assert (sums.max_parallelism, sorted(sums.states)) == (64, ["_timers", "labels", "n", "positions", "rules", "seen", "windows"])
+    assert json.loads(run("edit", savepoint, tmp_path / "b", "--remove-operator", UID, "--json"))["location"] == str(tmp_path / "b")
+    assert hf.Snapshot(tmp_path / "b").operators == {}
+    assert "has no state 'x' from the snapshot" in fails("edit", savepoint, tmp_path / "c", "--remove-state", f"{UID}/x")
+    assert "less than 2" in fails("edit", savepoint, tmp_path / "c", "--max-parallelism", 1)
+    assert not (tmp_path / "c").exists()
+
+
+def test_bootstrap_adds_to_a_snapshot(savepoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.py").write_text(
+        "import holdfast as hf\nimport pyarrow as pa\n\ndef more(savepoint):\n"
+        "    limits = pa.table({'key': ['AA'], 'value': [1.5]})\n"
+        f"    return savepoint.with_state('{UID}', hf.ValueStateDescriptor('limits', float), limits)\n"
+    )
+    function = f"{tmp_path / 'more.py'}:more"
+    assert run("bootstrap", tmp_path / "a", "--from", savepoint, "--function", function) == f"{tmp_path / 'a'}\n"
+    assert [row["value"] for row in hf.Snapshot(tmp_path / "a").rows(UID, "limits")] == [1.5]
+    assert [row["value"] for row in hf.Snapshot(tmp_path / "a").rows(UID, "count")]

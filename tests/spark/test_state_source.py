@@ -154,3 +154,39 @@ def test_a_dataframe_becomes_the_state_of_a_new_savepoint(registered: SparkSessi
     assert all(change == (0, 0, 0) for name, change in changes.items() if name not in ("count", "tags"))
     with pytest.raises(StateValueError, match="state 'count', row 0: column 'value' is string and has to be int64"):
         source.edit(tmp_path / "wrong", {(UID, "count"): state.selectExpr("key", "cast(value as string) value")})
+
+
+@pytest.mark.parametrize("groups", [16, 32])
+def test_what_changed_since_another_snapshot(registered: SparkSession, tmp_path: Path, groups: int) -> None:
+    old = write(tmp_path, "job/chk-7", MANY, kind="rocksdb", parallelism=3, max_parallelism=16)
+    counts = {key: value + value % 2 for key, value in MANY.count.items() if value > 50} | {"new": 1}
+    new = write(tmp_path, "savepoint-8", Contents(count=counts), parallelism=2, max_parallelism=groups, canonical=True)
+    frame = read(registered, new.location, "count", changes_from=old.location)
+    assert frame.rdd.getNumPartitions() == (2 if groups == 16 else 1)
+    feed = hf.Snapshot(old.location).changes(hf.Snapshot(new.location), UID, "count").read_all()
+    assert frame.columns == feed.schema.names
+    found = {(row["change"], row["key"], row["before_value"], row["after_value"]) for row in frame.collect()}
+    assert found == {(row["change"], row["key"], row["before_value"], row["after_value"]) for row in feed.to_pylist()}
+    assert {row.change: row["count"] for row in frame.groupBy("change").count().collect()} == {
+        "added": 1,
+        "removed": 51,
+        "changed": 225,
+    }
+    windows = read(registered, new.location, "windows", changes_from=old.location)
+    assert {row.change for row in windows.collect()} == {"removed"}
+    entries = read(registered, new.location, "positions", changes_from=old.location)
+    assert {(row.change, row.json) for row in entries.collect()} == {("removed", f'["{n}.parquet",{n}]') for n in range(9)}
+    with pytest.raises(PySparkException, match="columns"):
+        read(registered, new.location, "count", changes_from=old.location, columns="key").collect()
+
+
+def test_metadata_as_a_dataframe(registered: SparkSession, tmp_path: Path) -> None:
+    source = write(tmp_path, "savepoint-7", MANY, parallelism=3, max_parallelism=16, canonical=True)
+    frame = registered.read.format("holdfast-metadata").option("path", source.location).load()
+    assert [row.asDict() for row in frame.collect()] == hf.Snapshot(source.location).metadata_table().to_pylist()
+    assert frame.where("kind = 'map'").select("state", "max_parallelism").collect()[0].asDict() == {
+        "state": "tags",
+        "max_parallelism": 16,
+    }
+    with pytest.raises(PySparkException, match="'uid' is not known; there is: path"):
+        registered.read.format("holdfast-metadata").option("path", source.location).option("uid", "x").load().collect()

@@ -1,0 +1,109 @@
+"""A line on stderr that says how far a tool has come, once it takes long: for a person who waits, and nobody else.
+
+    holdfast: diff: totals.count, 1,310,720 rows, 84.2 MiB read, 12.0 s
+
+It is gone when the tool says what it found. Nothing is shown with --json, or where stderr is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from typer.core import TyperCommand
+
+from api import console
+
+SILENT_MS = 2_000
+"""A tool that takes less shows nothing."""
+_INTERVAL_MS = 500
+_WIDTH_MAX = 100
+"""Characters; a line that wraps could not be taken back."""
+_ERASE = "\r\x1b[K"
+
+
+def progress_line(tool: str, rows: int, size: int, what: str, elapsed_ms: int) -> str:
+    """The line, without what a terminal needs to show it."""
+    parts = [f"{rows:,} rows"] if rows else []
+    parts += [f"{console.size_text(size)} read"] if size else []
+    end = ", ".join([*parts, console.duration_text(elapsed_ms)])
+    head = f"holdfast: {tool}: "
+    room = _WIDTH_MAX - len(head) - len(end) - 2
+    shown = console.printable(what)
+    if len(shown) > room:
+        shown = f"{shown[: max(room - 3, 0)]}..."
+    return f"{head}{shown}, {end}" if what else f"{head}{end}"
+
+
+class ProgressLine:
+    """The line of one tool on one terminal; any thread."""
+
+    def __init__(self, tool: str, stream: TextIO, *, clock_ms: Callable[[], int], silent_ms: int = SILENT_MS) -> None:
+        from statebackends.snapshots.work import Work
+
+        self.work = Work()
+        self._tool, self._stream, self._clock_ms = tool, stream, clock_ms
+        self._began_ms = clock_ms()
+        self._silent_ms = silent_ms
+        self._lock = threading.Lock()
+        self._shown = self._ended = False
+
+    def tick(self) -> None:
+        """Show how far it is, unless it is too early or over."""
+        elapsed_ms = self._clock_ms() - self._began_ms
+        with self._lock:
+            if elapsed_ms < self._silent_ms or self._ended:
+                return
+            work = self.work
+            self._write(_ERASE + progress_line(self._tool, work.rows, work.size, work.what, elapsed_ms))
+            self._shown = True
+
+    def end(self) -> None:
+        """Take the line back, for good: the tool has something to say."""
+        with self._lock:
+            if self._shown and not self._ended:
+                self._write(_ERASE)
+            self._ended = True
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._ended = True  # the terminal is gone; the tool need not be
+
+
+@contextmanager
+def shown_progress(tool: str) -> Iterator[None]:
+    """A line for what is done within, from a thread of its own, until the console says something else."""
+    from statebackends.snapshots.work import noted
+
+    line = ProgressLine(tool, sys.stderr, clock_ms=lambda: time.monotonic_ns() // 1_000_000, silent_ms=SILENT_MS)
+    ended = threading.Event()
+
+    def show() -> None:
+        while not ended.wait(_INTERVAL_MS / 1_000):
+            line.tick()
+
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    with noted(line.work), console.before_output(line.end):
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            line.end()
+            thread.join()
+
+
+class Tool(TyperCommand):
+    """A command that shows how far it is."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.params.get("as_json") or not sys.stderr.isatty():
+            return super().invoke(ctx)
+        with shown_progress(ctx.info_name or ""):
+            return super().invoke(ctx)

@@ -1,0 +1,136 @@
+"""A snapshot with operators and states taken out, renamed, added, or in another number of key groups, as a canonical savepoint.
+
+What stays as it is is carried over as `edit` does it. Where max parallelism changes every key is hashed anew, and its row sorted
+into its new key group. Operators' parallelism stays: a restore deals state out to any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from statebackends.handles import OperatorState, OperatorSubtaskState
+from statebackends.keyedtables import KEY_GROUP
+from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
+from statebackends.snapshot import METADATA_NAME
+from statebackends.snapshots.arrangement import Arrangement, KeptOperator, renamed
+from statebackends.snapshots.bootstrapping import AnyState, NewState, Shape, grouped, new_operator
+from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
+from statebackends.snapshots.editing import Batches, OperatorRewriting, layout_of, named_schema
+from statebackends.snapshots.parts import PartReader
+from statebackends.snapshots.rows import state_batches
+from statebackends.snapshots.tablefiles import TableFiles
+from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
+from statebackends.storage.operations import Storage
+
+PROPERTY = "edited"
+"""Of the savepoint: what was done, for people."""
+
+
+def shape_of(arrangement: Arrangement, uid: str, shape: Shape) -> Shape:
+    """Of the states that are added to an operator; `shape`: that of operators that the snapshot does not have."""
+    if uid not in arrangement.operators:
+        return shape
+    kept = arrangement.operators[uid]
+    parallelism = arrangement.snapshot.operator(kept.source).parallelism
+    return replace(shape, max_parallelism=kept.max_parallelism, parallelism=parallelism)
+
+
+def write_arranged(
+    arrangement: Arrangement, added: Sequence[AnyState], shape: Shape, storage: Storage, folder: str
+) -> StoredSnapshot:
+    """Write what is kept and what is added into a folder that is new or empty.
+
+    `shape`: of operators that the snapshot does not have; states that are added to others are laid out by `shape_of`. Raises
+    InvalidConfigError for a state that is there already, and as `write_savepoint` and `edit_snapshot` do; then the folder is as
+    it was."""
+    source = arrangement.snapshot
+    by_operator = grouped(added, {uid: list(arrangement.metas(uid).values()) for uid in arrangement.operators})
+    places = {kept.source: uid for uid, kept in arrangement.operators.items()}
+    with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:
+        writing = _Writing(arrangement, shape, target, storage, reader, TableFiles(target, reader))
+        operators = [
+            writing.kept(operator, places[operator.uid], by_operator.get(places[operator.uid], ()))
+            for operator in source.metadata.operators
+            if operator.uid in places
+        ]
+        operators += [writing.new(uid, own) for uid, own in sorted(by_operator.items()) if uid not in arrangement.operators]
+        metadata = msgspec.structs.replace(
+            source.metadata,
+            kind="savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind,
+            operators=tuple(operators),
+            external=_external(arrangement),
+            properties=_properties(arrangement, added),
+        )
+        written = StoredSnapshot(metadata, storage, folder)
+        check_contents(written)
+        target.finish(METADATA_NAME, encode_metadata(metadata))
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    arrangement: Arrangement
+    shape: Shape
+    target: ClaimedFolder
+    storage: Storage
+    reader: PartReader
+    files: TableFiles
+
+    def new(self, uid: str, states: Sequence[AnyState]) -> OperatorState:
+        shape = shape_of(self.arrangement, uid, self.shape)
+        shape.check()
+        return new_operator(uid, states, shape, self.target, self.storage, self.files)
+
+    def kept(self, operator: OperatorState, uid: str, added: Sequence[AnyState]) -> OperatorState:
+        """An operator of the snapshot, with what is added to it in handles of its own."""
+        kept = self.arrangement.operators[uid]
+        moved = self._moved(operator, uid, kept) if kept.max_parallelism != operator.max_parallelism else []
+        names = {stored: name for stored, name in kept.names.items() if not any(state.meta.name == name for state in moved)}
+        carried = OperatorRewriting(self.reader, self.target, self.files, operator, uid, names, {}, {}).operator()
+        carried = msgspec.structs.replace(carried, max_parallelism=kept.max_parallelism)
+        if moved or added:
+            beside = self.new(uid, [*moved, *added])
+            subtasks = [_joined(*each) for each in zip(carried.subtasks, beside.subtasks, strict=True)]
+            carried = msgspec.structs.replace(carried, subtasks=tuple(subtasks))
+        self.reader.forget()
+        return carried
+
+    def _moved(self, operator: OperatorState, uid: str, kept: KeptOperator) -> list[NewState]:
+        """Keyed states whose rows go to other key groups."""
+        states = states_of(operator)
+        return [self._rehashed(states[stored], uid, name, kept) for name, stored in kept.states.items() if states[stored].is_keyed]
+
+    def _rehashed(self, state: StoredState, uid: str, name: str, kept: KeptOperator) -> NewState:
+        layout, meta = layout_of(self.reader, state), renamed(state.meta, name)
+        schema = named_schema(layout.schema, meta)
+        made = replace(layout, operator=uid, meta=meta, max_parallelism=kept.max_parallelism, schema=schema)
+        return NewState(made, self._without_groups(state))
+
+    def _without_groups(self, state: StoredState) -> Batches:
+        for batch in state_batches(self.reader, state, layout_of(self.reader, state).schema):
+            yield batch.drop_columns([KEY_GROUP])
+
+
+def _joined(carried: OperatorSubtaskState, beside: OperatorSubtaskState) -> OperatorSubtaskState:
+    keyed = tuple(handle for handle in carried.keyed if handle.states)  # one without states would say nothing but its key groups
+    return msgspec.structs.replace(carried, keyed=(*keyed, *beside.keyed), operator=(*carried.operator, *beside.operator))
+
+
+def _external(arrangement: Arrangement) -> tuple[str, ...]:
+    """Files elsewhere, without those that only operators need which are gone."""
+    kept = {operator.source for operator in arrangement.operators.values()}
+    named: Mapping[bool, set[str]] = {True: set(), False: set()}
+    metadata = arrangement.snapshot.metadata
+    for operator in metadata.operators:
+        for subtask in operator.subtasks:
+            named[operator.uid in kept].update(subtask.external)
+    return tuple(entry for entry in metadata.external if entry not in named[False] - named[True])
+
+
+def _properties(arrangement: Arrangement, added: Sequence[AnyState]) -> dict[str, str]:
+    stored = arrangement.snapshot.metadata.properties
+    said = [*arrangement.described(), *(f"{state.uid}.{state.meta.name} added" for state in added)]
+    kept = {name: value for name, value in stored.items() if name != NATIVE_PROPERTY}
+    return {**kept, PROPERTY: "; ".join(said)} if said else kept
