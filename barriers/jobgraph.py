@@ -98,6 +98,8 @@ class RestartStrategy(msgspec.Struct, frozen=True):
     """Whether and when a failed job is started again: `none`, `fixed_delay` or `exponential_delay`; both allow so many attempts."""
 
     kind: str = "exponential_delay"
+    """"none": the first failure ends the job. "fixed_delay": the same pause before each restart. "exponential_delay": a pause that
+    doubles."""
     attempts_max: int = 2**31 - 1
     """Restarts of one submission; the failure after them ends the job."""
     delay_ms: int = 1_000
@@ -174,49 +176,74 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
     checkpoint_interval_ms: int | None = 10_000
-    """From the start of one periodic checkpoint to the next. None: there are none (manual ones still work), and a failure begins
-    the job again at its start."""
+    """From the start of one periodic checkpoint to the next; at least 10. None: there are none (manual ones still work), and a
+    failure begins the job again at its start."""
     checkpoint_timeout_ms: int = 600_000
+    """A checkpoint that is not complete after so long is aborted, which counts as a failed one. At least 1."""
     min_pause_ms: int = 0
+    """Least time from the end of a periodic checkpoint to the start of the next. More than 0 needs max_concurrent_checkpoints=1."""
     max_concurrent_checkpoints: int = 1
+    """Checkpoints under way at the same time; at least 1. More than one lets the next begin before a slow one is complete."""
     tolerable_failed_checkpoints: int = 0
+    """So many checkpoints may fail in a row; one more fails the job over to the last completed one."""
     retained_checkpoints: int = 1
+    """Completed checkpoints that are kept, at least 1; older ones are deleted as newer ones complete. A damaged newest one is
+    passed over for one before it only if that is kept."""
     retention_on_cancel: str = "delete"
     """delete (keeps on failure) | retain (keeps on cancel and failure)."""
     retain_on_finish: bool = False
     """True: a job that FINISHED keeps its retained checkpoints, the final one being the newest, for another job or a later run to
     start from; deleted like any other as newer ones complete, or by `holdfast snapshot dispose`."""
     checkpointing_mode: str = "exactly_once"
+    """exactly_once: barriers are aligned. There is no other mode."""
     state_backend: str = "memory"
     """memory | filesystem | rocksdb."""
     incremental_checkpoints: bool = True
     """Of backends that can (rocksdb, filesystem): a checkpoint stores only what the one before it does not have."""
     inline_threshold: int = 20_480
+    """State files smaller than this lie inside the checkpoint's metadata instead of in a file of their own; 0..1 MiB."""
     pack_threshold: int = 1024 * 1024
-    """Tables of a checkpoint that are smaller than this go into files together; 0: each has its own."""
+    """Tables of a checkpoint that are smaller than this go into files together; 0..8 MiB, 0: each has its own."""
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
+    """Of the state backend `memory`: encoded keyed state of one subtask of one operator, above which its checkpoint fails. 1 KiB..2
+    GiB."""
     rocksdb: RocksDBConfig | None = None
     """Of the state backend `rocksdb`. None: its defaults."""
     local_recovery: bool = True
     """Workers keep copies of their newest checkpoint's files on their own disk, and restore from them what is undamaged."""
     local_recovery_directory: str | None = None
-    """Of every worker's host; None: the worker's local disk as Spark has it."""
+    """Where those copies lie: an absolute path on every worker's host. None: the worker's local disk as Spark has it."""
     savepoint_directory: str | None = None
+    """Where savepoints without a target go: an absolute path or a URL. None: a target must be given."""
     restart: RestartStrategy = RestartStrategy()
+    """Whether, how often and how soon a failed job is started again; a keyword may also be the strategy's kind alone."""
     skipped_rows_max: int | None = 10_000
     """Rows that one operator with `on_error="skip"` may leave out in one subtask between two completed checkpoints; one more ends
-    the job. None: any number."""
+    the job. None: any number; 0: none."""
     max_parallelism: int | None = None
-    """None: derived from each operator's parallelism, or adopted from the restored snapshot."""
+    """Key groups of each operator, 1..32768: the largest parallelism that its state can ever be restored at. None: derived from the
+    operator's parallelism, or adopted from the restored snapshot."""
     buffer_timeout_ms: int = 10
+    """How long a record waits, at most, for others to be sent with. 0: each piece of output is sent at once."""
     batch_rows_max: int = 65_536
+    """Rows of one batch between operators; at least 1."""
     channel_credit_bytes: int = 4 * 1024 * 1024
+    """Bytes that may be under way on one channel (a pair of subtasks) before its sender waits: the memory of an exchange, and the
+    bound of what a barrier stands behind. At least 1."""
     channel_credit_batches: int = 16
+    """Batches that may be under way on one channel before its sender waits; at least 1."""
     heartbeat_interval_ms: int = 2_000
+    """Between two signs of life of a worker; at least 1."""
     heartbeat_timeout_ms: int = 50_000
+    """A worker without a sign of life for so long counts as hung: its job fails over and it is replaced. Above
+    heartbeat_interval_ms."""
     reconcile_timeout_ms: int = 10_000
+    """How long a new leader of the job (a coordinator that was started again) waits for its workers to report before it fails the
+    job over. 0: it does not wait."""
     step_budget_ms: int = 5
+    """How long a subtask works on its input before it looks at barriers, timers and commands again; at least 1."""
     cancellation_timeout_ms: int = 30_000
+    """A subtask that does not end within this time after it was told to takes its worker process with it. 0..24 h."""
 
     @property
     def is_incremental(self) -> bool:

@@ -1,0 +1,170 @@
+"""Writes docs/settings.md from the records that hold the settings: JobConfig, RestartStrategy and RocksDBConfig.
+
+    .venv/bin/python scripts/settings_page.py            # a test says when this is due
+
+Meaning and bounds are the docstrings below the fields; defaults are the fields' own."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from barriers import jobgraph  # noqa: E402  (a script finds the packages beside it)
+from barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig  # noqa: E402
+
+PAGE = ROOT / "docs" / "settings.md"
+HEAD = """\
+# Settings
+
+<!-- Written by scripts/settings_page.py from barriers/jobgraph.py: change the docstrings there. -->
+
+Settings are keywords of `hf.Environment`, or fields of an `hf.JobConfig` for `config=`; a keyword overrides the config. All are checked when the environment is made: `InvalidConfigError` names the setting that is unknown (with the nearest ones),
+of a wrong type, or out of bounds. Times are in ms and sizes in bytes.
+
+```python
+env = hf.Environment(
+    "spending",
+    parallelism=4,
+    state_dir="/data/holdfast",
+    state_backend="rocksdb",
+    checkpoint_interval_ms=5_000,
+    restart=hf.RestartStrategy(attempts_max=10),
+    rocksdb=hf.RocksDBConfig(block_cache_bytes=256 * 1024 * 1024),
+)
+```
+
+A restored job takes its settings from the `Environment` that restores it, none from the snapshot but the max parallelism of its operators.
+
+## Arguments of the Environment alone
+
+| argument | default | meaning |
+|---|---|---|
+| `name` | | What the job is called; it is found by this name when it is submitted again. |
+| `parallelism` | `1` | Subtasks of each operator that has no `set_parallelism` of its own. A job takes as many slots as its widest operator has subtasks ([cluster](cluster.md#slots)). |
+| `state_dir` | `None` | Folder or `s3://bucket/prefix` of checkpoints, shared by driver, coordinator and workers; a coordinator runs in the driver over it. |
+| `coordinator`, `token` | `None` | URL and token of a running `holdfast serve`, instead. |
+| `config` | `None` | A `JobConfig`. |
+| `require_uids` | `False` | Refuse a job with an operator that has no `uid`; else such operators are named in a warning. |
+| `chaining` | `True` | Let operators share a subtask where nothing has to be exchanged between them ([operators](operators.md#chains)). |
+| `launcher` | Spark | Where workers run. |
+"""
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Checkpoints": (
+        "checkpoint_interval_ms",
+        "checkpoint_timeout_ms",
+        "min_pause_ms",
+        "max_concurrent_checkpoints",
+        "tolerable_failed_checkpoints",
+        "retained_checkpoints",
+        "retention_on_cancel",
+        "retain_on_finish",
+        "savepoint_directory",
+        "checkpointing_mode",
+    ),
+    "State": (
+        "state_backend",
+        "incremental_checkpoints",
+        "max_parallelism",
+        "local_recovery",
+        "local_recovery_directory",
+        "inline_threshold",
+        "pack_threshold",
+        "memory_snapshot_bytes_max",
+        "rocksdb",
+    ),
+    "Failures": (
+        "restart",
+        "skipped_rows_max",
+        "heartbeat_interval_ms",
+        "heartbeat_timeout_ms",
+        "reconcile_timeout_ms",
+        "cancellation_timeout_ms",
+    ),
+    "Flow of records": (
+        "buffer_timeout_ms",
+        "batch_rows_max",
+        "channel_credit_bytes",
+        "channel_credit_batches",
+        "step_budget_ms",
+    ),
+}
+"""Fields of JobConfig by heading; one that is in none comes last, under "Other"."""
+RECORDS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("RestartStrategy: `restart=`", RestartStrategy),
+    ("RocksDBConfig: `rocksdb=`", RocksDBConfig),
+)
+
+
+def meanings(record: type[msgspec.Struct]) -> dict[str, str]:
+    """The docstring below each field that has one, on one line."""
+    tree = ast.parse(inspect.getsource(jobgraph))
+    (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == record.__name__)
+    found = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        if is_text and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found
+
+
+def page() -> str:
+    """The whole page."""
+    placed = {name for names in SECTIONS.values() for name in names}
+    others = tuple(name for name in JobConfig.__struct_fields__ if name not in placed)
+    sections = {**SECTIONS, **({"Other": others} if others else {})}
+    parts = [HEAD, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
+    for heading, record in RECORDS:
+        about = " ".join((inspect.getdoc(record) or "").split())
+        parts.append(f"\n## {heading}\n\n{about}\n\n{table(record, record.__struct_fields__)}")
+    return "".join(parts)
+
+
+def table(record: type[msgspec.Struct], names: tuple[str, ...]) -> str:
+    """Name, type, default and meaning of these fields. Raises KeyError for one that does not exist or that nobody described."""
+    fields = {field.name: field for field in msgspec.structs.fields(record)}
+    described = meanings(record)
+    rows = (
+        f"| `{name}` | {type_text(fields[name].type)} | `{default_text(fields[name])}` | {cell(described[name])} |" for name in names
+    )
+    return "\n".join(("| setting | type | default | meaning |", "|---|---|---|---|", *rows, ""))
+
+
+def type_text(kind: Any) -> str:
+    """As one writes it: `int`, `str or None`."""
+    members = getattr(kind, "__args__", (kind,))
+    return " or ".join("None" if member is type(None) else f"`{member.__name__}`" for member in members)
+
+
+def default_text(field: Any) -> str:
+    """As one would write it in Python, with thousands and powers of two that can be read."""
+    value = field.default
+    if isinstance(value, msgspec.Struct):
+        return f"{type(value).__name__}()"
+    if type(value) is not int:
+        return f'"{value}"' if isinstance(value, str) else repr(value)
+    return number_text(value)
+
+
+def number_text(value: int) -> str:
+    """A size in MiB as a product, other numbers with their thousands set off."""
+    mebibyte = 1 << 20
+    if value >= mebibyte and value % mebibyte == 0:
+        return f"{value // mebibyte} * 1024 * 1024"
+    return "2**31 - 1" if value == 2**31 - 1 else f"{value:_}"
+
+
+def cell(text: str) -> str:
+    """A bar would end the cell."""
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
