@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ _LONG = (_SPARK, "tests/integration", "tests/simulation", "tests/statebackends",
 
 def _folder(nodeid: str) -> str:
     return "/".join(nodeid.split("/", 2)[:2])
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and so does all that is started from there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
