@@ -26,8 +26,9 @@ HEAD = """\
 
 <!-- Written by scripts/settings_page.py from barriers/jobgraph.py: change the docstrings there. -->
 
-Settings are keywords of `hf.Environment`, or fields of an `hf.JobConfig` for `config=`; a keyword overrides the config. All are checked when the environment is made: `InvalidConfigError` names the setting that is unknown (with the nearest ones),
-of a wrong type, or out of bounds. Times are in ms and sizes in bytes.
+Settings are keywords of `hf.Environment`, or fields of an `hf.JobConfig` for `config=`; a keyword overrides the config. All are
+checked when the environment is made: `InvalidConfigError` names the setting that is unknown (with the nearest ones), of a wrong
+type, or out of bounds. Times are in ms and sizes in bytes.
 
 ```python
 env = hf.Environment(
@@ -41,21 +42,37 @@ env = hf.Environment(
 )
 ```
 
-A restored job takes its settings from the `Environment` that restores it, none from the snapshot but the max parallelism of its operators.
+A restored job takes its settings from the `Environment` that restores it; from the snapshot none but the max parallelism.
 
 ## Arguments of the Environment alone
 
 | argument | default | meaning |
 |---|---|---|
-| `name` | | What the job is called; it is found by this name when it is submitted again. |
-| `parallelism` | `1` | Subtasks of each operator that has no `set_parallelism` of its own. A job takes as many slots as its widest operator has subtasks ([cluster](cluster.md#slots)). |
-| `state_dir` | `None` | Folder or `s3://bucket/prefix` of checkpoints, shared by driver, coordinator and workers; a coordinator runs in the driver over it. |
-| `coordinator`, `token` | `None` | URL and token of a running `holdfast serve`, instead. |
-| `config` | `None` | A `JobConfig`. |
-| `require_uids` | `False` | Refuse a job with an operator that has no `uid`; else such operators are named in a warning. |
-| `chaining` | `True` | Let operators share a subtask where nothing has to be exchanged between them ([operators](operators.md#chains)). |
-| `launcher` | Spark | Where workers run. |
 """
+ARGUMENTS = (
+    ("`name`", "", "What the job is called; it is found by this name when it is submitted again."),
+    (
+        "`parallelism`",
+        "`1`",
+        "Subtasks of each operator that has no `set_parallelism` of its own. A job takes as many slots as its widest operator has "
+        "subtasks ([cluster](cluster.md#slots)).",
+    ),
+    (
+        "`state_dir`",
+        "`None`",
+        "Folder or `s3://bucket/prefix` of checkpoints, shared by driver, coordinator and workers; a coordinator runs in the "
+        "driver over it.",
+    ),
+    ("`coordinator`, `token`", "`None`", "URL and token of a running `holdfast serve`, instead."),
+    ("`config`", "`None`", "A `JobConfig`."),
+    ("`require_uids`", "`False`", "Refuse a job with an operator that has no `uid`; else such operators are named in a warning."),
+    (
+        "`chaining`",
+        "`True`",
+        "Let operators share a subtask where nothing has to be exchanged between them ([operators](operators.md#chains)).",
+    ),
+    ("`launcher`", "Spark", "Where workers run."),
+)
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Checkpoints": (
         "checkpoint_interval_ms",
@@ -120,7 +137,8 @@ def page() -> str:
     placed = {name for names in SECTIONS.values() for name in names}
     others = tuple(name for name in JobConfig.__struct_fields__ if name not in placed)
     sections = {**SECTIONS, **({"Other": others} if others else {})}
-    parts = [HEAD, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
+    arguments = "".join(f"| {' | '.join(argument)} |\n" for argument in ARGUMENTS)
+    parts = [HEAD, arguments, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
     for heading, record in RECORDS:
         about = " ".join((inspect.getdoc(record) or "").split())
         parts.append(f"\n## {heading}\n\n{about}\n\n{table(record, record.__struct_fields__)}")
@@ -131,9 +149,10 @@ def table(record: type[msgspec.Struct], names: tuple[str, ...]) -> str:
     """Name, type, default and meaning of these fields. Raises KeyError for one that does not exist or that nobody described."""
     fields = {field.name: field for field in msgspec.structs.fields(record)}
     described = meanings(record)
-    rows = (
-        f"| `{name}` | {type_text(fields[name].type)} | `{default_text(fields[name])}` | {cell(described[name])} |" for name in names
-    )
+    rows = []
+    for name in names:
+        kind, default = type_text(fields[name].type), default_text(fields[name])
+        rows.append(f"| `{name}` | {kind} | `{default}` | {cell(described[name])} |")
     return "\n".join(("| setting | type | default | meaning |", "|---|---|---|---|", *rows, ""))
 
 

@@ -14,6 +14,7 @@ import holdfast as hf
 DAY_MS = 86_400_000
 DISORDER_MS = 2 * 3_600_000
 """How late a message, or its repetition, may be delivered."""
+ORDER = {"number": int, "ordered_at": pa.timestamp("us", "UTC"), "cents": int}
 
 
 class FirstOfDay(hf.ProcessFunction):
@@ -21,7 +22,6 @@ class FirstOfDay(hf.ProcessFunction):
 
     days = hf.MapStateDescriptor("days", int, bool)
     states = (days,)
-    returns = {"number": int, "ordered_at": pa.timestamp("us", "UTC"), "cents": int}
 
     def open(self, ctx):
         self.repeated, self.late = ctx.counter("repeated"), ctx.counter("late")
@@ -47,7 +47,7 @@ class FirstOfDay(hf.ProcessFunction):
 def pipeline(messages):
     """Messages without repetitions."""
     in_time = messages.assign_timestamps("ordered_at", max_out_of_orderness_ms=DISORDER_MS).uid("time")
-    return in_time.key_by("number").process(FirstOfDay()).uid("first-of-day")
+    return in_time.key_by("number").process(FirstOfDay(), returns=ORDER).uid("first-of-day")
 
 
 SQL = """

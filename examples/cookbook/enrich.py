@@ -17,6 +17,7 @@ import holdfast as hf
 DISORDER_MS = 5 * 60_000
 EVENT = {"customer": int, "at": pa.timestamp("us", "UTC"), "id": int | None, "cents": int | None, "segment": str | None}
 """An order, or a change: then without id and cents."""
+ENRICHED = {"id": int, "customer": int, "cents": int, "segment": str | None}
 
 
 @dataclass
@@ -44,7 +45,6 @@ class WithSegment(hf.ProcessFunction):
     changes = hf.MapStateDescriptor("changes", int, str)  # event time in ms -> segment
     segment = hf.ValueStateDescriptor("segment", str)
     states = (orders, changes, segment)
-    returns = {"id": int, "customer": int, "cents": int, "segment": str | None}
 
     def process_element(self, row, ctx, out):
         if row["id"] is None:
@@ -70,7 +70,7 @@ def pipeline(orders, changes):
     changed = changes.map(change_event, returns=EVENT).uid("change-events")
     placed = placed.assign_timestamps("at", max_out_of_orderness_ms=DISORDER_MS).uid("order-time")
     changed = changed.assign_timestamps("at", max_out_of_orderness_ms=DISORDER_MS).uid("change-time")
-    return placed.union(changed).key_by("customer").process(WithSegment()).uid("with-segment")
+    return placed.union(changed).key_by("customer").process(WithSegment(), returns=ENRICHED).uid("with-segment")
 
 
 SQL = """

@@ -16,6 +16,7 @@ import holdfast as hf
 
 HOUR_MS = 3_600_000
 DISORDER_MS = 20 * 60_000
+PRICE = {"product": str, "hour_ms": int, "version": int, "cents": int}
 
 
 @dataclass
@@ -32,7 +33,6 @@ class Newest(hf.ProcessFunction):
     newest = hf.MapStateDescriptor("newest", int, Price)  # hour -> its newest
     emitted = hf.ValueStateDescriptor("emitted", int)  # version
     states = (newest, emitted)
-    returns = {"product": str, "hour_ms": int, "version": int, "cents": int}
 
     def process_element(self, row, ctx, out):
         newest, hour = ctx.state(self.newest), ctx.timestamp // HOUR_MS
@@ -54,7 +54,7 @@ class Newest(hf.ProcessFunction):
 def pipeline(changes):
     """Hourly prices, of a stream of changes."""
     in_time = changes.assign_timestamps("changed_at", max_out_of_orderness_ms=DISORDER_MS).uid("time")
-    return in_time.key_by("product").process(Newest()).uid("newest")
+    return in_time.key_by("product").process(Newest(), returns=PRICE).uid("newest")
 
 
 SQL = """

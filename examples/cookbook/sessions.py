@@ -15,6 +15,7 @@ import holdfast as hf
 
 GAP_MS = 30 * 60_000
 DISORDER_MS = 10 * 60_000
+SESSION = {"visitor": int, "started_ms": int, "ended_ms": int, "clicks": int}
 
 
 @dataclass
@@ -32,7 +33,6 @@ class Sessions(hf.ProcessFunction):
     waiting = hf.MapStateDescriptor("waiting", int, int)  # event time in ms -> clicks
     session = hf.ValueStateDescriptor("session", Session)
     states = (waiting, session)
-    returns = {"visitor": int, "started_ms": int, "ended_ms": int, "clicks": int}
 
     def process_element(self, row, ctx, out):
         waiting = ctx.state(self.waiting)
@@ -58,7 +58,7 @@ class Sessions(hf.ProcessFunction):
 def pipeline(clicks):
     """Sessions, of a stream of clicks."""
     in_time = clicks.assign_timestamps("clicked_at", max_out_of_orderness_ms=DISORDER_MS).uid("time")
-    return in_time.key_by("visitor").process(Sessions()).uid("sessions")
+    return in_time.key_by("visitor").process(Sessions(), returns=SESSION).uid("sessions")
 
 
 SQL = """

@@ -17,6 +17,7 @@ LIMIT = 4
 """Payments within a minute."""
 DISORDER_MS = 5_000
 """How far a payment may arrive behind a later one."""
+ALERT = {"card": str, "at_ms": int, "payments": int, "cents": int}
 
 
 class TooFast(hf.ProcessFunction):
@@ -24,7 +25,6 @@ class TooFast(hf.ProcessFunction):
 
     payments = hf.MapStateDescriptor("payments", int, list[int])  # event time in ms -> cents
     states = (payments,)
-    returns = {"card": str, "at_ms": int, "payments": int, "cents": int}
 
     def process_element(self, row, ctx, out):
         payments = ctx.state(self.payments)
@@ -47,7 +47,7 @@ class TooFast(hf.ProcessFunction):
 def pipeline(payments):
     """Alerts, of a stream of payments."""
     in_time = payments.assign_timestamps("paid_at", max_out_of_orderness_ms=DISORDER_MS).uid("time")
-    return in_time.key_by("card").process(TooFast()).uid("too-fast")
+    return in_time.key_by("card").process(TooFast(), returns=ALERT).uid("too-fast")
 
 
 SQL = """
@@ -60,11 +60,11 @@ SQL = """
 
 
 def tables():
-    """1,500 payments of 20 cards within 18 minutes, in the order of their arrival."""
+    """1,500 payments of 60 cards within 18 minutes, in the order of their arrival."""
     random = np.random.default_rng(1)
     at_ms = 1_700_000_000_000 + random.integers(0, 1_080, 1_500) * 1_000
     arrival = np.argsort(at_ms + random.integers(0, DISORDER_MS, 1_500))
-    cards = [f"card-{number}" for number in random.integers(0, 20, 1_500)]
+    cards = [f"card-{number}" for number in random.integers(0, 60, 1_500)]
     rows = pa.table(
         {
             "card": pa.array(cards),

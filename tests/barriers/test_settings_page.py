@@ -91,4 +91,4 @@ def test_what_is_said_to_be_the_range_is(name: str) -> None:
 def test_bounds_are_looked_for() -> None:
     assert len(LOWEST) >= 8
     assert {"checkpoint_interval_ms", "retained_checkpoints", "step_budget_ms"} <= set(LOWEST)
-    assert jobgraph.CANCELLATION_TIMEOUT_MS_MAX == RANGES["cancellation_timeout_ms"][1]
+    assert RANGES["cancellation_timeout_ms"][1] == jobgraph.CANCELLATION_TIMEOUT_MS_MAX

@@ -32,7 +32,6 @@ class Before(ProcessFunction):
 
     last = ValueStateDescriptor("last", int)
     states = (last,)
-    returns = {"n": int, "before": int}
 
     def process_element(self, row: dict[str, Any], ctx: ProcessContext, out: Collector) -> None:
         last = ctx.state(self.last)
@@ -43,8 +42,6 @@ class Before(ProcessFunction):
 class Far(ProcessFunction):
     """Waits for a moment that no row reaches, and then for a later one."""
 
-    returns = {"key": int, "at": int}
-
     def process_element(self, row: dict[str, Any], ctx: ProcessContext, out: Collector) -> None:
         ctx.timers.register_event_time_timer(10**9)
 
@@ -54,13 +51,14 @@ class Far(ProcessFunction):
             ctx.timers.register_event_time_timer(2 * 10**9)
 
 
-def plan(function: ProcessFunction, source_parallelism: int) -> JobPlan:
+def plan(function: ProcessFunction, returns: dict[str, type], source_parallelism: int) -> JobPlan:
     OUTPUTS.clear()
     env = Environment("order", parallelism=3, channel_credit_batches=2, step_budget_ms=1)
     rows = env.from_source(GeneratorSource(make_batch, ROWS, SCHEMA, batch_rows=20)).uid("rows")
     rows.set_parallelism(source_parallelism)
     timed = rows.assign_timestamps("n", max_out_of_orderness_ms=0).uid("time").set_parallelism(source_parallelism)
-    timed.key_by("key").process(function).uid("function").sink_to(ParquetSink("mem://out", open_storage=open_output)).uid("out")
+    output = timed.key_by("key").process(function, returns=returns).uid("function")
+    output.sink_to(ParquetSink("mem://out", open_storage=open_output)).uid("out")
     return env.build()
 
 
@@ -71,7 +69,7 @@ def committed() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_keys_rows_come_in_the_order_of_a_source_of_one_subtask(seed: int, tmp_path: Path) -> None:
-    assert run(plan(Before(), 1), tmp_path, seed) >= 1
+    assert run(plan(Before(), {"n": int, "before": int}, 1), tmp_path, seed) >= 1
     wanted = {(n, n - KEYS if n >= KEYS else -1) for n in range(ROWS)}
     found = committed()
     assert len(found) == ROWS
@@ -79,6 +77,6 @@ def test_a_keys_rows_come_in_the_order_of_a_source_of_one_subtask(seed: int, tmp
 
 
 def test_timers_behind_all_rows_fire_at_the_end_of_input_also_those_of_timers(tmp_path: Path) -> None:
-    assert run(plan(Far(), 3), tmp_path, seed=1) >= 1
+    assert run(plan(Far(), {"key": int, "at": int}, 3), tmp_path, seed=1) >= 1
     found = sorted((row["key"], row["at"]) for row in committed())
     assert found == [(key, at) for key in range(KEYS) for at in (10**9, 2 * 10**9)]
