@@ -1,8 +1,7 @@
 """Scoring of batches: a model sees whole columns, and what scores high is passed on.
 
-The model travels with the function: it is loaded once, here, and each worker gets its numbers. It looks at each row alone, so it
-does not matter where a batch ends, and after a failure the same rows get the same scores. There is no state, no event time, and no
-exchange between workers.
+Each subtask loads the model once, in `open`: a model need not travel. It looks at each row alone, so it does not matter where a batch
+ends, and after a failure the same rows get the same scores. There is no state, no event time, and no exchange between workers.
 
     python examples/cookbook/score_batches.py
 """
@@ -10,37 +9,41 @@ exchange between workers.
 import numpy as np
 import pyarrow as pa
 
+import holdfast as hf
+
 SUSPICIOUS = 1.5
 SCORED = pa.schema([("id", pa.int64()), ("cents", pa.int64()), ("score", pa.float64())])
 
 
-class Scorer:
-    """A scorecard: points for the amount, the hour, and whether the country is a foreign one."""
+def load_model():
+    """A scorecard: points for the amount by step, for the hour, and for a foreign country. Of a file, in earnest."""
+    return {
+        "steps_cents": np.array([5_000, 20_000, 60_000]),
+        "amount": np.array([0.0, 0.25, 0.5, 1.0]),
+        "hour": np.array([0.75] * 6 + [0.125] * 18),
+        "foreign": 0.5,
+    }
 
-    def __init__(self, steps_cents, amount_points, hour_points, foreign_points):
-        self.steps_cents = np.array(steps_cents)
-        self.amount_points = np.array(amount_points)
-        self.hour_points = np.array(hour_points)
-        self.foreign_points = foreign_points
+
+class Scorer(hf.RichFunction):
+    """Gives a batch its scores, and keeps the suspicious rows."""
+
+    def open(self, ctx):
+        self.model = load_model()
 
     def __call__(self, batch):
-        cents = batch.column("cents").to_numpy()
-        amount = self.amount_points[np.searchsorted(self.steps_cents, cents, side="right")]
-        hour = self.hour_points[batch.column("hour").to_numpy()]
-        foreign = np.array([country != "NL" for country in batch.column("country").to_pylist()]) * self.foreign_points
+        model = self.model
+        amount = model["amount"][np.searchsorted(model["steps_cents"], batch.column("cents").to_numpy(), side="right")]
+        hour = model["hour"][batch.column("hour").to_numpy()]
+        foreign = np.array([country != "NL" for country in batch.column("country").to_pylist()]) * model["foreign"]
         scores = amount + hour + foreign
         scored = pa.RecordBatch.from_arrays([batch.column("id"), batch.column("cents"), pa.array(scores)], schema=SCORED)
         return scored.filter(pa.array(scores >= SUSPICIOUS))
 
 
-def load_model():
-    """Of a file, in earnest."""
-    return Scorer([5_000, 20_000, 60_000], [0.0, 0.25, 0.5, 1.0], [0.75] * 6 + [0.125] * 18, 0.5)
-
-
 def pipeline(payments):
     """The suspicious ones of a stream of payments."""
-    return payments.map_batches(load_model(), returns=SCORED).uid("score")
+    return payments.map_batches(Scorer(), returns=SCORED).uid("score")
 
 
 SQL = """
