@@ -1,7 +1,7 @@
 """Scoring of batches: a model sees whole columns, and what scores high is passed on.
 
-Each subtask loads the model once, in `open`: a model need not travel. It looks at each row alone, so it does not matter where a batch
-ends, and after a failure the same rows get the same scores. There is no state, no event time, and no exchange between workers.
+Each subtask loads the model once, in `open`: a model need not travel. It looks at each row alone, so it does not matter where a
+batch ends, and after a failure the same rows get the same scores. There is no state, no event time, no exchange between workers.
 
     python examples/cookbook/score_batches.py
 """
