@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from barriers.jobgraph import JobGraph
+from barriers.jobgraph import JobGraph, RestartStrategy
 from barriers.launches import draw_secret
 from barriers.messages import (
     AckBatch,
@@ -222,7 +222,8 @@ class World:
         """`storage`: one that holds something already; `asked`: further fields of the submission."""
         self.random = random.Random(seed)
         self.storage = storage or DictStorage()
-        self.graph: JobGraph = word_count(checkpoint_interval_ms=10, checkpoint_timeout_ms=200, **settings)
+        restart = RestartStrategy("fixed_delay")  # the pauses of repeated failures would outlast the time that a test has
+        self.graph: JobGraph = word_count(checkpoint_interval_ms=10, checkpoint_timeout_ms=200, restart=restart, **settings)
         self.now = 0
         self.leaders: list[Leader] = []
         self.workers = [Worker(0), Worker(1)]
