@@ -252,9 +252,14 @@ class ProgressLine:
         self._live.update(Text(line, style=_STYLES.get(state, "cyan"), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
-        if self._enabled:
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        """A line that stays. A text of a row moves no cursor; nobody fails for a display that can't be written."""
+        if not self._enabled:
+            return
+        text = "".join(each if each.isprintable() or each in "\n\t" else "?" for each in line)
+        try:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        except (OSError, ValueError):  # a full disk; closed
+            self._enabled = False
 
     def finish(self, line: str) -> None:
         """The last line, in the place of the live one."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barriers.elements import Batch
-from operators.functions.errors import check_returns, function_name, raise_told, shown
+from operators.functions.errors import STOPPED, check_returns, function_name, raise_told, shown
 from operators.functions.frames import place_of_function
 from operators.schema import RowType, return_annotation
 from statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
@@ -78,6 +78,8 @@ class FunctionKeySelector:
         values: list[Any] = []
         try:
             values.extend(map(self.function, rows))  # keeps what it got before an exception: its length is the row's
+            if len(values) < len(rows):
+                raise RuntimeError(STOPPED)
         except Exception as error:
             raise_told(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)])
         try:

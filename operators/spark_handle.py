@@ -317,8 +317,10 @@ class SparkJobHandle:
         if restored is not None:
             self._line.say(restored)
         if standing is Standing.ENDED:
-            self._say_totals(name, progress)
-            self._end(state)
+            try:
+                self._say_totals(name, progress)
+            finally:
+                self._end(state)  # whoever waits for the job waits for this
         else:
             self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
 

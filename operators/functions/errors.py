@@ -27,6 +27,9 @@ from statebackends.errors import (
 REASON_CHARACTERS_MAX = 300
 """Of an exception's own text in the one line that tells of it; with its frames it is told at length."""
 
+STOPPED = "it let a StopIteration out, as next() without a default does"
+"""Of a function whose StopIteration would end the iteration over its results without a word, and the rows behind it with it."""
+
 _ITERATES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 NO_RECORD: Any = object()

@@ -91,9 +91,15 @@ def with_source_lines(text: str) -> str:
         cell = _cell(file)
         found.append(f"  {cell}, line {number}, in {name}" if cell else line)
         if index + 1 == len(lines) or not lines[index + 1].startswith("    "):
-            source = linecache.getline(file, number).strip()
+            source = _source_line(file, number)
             found += [f"    {source}"] if source else []
     return "\n".join(found)
+
+
+def _source_line(file: str, number: int) -> str:
+    """Of a cell, or of a module that this process has loaded: what a row made of its text names no other file to be opened."""
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return linecache.getline(file, number).strip() if file in linecache.cache or file in loaded else ""
 
 
 def _frame_lines(error: BaseException) -> list[str]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from barriers.elements import Batch
 from barriers.rows import rows_to_columns
-from operators.functions.errors import raise_told, returned_none
+from operators.functions.errors import STOPPED, raise_told, returned_none
 from operators.functions.rich import UserFunctionOperator
 from operators.functions.skipping import SkippingOperator
 from operators.schema import RowType
@@ -40,7 +40,9 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
         while True:
             try:
                 results.extend(map(self.function, left))  # keeps what it got before the exception: its length is the row's
-                return results
+                if len(results) == len(rows):
+                    return results
+                raise RuntimeError(STOPPED)
             except Exception as error:
                 self._failed(error, rows[len(results)])
                 results.append(_MISSING)

@@ -179,3 +179,11 @@ def test_the_driver_adds_the_lines_that_a_worker_could_not_read(monkeypatch: pyt
 def test_without_a_traceback_the_function_itself_is_the_place(mine: dict[str, Any]) -> None:
     assert place_of_error(ValueError("x"), mine["parse"]) == "mine.py:6"
     assert frames_text(ValueError("x")) == ""
+
+
+def test_no_file_is_opened_that_a_row_names(tmp_path: Path) -> None:
+    """A text of an exception may look like a frame."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("what nobody should see\n")
+    forged = f'ValueError: bad note\n  File "{secret}", line 1, in x'
+    assert with_source_lines(forged) == forged

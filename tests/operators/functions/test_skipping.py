@@ -42,6 +42,20 @@ def test_a_map_leaves_out_the_rows_on_which_it_raises(stamps: list[int] | None) 
     assert one.context.counters.rows_skipped == 2
 
 
+@pytest.mark.parametrize("operator", [MapOperator, FilterOperator])
+def test_a_stop_iteration_of_the_function_ends_no_batch(operator: Any) -> None:
+    """Python takes it for the end of what it iterates over: the rows behind it were lost without a word."""
+
+    def find(row: int) -> int:
+        return next(each for each in (1, 3, 4) if each == row)
+
+    with pytest.raises(UserFunctionError, match=r"let a StopIteration out.*; record 2"):
+        run(operator(find, ANY, ANY), [1, 2, 3, 4])
+    one = run(operator(find, ANY, ANY, skips=True), [1, 2, 3, 4], [10, 20, 30, 40])
+    assert (one.output.rows(), one.output.timestamps()) == ([1, 3, 4], [10, 30, 40])
+    assert one.context.counters.rows_skipped == 1
+
+
 def test_rows_that_do_not_fit_the_declared_columns_are_left_out_too() -> None:
     def parse(text: str) -> Any:
         return {"1": {"n": 1}, "x": {"n": "x"}, "3": {"m": 3}, "": None, "5": {"n": 5}}[text]
