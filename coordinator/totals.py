@@ -6,6 +6,7 @@ once, and the totals of a job that ended are those of a run without failures."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
@@ -31,15 +32,18 @@ class OperatorTotals(msgspec.Struct, frozen=True):
     counters: Counters = {}
 
     def at_least(self, other: OperatorTotals) -> OperatorTotals:
-        """Of each number the higher one."""
+        """Of each number the higher one; of the counters COUNTERS_MAX at most, those of `other` first. A function's subtasks may
+        have different ones, and two sides that have as many as they may need not have the same."""
         if other == self:
             return self
+        names = itertools.islice(dict.fromkeys((*other.counters, *self.counters)), COUNTERS_MAX)
+        counters = {name: max(self.counters.get(name, 0), other.counters.get(name, 0)) for name in names}
         return OperatorTotals(
             max(self.records_in, other.records_in),
             max(self.records_out, other.records_out),
             max(self.late_dropped, other.late_dropped),
             max(self.late_ms_max, other.late_ms_max),
-            {**other.counters, **{name: max(count, other.counters.get(name, 0)) for name, count in self.counters.items()}},
+            counters,
         )
 
 
@@ -74,7 +78,7 @@ class Tally:
 
 
 class _Sum:
-    """COUNTERS_MAX counters at most, those that came first: another subtask of the same function has no others."""
+    """COUNTERS_MAX counters at most, those that came first."""
 
     __slots__ = ("counters", "late_dropped", "late_ms_max", "records_in", "records_out")
 

@@ -14,7 +14,7 @@ from statebackends.storage.operations import Flow
 
 
 def _finds_none(original: Any) -> Any:
-    def find_rewind(*arguments: Any) -> Flow[None]:
+    def find_rewind(*arguments: Any, **named: Any) -> Flow[None]:
         yield from ()
 
     return find_rewind

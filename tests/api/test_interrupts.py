@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def commands(savepoint: Path, target: Path, function: str = "same") -> dict[str,
         "diff": ["diff", str(savepoint), str(savepoint)],
         "verify": ["verify", str(savepoint)],
     }
+
+
+@pytest.fixture(autouse=True)
+def python_s_own_handler() -> Iterator[None]:
+    """As in a process of its own: PySpark leaves its handler in the one that the tests share."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -265,3 +265,13 @@ def test_reached_is_the_higher_of_each_number() -> None:
     before = {"a": OperatorTotals(5, 9, counters={"x": 3, "y": 1}), "b": OperatorTotals(1)}
     now = {"a": OperatorTotals(7, 2, counters={"x": 1, "z": 4})}
     assert reached(before, now) == {"a": OperatorTotals(7, 9, counters={"x": 3, "y": 1, "z": 4}), "b": OperatorTotals(1)}
+
+
+def test_two_sides_with_different_counters_keep_as_many_as_a_record_can_hold() -> None:
+    """Subtasks of one function may count under names of their own; a result with more names than that can't be read again."""
+    restored = OperatorTotals(counters={f"a{number}": 1 for number in range(40)})
+    told = OperatorTotals(counters={f"b{number}": 2 for number in range(40)})
+    both = told.at_least(restored)
+    assert len(both.counters) == COUNTERS_MAX
+    assert both.counters.items() >= restored.counters.items()
+    assert codec.decode(codec.encode(both), OperatorTotals) == both
