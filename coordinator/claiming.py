@@ -172,15 +172,19 @@ def _has_returned(standing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
 def _speaks_of(standing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
     """Whether a record is of this folder, by whatever name, and not of one that this is a copy of: what appears here is seen there.
 
-    Where the other can't be reached from here, this is another one."""
+    A place that can't be one of this storage is another one. Raises StorageUnavailableError where storage can't tell: who took a
+    hiccup for a copy would take the snapshot from its owner."""
     if standing.folder in ("", folder):
         return True
     probe = f"_probe-{nonce}"
     yield PutIfAbsent(f"{folder}/{probe}", b"")
     try:
         seen = (yield StatFile(f"{standing.folder}/{probe}")) is not None
-    except (StorageUnavailableError, InvalidConfigError):
+    except InvalidConfigError:
         seen = False
+    except StorageUnavailableError:
+        yield DeleteFile(f"{folder}/{probe}")
+        raise
     yield DeleteFile(f"{folder}/{probe}")
     return seen
 

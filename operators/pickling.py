@@ -54,7 +54,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def travels_by_value(named: Any) -> bool:
     """Of a class or a function: its module is `__main__`, or registered."""
-    module = named.__module__ or ""
+    return module_travels_by_value(named.__module__ or "")
+
+
+def module_travels_by_value(module: str) -> bool:
+    """Whether what a module of this name holds is sent along."""
     registered = cloudpickle.list_registry_pickle_by_value()
     return module == "__main__" or any(module == name or module.startswith(f"{name}.") for name in registered)
 

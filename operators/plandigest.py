@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import (
@@ -27,7 +28,7 @@ import msgspec
 
 from barriers.jobgraph import JobGraph
 from operators.base import JobPlan
-from operators.pickling import dumps_by_value, travels_by_value
+from operators.pickling import dumps_by_value, module_travels_by_value, travels_by_value
 
 WALKED_ITEMS_MAX = 10_000
 """Of one container; a larger one counts as a whole, as it travels to workers."""
@@ -98,6 +99,9 @@ def _hash(value: Any) -> str:
     return digest.hexdigest()
 
 
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
 class _Walk:
     """One value as a sequence of tokens, what it refers to included. An object that comes again is named by when it came first."""
 
@@ -107,7 +111,7 @@ class _Walk:
         """Keeps ids from being given to others."""
 
     def tokens(self, value: Any) -> Iterator[bytes]:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes) or value is Ellipsis:
+        if value is None or value is Ellipsis or type(value) in _PLAIN:  # and of no class of the user's
             yield f"{type(value).__qualname__} {value!r}".encode("utf-8", "surrogatepass")
             return
         first = self._seen.get(id(value))
@@ -130,6 +134,8 @@ class _Walk:
             case CellType():
                 yield from self._each(_contents(value))
             case ModuleType():
+                if module_travels_by_value(value.__name__):
+                    raise TypeError(f"what module {value.__name__} holds may have changed")
                 yield value.__name__.encode()
             case MappingProxyType():
                 yield from self._container(dict(value))
@@ -177,7 +183,12 @@ class _Walk:
 
 def _is_walked(named: Any) -> bool:
     """Whether its name alone does not say what a class or a function does: it is the user's, or was made inside of another one."""
-    return travels_by_value(named) or "<" in named.__qualname__
+    if travels_by_value(named):
+        return True
+    found: Any = sys.modules.get(named.__module__)
+    for part in named.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not named  # made inside of another one, or wrapped and given the name of what it wraps
 
 
 def _member(name: str, member: Any) -> Any:

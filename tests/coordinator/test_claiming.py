@@ -39,11 +39,12 @@ from statebackends.errors import (
     NotFoundError,
     RestoreError,
     SnapshotClaimedError,
+    StorageUnavailableError,
 )
 from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Flow, run_flow
+from statebackends.storage.operations import Flow, StatFile, run_flow
 from tests.coordinator.doubles import OFFSETS, submission, word_count
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.test_restore import snapshot, stored
@@ -985,6 +986,25 @@ def test_the_same_folder_by_another_name_is_no_copy() -> None:
         with pytest.raises(SnapshotClaimedError, match="its job runs"):
             run_flow(flow, storage)
     assert in_folder(storage) == files, "nothing of the probe is left"
+
+
+def test_storage_that_fails_makes_no_copy_of_a_folder() -> None:
+    """Whoever took it for one would take the snapshot from the job that needs it, or delete it."""
+
+    class Hiccup(Linked):
+        def execute(self, operation: Any) -> Any:
+            if isinstance(operation, StatFile) and "_probe-" in operation.path:
+                raise StorageUnavailableError("no answer", path=operation.path)
+            return super().execute(operation)
+
+    storage = Hiccup()
+    storage.files["_holdfast"] = b"directory"
+    put_snapshot(storage, SAVEPOINT)
+    start(storage, **CLAIM)
+    files = in_folder(storage)
+    with pytest.raises(StorageUnavailableError):
+        run_flow(dispose_snapshot("/link", "user", 1), storage)
+    assert in_folder(storage) == files
 
 
 def test_a_checkpoint_that_a_failed_job_had_claimed_is_given_back_too() -> None:

@@ -149,6 +149,32 @@ def test_modules_of_the_program_are_looked_into() -> None:
     assert "some" in str(describe_difference(digest(name="rules"), digest(CELL.replace('row["n"] >= 0', "False"), name="rules")))
 
 
+@pytest.mark.parametrize(
+    ("made", "edit"),
+    [
+        ("functools.wraps(__import__('json').loads)(lambda row: {**row, 'n': 1})", ("'n': 1", "'n': 2")),
+        ("functools.partial(lambda row, kind: row, kind=enum.IntEnum('Kind', {'A': 1})(1))", ("'A': 1", "'B': 1")),
+    ],
+)
+def test_a_name_that_somebody_borrowed_does_not_say_what_it_stands_for(made: str, edit: tuple[str, str]) -> None:
+    """The name of a library's function, or the value of a number."""
+    cell = CELL.replace("times(2)", made)
+    other = cell.replace(*edit)
+    assert cell != other
+    assert "times" in str(describe_difference(digest(cell), digest(other)))
+
+
+def test_a_module_of_the_program_that_is_used_whole_is_another_plan() -> None:
+    """It may have been edited and loaded again, and is sent along."""
+    helper = types.ModuleType("helper_of_digests")
+    sys.modules["helper_of_digests"] = helper
+    cell = CELL.replace("FACTOR = 3", "import helper_of_digests\nFACTOR = 3")
+    cell = cell.replace("times(2)", "lambda row: helper_of_digests.f(row)")
+    assert describe_difference(digest(cell), digest(cell)) is None  # installed, as far as anybody knows
+    with modules_by_value([helper]):
+        assert "times" in str(describe_difference(digest(cell), digest(cell)))
+
+
 def test_what_can_not_be_compared_is_another_plan() -> None:
     class Secretive:
         def __reduce_ex__(self, protocol: Any) -> Any:
