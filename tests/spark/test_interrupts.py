@@ -76,8 +76,8 @@ def slow(rows):
     yield from rows
 
 def interrupted(name, block, when=lambda: True):
-    # The test sends SIGINT when it sees the name, which is said once `when` holds; exactly one KeyboardInterrupt comes. PySpark's own
-    # calls on its way out may meet a closed connection to Spark, and put their error in its place.
+    # The test sends SIGINT when it sees the name, which is said once `when` holds; exactly one KeyboardInterrupt comes.
+    # PySpark's own calls on its way out may meet a closed connection to Spark, and put their error in its place.
     threading.Thread(target=lambda: (wait_for(when), say(name)), daemon=True).start()
     try:
         block()
