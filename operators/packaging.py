@@ -13,7 +13,9 @@ import marshal
 import os
 import sys
 import sysconfig
+import threading
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -112,18 +114,30 @@ def _installed() -> frozenset[str]:
     return frozenset(os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path)
 
 
+_registering = threading.Lock()
+_registered: Counter[str] = Counter()
+"""Names of modules that are registered for a block alone -> blocks that run."""
+
+
 @contextmanager
 def modules_by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """Pickle what these modules define by value, for as long as the block runs. The user's own registrations stay."""
-    already = cloudpickle.list_registry_pickle_by_value()
-    added = [module for module in modules if module.__name__ not in already]
-    for module in added:
-        cloudpickle.register_pickle_by_value(module)
+    """Pickle what these modules define by value, for as long as the block runs, in any thread; blocks of several threads may
+    overlap. The user's own registrations stay."""
+    with _registering:
+        already = cloudpickle.list_registry_pickle_by_value() - _registered.keys()
+        added = [module for module in modules if module.__name__ not in already]
+        for module in added:
+            cloudpickle.register_pickle_by_value(module)
+            _registered[module.__name__] += 1
     try:
         yield
     finally:
-        for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
+        with _registering:
+            for module in added:
+                _registered[module.__name__] -= 1
+                if not _registered[module.__name__]:
+                    del _registered[module.__name__]
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def check_own_packages() -> None:

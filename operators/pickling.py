@@ -5,9 +5,12 @@ classes, nor the cache that msgspec leaves on a dataclass when it has looked at 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import dis
 import io
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
@@ -48,7 +51,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if issubclass(obj, msgspec.Struct):
                 return _reduce_struct(obj)
             if _CACHE in vars(obj):
-                delattr(obj, _CACHE)  # msgspec makes it again when it needs it
+                with contextlib.suppress(AttributeError):  # another thread pickles it, too
+                    delattr(obj, _CACHE)  # msgspec makes it again when it needs it
         return super().reducer_override(obj)
 
 
@@ -61,6 +65,23 @@ def module_travels_by_value(module: str) -> bool:
     """Whether what a module of this name holds is sent along."""
     registered = cloudpickle.list_registry_pickle_by_value()
     return module == "__main__" or any(module == name or module.startswith(f"{name}.") for name in registered)
+
+
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+"""Of functions, and of the bodies of classes in them."""
+
+
+def globals_of(function: FunctionType) -> dict[str, Any]:
+    """The globals that a function reads, by name and in its order, those of functions and classes inside of it included. A name
+    that is no global yet is left out; that of an attribute is none."""
+    known = function.__globals__
+    return {name: known[name] for name in sorted(_global_names(function.__code__)) if name in known}
+
+
+def _global_names(code: CodeType) -> set[str]:
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _READS_GLOBAL}
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return names.union(*map(_global_names, inner))
 
 
 def _reduce_struct(kind: type[msgspec.Struct]) -> tuple[Any, ...]:

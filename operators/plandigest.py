@@ -6,7 +6,7 @@ a notebook's cell has new ones each time it is executed."""
 
 from __future__ import annotations
 
-import dis
+import copy
 import hashlib
 import itertools
 import sys
@@ -27,8 +27,9 @@ from typing import Any
 import msgspec
 
 from barriers.jobgraph import JobGraph
-from operators.base import JobPlan
-from operators.pickling import dumps_by_value, module_travels_by_value, travels_by_value
+from operators.base import JobPlan, Source
+from operators.pickling import dumps_by_value, globals_of, module_travels_by_value, travels_by_value
+from operators.sources.dataframe import DataFrameSource
 
 WALKED_ITEMS_MAX = 10_000
 """Of one container; a larger one counts as a whole, as it travels to workers."""
@@ -50,12 +51,21 @@ class PlanDigest:
 
 def digest_plan(plan: JobPlan) -> PlanDigest:
     """Inside `modules_by_value`, if modules of the user's are to be looked into."""
-    parts = {uid: (plan.operators.get(uid), plan.sources.get(uid), plan.selectors.get(uid)) for uid in _uids(plan)}
+    parts = {uid: (plan.operators.get(uid), _as_given(plan.sources.get(uid)), plan.selectors.get(uid)) for uid in _uids(plan)}
     return PlanDigest(plan.graph, {uid: _digest(part) for uid, part in parts.items()})
 
 
 def _uids(plan: JobPlan) -> list[str]:
     return sorted({*plan.operators, *plan.sources, *plan.selectors})
+
+
+def _as_given(source: Source | None) -> Source | None:
+    """Where a run of it has put the rows of a DataFrame says nothing of the plan: all runs of a job read them there."""
+    if not isinstance(source, DataFrameSource):
+        return source
+    given = copy.copy(source)
+    given.manifest_path = ""
+    return given
 
 
 def describe_difference(running: PlanDigest, new: PlanDigest) -> str | None:
@@ -99,7 +109,7 @@ def _hash(value: Any) -> str:
     return digest.hexdigest()
 
 
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN = (bool, int, float, complex)
 
 
 class _Walk:
@@ -113,6 +123,10 @@ class _Walk:
     def tokens(self, value: Any) -> Iterator[bytes]:
         if value is None or value is Ellipsis or type(value) in _PLAIN:  # and of no class of the user's
             yield f"{type(value).__qualname__} {value!r}".encode("utf-8", "surrogatepass")
+            return
+        if type(value) in (bytes, str):  # 64 MiB of a collection's rows: as they are
+            yield type(value).__qualname__.encode()
+            yield value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
             return
         first = self._seen.get(id(value))
         if first is not None and not isinstance(value, tuple | frozenset | CodeType):
@@ -170,9 +184,8 @@ class _Walk:
         yield f"{function.__module__}.{function.__qualname__}".encode()
         if not _is_walked(function):
             return
-        used = {name: function.__globals__[name] for name in sorted(_globals_of(function.__code__)) if name in function.__globals__}
         given = (function.__defaults__, function.__kwdefaults__, function.__closure__, function.__dict__)
-        yield from self._each((function.__code__, used, *given, function.__annotations__))
+        yield from self._each((function.__code__, globals_of(function), *given, function.__annotations__))
 
     def _class(self, kind: type) -> Iterator[bytes]:
         yield f"{kind.__module__}.{kind.__qualname__}".encode()
@@ -222,12 +235,3 @@ def _contents(cell: CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
-
-
-def _globals_of(code: CodeType) -> set[str]:
-    """Names of globals that a function uses, those in it included."""
-    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _globals_of(constant)
-    return names

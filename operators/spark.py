@@ -50,8 +50,8 @@ WORKERS_START_S = 120.0
 """How long `launch` waits until every slot's worker is registered."""
 
 
-_one_at_a_time = threading.Lock()
-"""Held where the whole process is changed for a moment: its path, and what is pickled by value."""
+_shipping = threading.Lock()
+"""Held while the path of the whole process is changed for a moment."""
 
 DAEMON_SETTING = "spark.python.daemon.module"
 
@@ -117,8 +117,7 @@ class SparkLauncher:
         for warning in apply_settings(context):
             log.warning("%s", warning)
         spare_workers(context)
-        with _one_at_a_time:
-            execution = Execution.of(plan, options)
+        execution = Execution.of(plan, options)
         with self._jobs.turn(execution.name):
             running = self._jobs.find(execution, lambda: self._connect(options))
             difference = None if running is None else running.difference(execution)
@@ -133,7 +132,7 @@ class SparkLauncher:
         """`running`: of the same job in this driver, and what is another in the new plan; it ends when that is submitted."""
         context = self._spark.sparkContext
         _say_start(plan, options, context.master)
-        with _one_at_a_time, modules_by_value(user_modules()):
+        with modules_by_value(user_modules()):
             check_picklable(plan)
         _prepare_sinks(plan, options)
         slots = plan.graph.slots_required
@@ -190,14 +189,14 @@ class SparkLauncher:
         self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
     ) -> None:
         context = self._spark.sparkContext
-        with _one_at_a_time:
+        with _shipping:
             ship_package(context)
         for uid, source in plan.sources.items():
             if isinstance(source, DataFrameSource):
                 source.materialise(
                     self._spark, accepted.directory, accepted.job_id, uid, submission=accepted.submission, fresh=options.fresh
                 )
-        with _one_at_a_time, modules_by_value(user_modules()):
+        with modules_by_value(user_modules()):
             pickled = pickle_plan(plan)
         template = WorkerTemplate(
             job_id=accepted.job_id,

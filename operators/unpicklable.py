@@ -10,7 +10,7 @@ from typing import Any
 from operators.base import JobPlan
 from operators.functions.errors import function_name
 from operators.functions.frames import place_of_function
-from operators.pickling import dumps_by_value
+from operators.pickling import dumps_by_value, globals_of
 from statebackends.errors import GraphError, HoldfastError
 
 DEPTH_MAX = 8
@@ -110,19 +110,9 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+    yield from globals_of(function).items()
     yield from ((f"{function.__name__}'s default", default) for default in function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
-
-
-def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
 
 
 def _spark_kind(value: Any) -> str | None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from operators import spark, spark_settings
+from operators import runningjobs, spark, spark_settings
 from operators.launcher import LaunchOptions
+from operators.plandigest import PlanDigest
 from operators.spark import SparkLauncher
 from statebackends.errors import OutputMayRepeatError
 
@@ -116,6 +117,21 @@ def test_a_job_that_waits_for_slots_keeps_no_smaller_one_waiting(monkeypatch: py
     cluster.tasks = 6
     large.join(DEADLINE_S)
     assert not large.is_alive()
+
+
+def test_a_plan_that_is_long_to_look_into_keeps_no_other_job_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, small = Cluster(monkeypatch, "local[8]", 8), threading.Event()
+
+    def digest(plan: Any) -> PlanDigest:
+        if plan.graph.name == "job of 5":
+            other = threading.Thread(target=lambda: (cluster.launch(1), small.set()), daemon=True)
+            other.start()
+            other.join(DEADLINE_S)
+        return PlanDigest(plan.graph, {})
+
+    monkeypatch.setattr(runningjobs, "digest_plan", digest)
+    cluster.launch(5)
+    assert small.is_set()
 
 
 def test_a_job_that_does_not_start_gives_its_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,24 @@ def test_a_foreign_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (caught.value.package, caught.value.path) == ("barriers", "/elsewhere/barriers.py")
 
 
+def test_blocks_of_several_threads_end_in_any_order_and_leave_what_the_user_registered() -> None:
+    mine, both = types.ModuleType("mine_of_packaging"), types.ModuleType("both_of_packaging")
+    before = cloudpickle.list_registry_pickle_by_value()
+    names = {mine.__name__, both.__name__}
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mine, both):
+            patch.setitem(sys.modules, module.__name__, module)
+        cloudpickle.register_pickle_by_value(mine)
+        first, second = modules_by_value([mine, both]), modules_by_value([both, both])
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert names <= cloudpickle.list_registry_pickle_by_value(), "the other block still pickles"
+        second.__exit__(None, None, None)
+        assert cloudpickle.list_registry_pickle_by_value() == before | {mine.__name__}
+        cloudpickle.unregister_pickle_by_value(mine)
+
+
 def test_modules_of_the_user_travel_by_value_and_ours_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rules.py").write_text("FACTOR = 3\ndef triple(x):\n    return FACTOR * x\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from operators.pickling import globals_of
+
 PROGRAM = """
 import base64, dataclasses, msgspec
 from operators.pickling import dumps_by_value
@@ -63,3 +65,17 @@ def test_records_of_a_users_program_arrive_whole_in_another_process() -> None:
     assert base64.b64decode(sent.stdout)
     got = subprocess.run([sys.executable, "-c", CHECK, sent.stdout.strip()], capture_output=True, text=True, check=False)
     assert (got.returncode, got.stdout.strip()) == (0, "frozen"), got.stderr
+
+
+def test_globals_of_a_function_are_those_that_it_or_what_is_in_it_reads() -> None:
+    known = {"FACTOR": 3, "LIMIT": 4, "total": 5, "Base": object, "row": 6, "written": 7}
+    code = """
+def function(row):
+    global written
+    written = row.total
+    class Inner(Base):
+        limit = LIMIT
+    return lambda: FACTOR * row.FACTOR * absent + Inner().total
+"""
+    exec(code, known)
+    assert globals_of(known["function"]) == {"FACTOR": 3, "LIMIT": 4, "Base": object}  # type: ignore[arg-type]

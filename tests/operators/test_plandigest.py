@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import types
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import holdfast as hf
 from operators.packaging import modules_by_value
 from operators.plandigest import PlanDigest, describe_difference, digest_plan
+from operators.sources.dataframe import DataFrameSource
 
 CELL = """
 import dataclasses, enum, functools
@@ -173,6 +176,40 @@ def test_a_module_of_the_program_that_is_used_whole_is_another_plan() -> None:
     assert describe_difference(digest(cell), digest(cell)) is None  # installed, as far as anybody knows
     with modules_by_value([helper]):
         assert "times" in str(describe_difference(digest(cell), digest(cell)))
+
+
+def test_where_a_run_has_put_its_input_is_no_difference() -> None:
+    source = DataFrameSource.__new__(DataFrameSource)
+    source.__dict__ |= {"name": "rows", "rows_per_second": None, "manifest_path": "", "_schema": pa.schema([("k", pa.int64())])}
+    source._dataframe = None
+    env = hf.Environment("job", state_dir="/nowhere")
+    env.from_source(source).uid("read").sink_to(hf.Blackhole()).uid("out")
+    before = digest_plan(env.build())
+    assert None not in before.code.values()
+    source.manifest_path = "job/sources/read/1/_manifest"
+    assert describe_difference(before, digest_plan(env.build())) is None
+    assert source.manifest_path == "job/sources/read/1/_manifest", "workers read it there"
+    source.rows_per_second = 5.0
+    assert "read" in str(describe_difference(before, digest_plan(env.build())))
+
+
+def test_what_travels_with_a_plan_is_taken_as_it_is() -> None:
+    """The rows of a collection, say: their repr took many times their size."""
+    env = hf.Environment("job", state_dir="/nowhere")
+    table = {"content": bytes(1 << 24)}
+    env.from_source(hf.GeneratorSource(lambda indices: table, 1, None)).uid("a").sink_to(hf.Blackhole()).uid("b")  # type: ignore
+    plan = env.build()
+    tracemalloc.start()
+    try:
+        digest_plan(plan)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_and_a_text_of_the_same_content_differ() -> None:
+    assert "times" in str(edited('"a": [1, 2]', 'b"a": [1, 2]'))
+    assert "times" in str(edited('"a": [1, 2]', '"ab": [1, 2]'))
 
 
 def test_what_can_not_be_compared_is_another_plan() -> None:

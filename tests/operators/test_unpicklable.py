@@ -21,6 +21,7 @@ from statebackends.errors import GraphError
 from tests.operators.ends import NamedSink, NamedSource
 
 LOCK = threading.Lock()
+CONN = sqlite3.connect(":memory:")
 ANY_SINK = partial(NamedSink, needs_columns=False)
 
 
@@ -85,6 +86,11 @@ class InMethod(ProcessFunction):
         out(uses_global(value))
 
 
+def reads_an_attribute(row: Any, *, conn: Any = CONN) -> Any:
+    """Which is called as a global that can't travel, and is none."""
+    return row.LOCK, conn
+
+
 OPEN = "Make it in open() of the function, where each worker makes its own"
 
 
@@ -112,6 +118,7 @@ def test_a_variable_of_a_closure_is_named() -> None:
         (lambda stream: stream.key_by(str, key_type=str).process(Nested()).uid("op"), r"self.clients\['eu'\]\[0\], a _thread"),
         (lambda stream: stream.key_by(str, key_type=str).process(InClass()).uid("op"), "uses InClass.shared, a _thread.lock"),
         (lambda stream: stream.key_by(str, key_type=str).process(InMethod()).uid("op"), r"uses_global \(.*\) uses LOCK"),
+        (lambda stream: stream.map(reads_an_attribute).uid("op"), r"uses conn, a sqlite3.Connection"),
     ],
 )
 def test_whatever_holds_it_the_variable_is_found(build: Any, said: str) -> None:
