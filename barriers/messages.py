@@ -54,6 +54,14 @@ def clip_front(text: str, bytes_max: int = TRACEBACK_BYTES_MAX) -> str:
     return "..." + encoded[3 - bytes_max :].decode("utf-8", "ignore")
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    """A text of somebody else's that a terminal shows and does not obey: what is not printable is escaped as Python does it, except
+    the characters of `keep`. One that went through here once stays as it is."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from barriers import messages
+
 MESSAGE_CHARACTERS_MAX = 4_096
 """Of a line's message, and of each of its facts; of a traceback ten times as many."""
 
@@ -20,9 +22,7 @@ def printable(text: str, characters_max: int = MESSAGE_CHARACTERS_MAX) -> str:
     """The text on one line of at most so many characters: what is not printable as Python escapes it, clipped.
 
     A line that went through here once stays as it is. `characters_max` is at least 16."""
-    found = text[: characters_max + 1]
-    if not found.isprintable():
-        found = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in found)
+    found = messages.printable(text[: characters_max + 1])
     return found if len(found) <= characters_max else found[: characters_max - len(_CLIPPED)] + _CLIPPED
 
 

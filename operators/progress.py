@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from barriers.messages import printable
 from operators.launcher import OperatorProgress, Progress
 from operators.supervisor import SeenWorker
 
@@ -129,7 +130,8 @@ def describe_restart(name: str, now: Look, before: Look | None) -> str | None:
     if before is None or restarts <= int(before.workers.get("restarts") or 0):
         return None
     failure = str(now.workers.get("failure") or now.workers.get("last_failure") or "").strip()
-    return f"{name} restart {restarts}: {failure.splitlines()[0] if failure else 'its cause is not on record'}"
+    first, _, _ = failure.partition("\n")
+    return f"{name} restart {restarts}: {first or 'its cause is not on record'}"
 
 
 def describe_restored(name: str, now: Look, before: Look | None) -> str | None:
@@ -255,9 +257,8 @@ class ProgressLine:
         """A line that stays. A text of a row moves no cursor; nobody fails for a display that can't be written."""
         if not self._enabled:
             return
-        text = "".join(each if each.isprintable() or each in "\n\t" else "?" for each in line)
         try:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(printable(line, keep="\n\t"), highlight=False, markup=False, soft_wrap=True)
         except (OSError, ValueError):  # a full disk; closed
             self._enabled = False
 

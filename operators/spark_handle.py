@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from barriers.jobgraph import JobGraph
+from barriers.messages import printable
 from operators.failures import frames_of_failure, restart_hint, with_frames
 from operators.launcher import CoordinatorClient, Progress
 from operators.leaving import describe_attached, describe_interrupted, describe_left
@@ -131,7 +132,7 @@ class SparkJobHandle:
         """As the job was seen last, a quarter of a second ago at most while it runs; asks nobody."""
         seen = self._progress
         checkpoint = "no checkpoint yet" if seen.last_checkpoint_id is None else f"checkpoint {seen.last_checkpoint_id}"
-        failure = (self._failure or "").strip().partition("\n")[0]
+        failure = printable((self._failure or "").strip().partition("\n")[0])
         cause = f"; {failure}" if failure and seen.state == "FAILED" else ""
         return (
             f"<Job {self._graph.name!r} ({self.job_id}) {seen.state}: {seen.records_in:,} rows in, {seen.records_out:,} out; "
@@ -204,7 +205,8 @@ class SparkJobHandle:
         if self._progress.state != "FAILED":
             return None
         cause = with_frames(self._failure or "see its exceptions", self._frames(self._failure or ""))
-        return JobFailedError(f"job {self.job_id} failed: {cause}", job_id=self.job_id, cause=self._failure)
+        told = printable(cause, keep="\n\t")
+        return JobFailedError(f"job {self.job_id} failed: {told}", job_id=self.job_id, cause=self._failure)
 
     def _frames(self, error: str) -> str:
         """The user's lines of a failure, as far as the coordinator can still be asked."""

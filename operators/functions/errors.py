@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from barriers.messages import TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX, clip
 from barriers.rows import REPR_CHARACTERS_MAX
-from operators.functions.frames import frames_text, message_of, place_of_error, place_of_function
+from operators.functions.frames import frames_text, message_of, place_of_error, place_of_function, text_lines
 from statebackends.errors import (
     GraphError,
     HoldfastError,
@@ -121,14 +121,14 @@ def told_traceback(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """`ErrorClass: message`, as a status has it."""
-    return clip(f"{type(error).__name__}: {error}")
+    """`ErrorClass: message`, as a status has it; of several lines the first stands alone."""
+    return clip(text_lines(f"{type(error).__name__}: {error}"))
 
 
 def _told(error: BaseException) -> str:
     """The user's frames; before them the exception's own text, if the one line has only its beginning."""
     text = message_of(error)
-    whole = [] if _one_line(text) == text or isinstance(error, HoldfastError) else [f"{type(error).__name__}: {text}"]
+    whole = [] if _one_line(text) == text or isinstance(error, HoldfastError) else [text_lines(f"{type(error).__name__}: {text}")]
     return "\n".join([*whole, frames_text(error)]).rstrip()
 
 

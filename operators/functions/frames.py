@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
+from barriers.messages import printable
 from statebackends.errors import HoldfastError
 
 _OURS = frozenset({"statebackends", "barriers", "operators", "coordinator", "api", "chaos", "holdfast"})
@@ -64,7 +65,7 @@ def frames_text(error: BaseException) -> str:
     lines = _frame_lines(error)
     seen, cause = {id(error)}, _cause(error)
     while cause is not None and id(cause) not in seen and len(seen) <= CAUSES_MAX:
-        lines += [f"caused by {type(cause).__name__}: {message_of(cause)}", *_frame_lines(cause)]
+        lines += [text_lines(f"caused by {type(cause).__name__}: {message_of(cause)}"), *_frame_lines(cause)]
         seen.add(id(cause))
         cause = _cause(cause)
     return "\n".join(lines)
@@ -76,6 +77,12 @@ def message_of(error: BaseException) -> str:
         return str(error)[:MESSAGE_CHARACTERS_MAX]
     except Exception as failure:
         return f"<its text raises {type(failure).__name__}>"
+
+
+def text_lines(text: str) -> str:
+    """A text of somebody else's, a row's perhaps, as it may stand among frames: it steers no terminal, and its lines behind the
+    first stand behind a bar, so that none looks like a frame."""
+    return "\n  | ".join(printable(line, keep="\t") for line in text.replace("\r\n", "\n").split("\n"))
 
 
 def with_source_lines(text: str) -> str:
@@ -111,9 +118,9 @@ def _frame_lines(error: BaseException) -> list[str]:
             if index == FRAMES_MAX // 3:
                 lines.append(f"  ... {left_out} more frames ...")
             continue
-        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+        lines.append(f'  File "{printable(frame.filename)}", line {frame.lineno}, in {printable(frame.name)}')
         if frame.line:
-            lines.append(f"    {frame.line.strip()}")
+            lines.append(f"    {printable(frame.line.strip())}")
     return lines
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from operators.base import Operator, OperatorContext, Output
+from operators.functions.errors import error_line
 from statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError
 
 log = logging.getLogger("holdfast.functions")
@@ -51,8 +52,8 @@ class SkippedRows:
             ) from error
         if _is_told(count):
             frames = error.fields.get("frames")
-            told = f"{error.message}\n{frames}" if frames else error.message
-            log.warning("on_error='skip' left out a row, %d by now: %s: %s", count, type(error).__name__, told)
+            told = f"{error_line(error)}\n{frames}" if frames else error_line(error)
+            log.warning("on_error='skip' left out a row, %d by now: %s", count, told)
 
     def checkpoint_completed(self) -> None:
         self._since_checkpoint = 0

@@ -146,6 +146,24 @@ def test_a_failure_of_the_users_code_shows_the_users_lines(capsys: pytest.Captur
     handle.close()
 
 
+def test_the_text_of_a_row_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a worker lets pass."""
+    error = "UserFunctionError: operator 'a': no \x1b[2J\x9b2J\x07\r number"
+    failed = {"restarts": 1, "attempt": 2, "failure": error}
+    client = Client(("RUNNING", 0, {}), ("RUNNING", 4, failed), ("FAILED", 4, failed))
+    client.traces += [f'{error}\n  File "/home/x/job.py", line 4, in \x1b[2Jprice\n\treturn']
+    workers = Workers()
+    handle = started(client, workers, progress=True)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    with pytest.raises(JobFailedError) as caught:
+        handle.wait(10)
+    for told in (str(caught.value), repr(handle), capsys.readouterr().err):
+        assert told.replace("\n", "").replace("\t", "").isprintable()
+        assert "no \\x1b[2J\\x9b2J\\x07\\r number" in told
+    handle.close()
+
+
 @pytest.mark.parametrize("directory", ["sp", "./sp", Path("sp")])
 def test_a_savepoint_goes_below_the_drivers_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Any

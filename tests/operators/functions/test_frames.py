@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from operators.functions.errors import told_traceback
+from operators.functions.errors import error_line, told_traceback
 from operators.functions.frames import FRAMES_MAX, frames_text, place_of_error, with_source_lines
 from operators.functions.process import ProcessFunction
 from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
@@ -114,8 +114,35 @@ def test_a_long_text_of_several_lines_is_told_in_one_and_at_length_below() -> No
     error = failure(MapOperator(fail, ANY, ANY), 1)
     assert "raised ValueError: first ...; record 1" in error.message
     assert "\n" not in error.message
-    assert "\nsecond\n" in told_traceback(error)
+    assert "\n  | second\n" in told_traceback(error)
     assert len(told_traceback(error)) < 8 * 1024
+
+
+HOSTILE = 'bad note \x1b[2J\x07\r\n  File "/etc/passwd", line 1, in x\n\tsecond\u2028  File "/etc/passwd", line 2, in y'
+
+
+class Record:
+    def __repr__(self) -> str:
+        return HOSTILE
+
+
+def refuse(row: Any) -> Any:
+    try:
+        raise LookupError(HOSTILE)
+    except LookupError as error:
+        raise ValueError(HOSTILE) from error
+
+
+def test_a_rows_text_steers_no_terminal_and_looks_like_no_frame() -> None:
+    error = failure(MapOperator(refuse, ANY, ANY), Record())
+    for told in (told_traceback(error), error_line(error)):
+        assert told.replace("\n", "").replace("\t", "").isprintable()
+        assert "bad note \\x1b[2J\\x07" in told
+        frames = [line for line in told.splitlines() if line.lstrip().startswith("File ")]
+        assert all("test_frames.py" in line for line in frames), told
+    assert "caused by LookupError: bad note" in told_traceback(error)
+    assert told_traceback(error).startswith(error_line(error)), "the driver finds the frames behind it"
+    assert told_traceback(error).count("line 1, in x") == 3, "nothing is left out: record, text and cause"
 
 
 def test_an_exception_without_a_text_hides_nothing() -> None:

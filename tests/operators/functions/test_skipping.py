@@ -132,6 +132,28 @@ def test_the_first_the_tenth_and_the_hundredth_are_told_with_the_users_lines(cap
     assert 'return {"n": int(text)}' in caplog.text
 
 
+def test_a_row_that_is_left_out_writes_nothing_to_the_terminal_but_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(row: str) -> Any:
+        raise ValueError(f"{row} is no number")
+
+    with caplog.at_level(logging.WARNING, "holdfast.functions"):
+        run(MapOperator(refuse, ANY, NUMBERS, skips=True), ["1\x1b[2J\x9b", '2\n  File "/etc/passwd", line 1, in x'])
+        run(MapOperator(lambda row: row, ANY, NUMBERS, skips=True), [{"n": Named("\x1b[2J\n  File \"/etc/passwd\", line 1")}])
+    assert len(caplog.records) == 2
+    for record in caplog.records:
+        assert record.getMessage().replace("\n", "").isprintable()
+        assert "\\x1b[2J" in record.getMessage()
+        assert '\n  File "/etc/passwd"' not in record.getMessage()
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 def test_what_is_no_rows_fault_fails_all_the_same() -> None:
     def ask(row: Any) -> Any:
         raise UndeclaredStateError("no such state")
