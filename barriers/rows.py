@@ -18,6 +18,17 @@ from statebackends.errors import InvalidConfigError, SchemaMismatchError
 REPR_CHARACTERS_MAX = 500
 """A record is shown in an error with at most this many characters."""
 
+PYTHON_TYPES: dict[pa.DataType, str] = {
+    pa.bool_(): "bool",
+    pa.int64(): "int",
+    pa.float64(): "float",
+    pa.string(): "str",
+    pa.binary(): "bytes",
+    pa.date32(): "date",
+    pa.timestamp("us", "UTC"): "datetime",
+}
+"""What a column of the type is called by who declares it with an annotation."""
+
 
 def columns_to_rows(columns: pa.RecordBatch, row_factory: Callable[..., Any] | None = None) -> list[Any]:
     """Rows of a record batch: dicts by column name in column order, or `row_factory(**fields)`.
@@ -84,11 +95,18 @@ def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
         _refuse_lossy(values, field.type)
         array = pa.array(values, type=field.type)
         if array.null_count and not field.nullable:
-            raise ValueError("null in a column that was declared without nulls")
+            raise ValueError(f"null in a column that was declared without nulls; {nulls_hint(field.type)}")
         arrays.append(array)
     if as_dicts and sum(map(len, rows)) != len(rows) * len(schema):
         raise ValueError("a row has columns that were not declared")
     return arrays
+
+
+def nulls_hint(declared: pa.DataType) -> str:
+    """How a column of this type is declared so that it takes nulls."""
+    python = PYTHON_TYPES.get(declared)
+    wanted = "make the field of its schema nullable" if python is None else f"declare it as {python} | None, or nullable in a schema"
+    return f"where one may come, {wanted}"
 
 
 def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:

@@ -140,7 +140,6 @@ class InternalTimerService:
         self._operator = operator
         self._fired_per_slice_max = fired_per_slice_max
         self._watermark = MIN_WATERMARK
-        self._quiesced = False
         self.event = TimerQueue()
         self.processing = TimerQueue()
 
@@ -155,7 +154,6 @@ class InternalTimerService:
             self.event.compact()
 
     def register_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
-        """After `quiesce` it is kept, and never fires."""
         self.processing.add(self._timer(timestamp_ms, namespace))
 
     def delete_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
@@ -195,8 +193,6 @@ class InternalTimerService:
         """Wall-clock time at which to call `advance_processing_time`: one alarm, for the earliest timer; None: none is needed.
 
         One ms behind the timer, so that its time has passed in full; the delay from now is max(t - now, 0) + 1 (N09)."""
-        if self._quiesced:
-            return None
         head = self.processing.head()
         return None if head is None else head[0] + 1
 
@@ -209,17 +205,10 @@ class InternalTimerService:
         """Fire every processing-time timer before now_ms, in slices; those that a callback registers too."""
         return self._fire(self.processing, now_ms - 1, on_timer)
 
-    def quiesce(self) -> None:
-        """Fire no processing-time timer from now on; a callback that runs ends (N13)."""
-        self._quiesced = True
-
     def _fire(self, queue: TimerQueue, time_ms: int, on_timer: OnTimer) -> Iterator[None]:
         take, set_current_key, budget = queue.take_due, self._keyed.set_current_key, self._fired_per_slice_max
         fired = 0
-        while not (self._quiesced and queue is self.processing):
-            timer = take(time_ms)
-            if timer is None:
-                break
+        while (timer := take(time_ms)) is not None:
             time, key, namespace, group = timer
             set_current_key(key, group)
             on_timer(time, namespace)

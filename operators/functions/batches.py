@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from barriers.elements import Batch
+from barriers.rows import nulls_hint
 from operators.functions.errors import Described, function_name, raise_told
 from operators.functions.rich import UserFunctionOperator
 from operators.schema import RowType
@@ -52,7 +53,7 @@ class MapBatchesOperator(UserFunctionOperator):
             if column.type != field.type:
                 raise self._misfit(f"returned {column.type}, declared is {field.type}", field.name)
             if column.null_count and not field.nullable:
-                raise self._misfit("returned a null, declared without nulls", field.name)
+                raise self._misfit(f"returned a null, declared without nulls; {nulls_hint(field.type)}", field.name)
         return pa.RecordBatch.from_arrays(result.columns, schema=declared)
 
     def _misfit(self, reason: str, column: str | None = None) -> SchemaMismatchError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import datetime as datetimes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -12,7 +14,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from operators.schema import UNDECLARED, RowType, annotated_type, declared_type, merged_type
+from barriers.rows import PYTHON_TYPES, nulls_hint
+from operators.schema import _SCALARS, UNDECLARED, RowType, annotated_type, arrow_type, declared_type, merged_type
 from statebackends.errors import GraphError, UnknownColumnError
 
 EXPECTED = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
@@ -129,3 +132,12 @@ def test_rows_of_nanoseconds_are_refused_when_the_graph_is_built() -> None:
     for kind in (pa.timestamp("ns"), pa.list_(pa.timestamp("ns", "UTC"))):
         with pytest.raises(GraphError, match="nanoseconds"):
             RowType(pa.schema([("t", kind)])).check_rows("map")
+
+
+def test_who_is_told_to_declare_nulls_is_told_what_can_be_declared() -> None:
+    named = {name: getattr(builtins, name, None) or getattr(datetimes, name) for name in PYTHON_TYPES.values()}
+    assert {named[name]: kind for kind, name in PYTHON_TYPES.items()} == _SCALARS
+    for kind, name in PYTHON_TYPES.items():
+        assert f"declare it as {name} | None, or nullable in a schema" in nulls_hint(kind)
+        assert arrow_type(named[name] | None, "op", "c") == (kind, True)
+    assert "make the field of its schema nullable" in nulls_hint(pa.int32())

@@ -179,18 +179,6 @@ def test_n12_overdue_processing_timers_fire_once_in_order_after_a_restore() -> N
     assert rig.alarm(2_000) == []
 
 
-def test_n13_after_quiesce_nothing_fires_and_a_running_callback_ends() -> None:
-    rig = Rig()
-    for time in (10, 20):
-        rig.at(K1).register_processing_time_timer(time)
-    rig.on[10] = rig.service.quiesce
-    assert [time for time, *_ in rig.alarm(100)] == [10]
-    rig.at(K1).register_processing_time_timer(30)
-    assert rig.service.next_alarm_ms is None
-    assert rig.alarm(1_000) == []
-    assert len(rig.service.processing) == 2
-
-
 def test_n14_the_maximum_watermark_fires_everything_once() -> None:
     rig = Rig()
     for time in (MIN_WATERMARK, 0, MAX_WATERMARK):
