@@ -105,7 +105,7 @@ def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
 def nulls_hint(declared: pa.DataType) -> str:
     """How a column of this type is declared so that it takes nulls."""
     python = PYTHON_TYPES.get(declared)
-    wanted = "make the field of its schema nullable" if python is None else f"declare it as {python} | None, or nullable in a schema"
+    wanted = f"declare it as {python} | None, or nullable in a schema" if python else "make the field of its schema nullable"
     return f"where one may come, {wanted}"
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +38,8 @@ from statebackends.errors import FencedError, HoldfastError, JobFailedError
 from statebackends.snapshots.places import Location, absolute_location
 
 log = logging.getLogger("holdfast.spark")
+COORDINATOR_LOGGER = "coordinator.jobs"
+"""What a coordinator inside of this process says of its jobs."""
 
 POLL_S = 0.25
 RATE_LOOKS = 12
@@ -47,6 +50,20 @@ SIGNAL_SEEN_S = 0.5
 
 WORKERS_LEAVE_S = 17.0
 """A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
+
+
+class _ToldByTheLine(logging.Filter):
+    """Keeps failures of a job from Python's last resort, which writes to stderr what no handler takes: the job's own line tells of
+    them there, with the user's lines. Whoever has set logging up gets all of it."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__()
+        self._job_id = job_id
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        fields = getattr(record, "fields", {})
+        told = fields.get("event") == "attempt_failed" and fields.get("job_id") == self._job_id
+        return not told or logging.getLogger(record.name).hasHandlers()
 
 
 class SparkJobHandle:
@@ -72,6 +89,7 @@ class SparkJobHandle:
         """Called once, when the handle lets go: an embedded coordinator ends here."""
         self._shows_progress = progress
         self._line = ProgressLine(enabled=progress)
+        self._unsilence = _silence_last_resort(self, job_id) if progress else None
         self._runner: SlotRunner | None = None
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
         self._registered: frozenset[int] = frozenset()
@@ -258,6 +276,8 @@ class SparkJobHandle:
             if self._runner.abandoned:
                 log.warning("workers %s did not leave; they end with Spark", self._runner.abandoned)
         self._closing.set()
+        if self._unsilence is not None:
+            self._unsilence()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._line.close()
@@ -349,6 +369,13 @@ class SparkJobHandle:
             self._changed.notify_all()
         assert self._runner is not None
         self._runner.post(JobEnded())
+
+
+def _silence_last_resort(handle: SparkJobHandle, job_id: str) -> Callable[[], object]:
+    """Until what is returned is called, or nobody holds the handle."""
+    logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldByTheLine(job_id)
+    logger.addFilter(told)
+    return weakref.finalize(handle, logger.removeFilter, told)
 
 
 def _seen_from_here(target: Location | None) -> str | None:

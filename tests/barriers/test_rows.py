@@ -31,7 +31,7 @@ class Point:
     ("row", "column", "reason"),
     [
         ({"n": 1}, "s", "it has no 's'"),
-        ({"n": None, "s": "x"}, "n", "null in a column that was declared without nulls; where one may come, declare it as int | None"),
+        ({"n": None, "s": "x"}, "n", "null in a column that was declared without nulls; where one may come, declare it as int | N"),
         ({"n": "one", "s": "x"}, "n", "int64"),
         ({"n": True, "s": "x"}, "n", "bool"),
         ({"n": 2**63, "s": "x"}, "n", "large"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 
 from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from barriers.messages import CheckpointKind, FailureReason
+from coordinator import joblog
+from coordinator.joblog import JobLog
+from coordinator.notes import AttemptFailed, CheckpointFailed, Note
 from operators import spark_handle, spark_slots
-from operators.spark_handle import SparkJobHandle
+from operators.spark_handle import COORDINATOR_LOGGER, SparkJobHandle
 from operators.spark_slots import Ended, SlotRunner
 from operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
 from statebackends.errors import FencedError, JobFailedError, StorageUnavailableError
@@ -162,6 +167,38 @@ def test_the_text_of_a_row_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -
         assert told.replace("\n", "").replace("\t", "").isprintable()
         assert "no \\x1b[2J\\x9b2J\\x07\\r number" in told
     handle.close()
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_where_nobody_has_set_logging_up_a_restart_is_told_once(
+    progress: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An embedded coordinator logs in the driver's process, and Python writes to stderr what no handler takes."""
+    logger = logging.getLogger(COORDINATOR_LOGGER)
+    assert joblog.logger is logger
+    monkeypatch.setattr(logger, "propagate", False)  # the root has pytest's handlers
+
+    def told(job_id: str, note: Note) -> bool:
+        capsys.readouterr()
+        JobLog(job_id, "job").write([note])
+        return f"job {job_id} (job): " in capsys.readouterr().err
+
+    failed, expired = AttemptFailed(1, ERROR, 1, 0), CheckpointFailed(4, CheckpointKind.CHECKPOINT, FailureReason.EXPIRED)
+    client, workers = Client(("RUNNING", 0, {}), ("FINISHED", 0, {})), Workers()
+    handle = started(client, workers, progress=progress)
+    assert told("job", failed) is not progress
+    assert told("another", failed)
+    assert told("job", expired)
+    handler = logging.StreamHandler(io.StringIO())
+    logger.addHandler(handler)
+    JobLog("job", "job").write([failed])
+    logger.removeHandler(handler)
+    assert "attempt 1 failed" in handler.stream.getvalue()
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    handle.close()
+    assert told("job", failed)
+    assert not logger.filters
 
 
 @pytest.mark.parametrize("directory", ["sp", "./sp", Path("sp")])
