@@ -352,33 +352,41 @@ class SparkJobHandle:
         self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
         look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
-        if before is not None and before.workers.get("attempt") != workers.get("attempt"):
-            self._looks.clear()  # totals fall back to the cut that the attempt began with
-        counts = look.checkpoints.get("counts") or {}
-        self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
-        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
-        self._looks.append(look)
-        registered = registered_slots(workers)
-        self._failure = workers.get("failure") or self._failure
-        with self._changed:
-            self._registered = registered
-            self._nonces = worker_nonces(workers)
-            self._progress = progress
-            self._changed.notify_all()
+        progress = self._note(look, before)
         name = str(look.job.get("name", self.job_id))
-        restart = describe_restart(name, look, before)
-        if restart is not None:
-            self._line.say(self._told(restart, str(workers.get("failure") or workers.get("last_failure") or "")))
-        restored = describe_restored(name, look, before)
-        if restored is not None:
-            self._line.say(restored)
+        self._say_changes(name, look, before)
         if standing is Standing.ENDED:
             try:
                 self._say_totals(name, progress)
             finally:
                 self._end(state)  # whoever waits for the job waits for this
         else:
-            self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
+            self._line.show(format_progress(name, progress, len(self._registered), self._slots), progress.state)
+
+    def _note(self, look: Look, before: Look | None) -> Progress:
+        """What the handle knows of the job from now on."""
+        workers = look.workers
+        if before is not None and before.workers.get("attempt") != workers.get("attempt"):
+            self._looks.clear()  # totals fall back to the cut that the attempt began with
+        counts = look.checkpoints.get("counts") or {}
+        self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
+        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
+        self._looks.append(look)
+        self._failure = workers.get("failure") or self._failure
+        with self._changed:
+            self._registered = registered_slots(workers)
+            self._nonces = worker_nonces(workers)
+            self._progress = progress
+            self._changed.notify_all()
+        return progress
+
+    def _say_changes(self, name: str, look: Look, before: Look | None) -> None:
+        restart = describe_restart(name, look, before)
+        if restart is not None:
+            self._line.say(self._told(restart, str(look.workers.get("failure") or look.workers.get("last_failure") or "")))
+        restored = describe_restored(name, look, before)
+        if restored is not None:
+            self._line.say(restored)
 
     def _say_totals(self, name: str, progress: Progress) -> None:
         """What is read at the end; rows that were dropped are told whether progress is shown or not."""
