@@ -85,6 +85,7 @@ def show_error(error: BaseException) -> None:
 
 def show_note(text: str) -> None:
     """One line on stderr, beside what was asked for."""
+    _make_room()
     typer.echo(printable(f"holdfast: {' '.join(text.split())}"), err=True)
 
 

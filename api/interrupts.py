@@ -5,11 +5,12 @@ An interrupt is one whatever it is made into on its way: libraries turn it into 
 from __future__ import annotations
 
 import importlib
+import inspect
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager
 from types import FrameType
 
 import typer
@@ -33,8 +34,8 @@ class _Interrupts:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The signal's handler."""
-        if self.ends:
-            return
+        if self.ends or (self.interrupted and _is_left(frame)):
+            return  # pressed again: the command ends already
         self.interrupted = True
         raise KeyboardInterrupt
 
@@ -63,8 +64,22 @@ def interruptible() -> Iterator[None]:
             _clean_up(state)
             raise typer.Exit(EXIT_INTERRUPTED)
     finally:
+        state.ends = True
         if on_main:
             signal.signal(signal.SIGINT, before)
+
+
+_BLOCK = inspect.unwrap(interruptible).__code__
+
+
+def _is_left(frame: FrameType | None) -> bool:
+    """The block has been left: what is raised now would pass by its end."""
+    while frame is not None:
+        leaving = frame.f_locals.get("self") if frame.f_code is _GeneratorContextManager.__exit__.__code__ else None
+        if frame.f_code is _BLOCK or (leaving is not None and leaving.gen.gi_code is _BLOCK):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def settle() -> None:

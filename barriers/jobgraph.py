@@ -281,7 +281,20 @@ class JobConfig(msgspec.Struct, frozen=True):
             )
         if not 0 <= self.pack_threshold <= 8 * 1024 * 1024:
             raise InvalidConfigError(f"pack_threshold must be 0..8388608, got {self.pack_threshold}", setting="pack_threshold")
+        if not 1024 <= self.memory_snapshot_bytes_max <= 2**31:
+            raise InvalidConfigError(
+                f"memory_snapshot_bytes_max must be 1024..2147483648, got {self.memory_snapshot_bytes_max}",
+                setting="memory_snapshot_bytes_max",
+            )
+        if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
+            raise InvalidConfigError("heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms")
         self.restart.check()
+        self._check_directories()
+        if self.rocksdb is not None:
+            self.rocksdb.applied_to(StateBackendSettings())
+        self._check_choices()
+
+    def _check_directories(self) -> None:
         directory = self.savepoint_directory
         if directory and "://" not in directory and not directory.startswith("/"):  # an empty one is none
             raise InvalidConfigError(
@@ -293,13 +306,8 @@ class JobConfig(msgspec.Struct, frozen=True):
                 f"local_recovery_directory must be the absolute path of a folder, got {directory!r}",
                 setting="local_recovery_directory",
             )
-        if not 1024 <= self.memory_snapshot_bytes_max <= 2**31:
-            raise InvalidConfigError(
-                f"memory_snapshot_bytes_max must be 1024..2147483648, got {self.memory_snapshot_bytes_max}",
-                setting="memory_snapshot_bytes_max",
-            )
-        if self.rocksdb is not None:
-            self.rocksdb.applied_to(StateBackendSettings())
+
+    def _check_choices(self) -> None:
         choices = (
             ("state_backend", self.state_backend, ("memory", "filesystem", "rocksdb")),
             ("checkpointing_mode", self.checkpointing_mode, ("exactly_once",)),
@@ -308,8 +316,6 @@ class JobConfig(msgspec.Struct, frozen=True):
         for name, value, allowed in choices:
             if value not in allowed:
                 raise InvalidConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}", setting=name)
-        if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
-            raise InvalidConfigError("heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms")
 
 
 class JobGraph(msgspec.Struct, frozen=True):

@@ -59,9 +59,10 @@ class UserModules:
         sys.modules.update(self._modules)
         return kept
 
-    def leave(self, kept: dict[str, ModuleType], known: int) -> None:
-        """Take them out again, with those that were imported meanwhile: it had `known` modules when this one had entered."""
-        imported = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - known))
+    def leave(self, kept: dict[str, ModuleType], known: tuple[str, ...]) -> None:
+        """Take them out again, with those that were imported meanwhile: it had the modules `known` when this one had entered."""
+        same = len(sys.modules) == len(known) and next(reversed(sys.modules)) == known[-1]  # whatever is new stands at the end
+        imported = () if same else sys.modules.keys() - set(known)
         fresh = {name for name in imported if name in self.names or is_user_module(name, sys.modules[name])}
         for name in (*self._modules, *fresh):
             module = sys.modules.pop(name, None)
@@ -89,8 +90,8 @@ def running(modules: UserModules | None) -> Iterator[None]:
             _current = before
 
 
-_entered: list[tuple[dict[str, ModuleType], int]] = []
-"""What `enter` of the current one gave, and how many modules there were then."""
+_entered: list[tuple[dict[str, ModuleType], tuple[str, ...]]] = []
+"""What `enter` of the current one gave, and the modules that there were then, in the order in which they were imported."""
 
 
 @contextlib.contextmanager
@@ -99,7 +100,7 @@ def _present(modules: UserModules | None) -> Iterator[None]:
         yield
         return
     kept = modules.enter()
-    _entered.append((kept, len(sys.modules)))
+    _entered.append((kept, tuple(sys.modules)))
     try:
         yield
     finally:
@@ -117,7 +118,7 @@ def _absent(modules: UserModules | None) -> Iterator[None]:
         yield
     finally:
         kept = modules.enter()
-        _entered.append((kept, len(sys.modules)))
+        _entered.append((kept, tuple(sys.modules)))
 
 
 class _Unpickler(pickle.Unpickler):

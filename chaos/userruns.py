@@ -21,7 +21,7 @@ from chaos.judging import Dependence, SinkJudge, expected_difference
 from chaos.results import RunResult, ViolationRecord
 from chaos.scenario import Row, Scenario, SinkExpectation
 from chaos.undeclared import hint
-from chaos.userrows import Difference, difference, frozen_rows, operator_rows, operators_before
+from chaos.userrows import Difference, difference, frozen_rows, operator_rows, operators_before, rows_per_key
 from chaos.world import HORIZON_MIN_MS, PATIENCE_MS, Run, RunRequest, Simulation, sabotaged
 
 REFERENCE_SEEDS = (0, 1)
@@ -96,19 +96,27 @@ def run_user_seed(request: RunRequest, scenario: Scenario, kinds: tuple[str, ...
             return _without_faults(request, scenario, problem.invariant, problem.message)
     horizon_ms = max(HORIZON_MIN_MS, references.first.duration_ms)
     dependences = references.dependences
-    for _ in range(len(judges) + 1):  # each time another sink is not compared
-        judged = _with_judges(scenario, judges, without={each.sink for each in dependences if not each.judged})
+    for _ in range(2 * len(judges) + 1):  # each time another sink is not compared, in its rows or their number
+        judged = _with_judges(scenario, judges, dependences)
         with sabotaged(request.sabotage):
             simulation = Simulation(request, judged, kinds, horizon_ms)
             run = simulation.run()
         if simulation.misjudged is None:
             break
-        late = _other_orders(request, scenario, references.first, simulation.misjudged, run.result.plan)
-        if late is None or late.judged or late in dependences:
+        others = _other_orders(request, scenario, references.first, simulation.misjudged, run.result.plan)
+        late = next((each for each in others if _tells_more(each, dependences)), None)
+        if late is None:
             break
         dependences = (*dependences, late)
     found = msgspec.structs.replace(run.result, dependences=dependences, violations=_hinted(run.result, simulation))
     return Run(found, run.trace)
+
+
+def _tells_more(late: Dependence, known: Sequence[Dependence]) -> bool:
+    """Less of its sink is compared for it than for those that are known."""
+    same = [each for each in known if each.sink == late.sink]
+    rows = not late.judged and all(each.judged for each in same)
+    return rows or (late.number_differs and not any(each.number_differs for each in same))
 
 
 def _hinted(found: RunResult, simulation: Simulation) -> tuple[ViolationRecord, ...]:
@@ -180,7 +188,8 @@ def _dependences(scenario: Scenario, first: Reference, second: Reference) -> lis
         if differs is not None:
             operator, told = _culprit(scenario, first, second, sink) or (sink.user.rows.operator, differs)
             judged = bool(sink.user.expectations) and not _differs_for_user(sink, frozen_one, frozen_other)
-            found.append(Dependence(sink.user.sink_id, operator, told, judged))
+            number_differs = rows_per_key(sink.user.rows, frozen_one) != rows_per_key(sink.user.rows, frozen_other)
+            found.append(Dependence(sink.user.sink_id, operator, told, judged, number_differs=number_differs))
     return found
 
 
@@ -208,15 +217,15 @@ def _culprit(
 
 def _other_orders(
     request: RunRequest, scenario: Scenario, first: Reference, sink: SinkExpectation, plan: tuple[Fault, ...]
-) -> Dependence | None:
-    """Whether a run without faults, in orders that this seed draws, gives other rows of a sink, too."""
+) -> list[Dependence]:
+    """Where runs without faults, in orders that this seed draws, give other rows of a sink, too."""
     rescaled = tuple(fault.amount for fault in plan if fault.kind == "rescale")
     key: tuple[bytes | int, ...] = (_identity(request, scenario), request.seed, *rescaled)
     if key not in _orders:
         while len(_orders) >= KNOWN_MAX:
             del _orders[next(iter(_orders))]
         _orders[key] = _late_dependences(request, scenario, first, rescaled)
-    return next((each for each in _orders[key] if each.sink == sink.sink_id), None)
+    return [each for each in _orders[key] if each.sink == sink.sink_id]
 
 
 def _late_dependences(
@@ -253,13 +262,16 @@ def _judges(scenario: Scenario, reference: Reference) -> list[SinkJudge]:
     ]
 
 
-def _with_judges(scenario: Scenario, judges: list[SinkJudge], *, without: set[str]) -> Scenario:
-    """Sinks `without` comparison are judged by what their invariants say."""
-    sinks = tuple(
-        replace(sink, judge=(judge.of_invariants() if sink.sink_id in without else judge).problem)
-        for sink, judge in zip(scenario.sinks, judges, strict=True)
-    )
-    return replace(scenario, sinks=sinks)
+def _with_judges(scenario: Scenario, judges: list[SinkJudge], dependences: Sequence[Dependence]) -> Scenario:
+    """Each sink is judged by what does not depend on the order of arrival, or on time."""
+    unjudged = {each.sink for each in dependences if not each.judged}
+    unnumbered = {each.sink for each in dependences if each.number_differs}
+    sinks = []
+    for sink, complete in zip(scenario.sinks, judges, strict=True):
+        judge = complete.of_invariants() if sink.sink_id in unjudged else complete
+        judge = judge.without_numbers() if sink.sink_id in unnumbered else judge
+        sinks.append(replace(sink, judge=judge.problem))
+    return replace(scenario, sinks=tuple(sinks))
 
 
 def _without_faults(request: RunRequest, scenario: Scenario, invariant: str, message: str) -> Run:

@@ -125,30 +125,14 @@ class WorkerHost:
         self._nonces = 0
         self.pool = FlowPool(around.kernel, process, storage, around.injector, threads=POOL_THREADS)
         self.transport = around.data.open(process, spec.slot, self.wake)
-        self.folder: OwnedFolder | None = None
-        """On the disk of its host; None where runs use none."""
-        if spec.local_directory:
-            number = spec.task_attempt
-            self.folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{number}-{number:016x}")
-            sweep_behind(self.pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
+        self.folder = self._open_folder()
         self._recovery = None
         if keeps_copies:
             self._recovery = LocalRecovery(
                 spec.local_directory, job_id=spec.job_id, state_directory=spec.state_directory, storage=storage
             )
-        ports = WorkerPorts(
-            job_id=spec.job_id,
-            storage=storage,
-            clock=self.clock,
-            pool=self.pool,
-            wake=self.wake,
-            report=self._report,
-            new_nonce=lambda: self._nonce(nonce),
-            local_directory="" if self.folder is None else self.folder.path,
-            backend_settings=BACKEND_SETTINGS,
-            recovery=self._recovery,
-        )
-        self.worker = Worker(spec.slot, self.transport, self.clock, InstrumentedBuilder(spec.plan, ports, self), self._report)
+        builder = InstrumentedBuilder(spec.plan, self._ports(storage, nonce), self)
+        self.worker = Worker(spec.slot, self.transport, self.clock, builder, self._report)
         self.gateway = SimGateway(
             around.kernel,
             process,
@@ -166,6 +150,30 @@ class WorkerHost:
         self._leaving = 0
         self._memories: dict[tuple[str, int], tuple[Operator, Memory]] = {}
         """What the user's functions remembered when they were opened, by uid and identity of their operator."""
+
+    def _open_folder(self) -> OwnedFolder | None:
+        """On the disk of its host; None where runs use none."""
+        spec = self.spec
+        if not spec.local_directory:
+            return None
+        number = spec.task_attempt
+        folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{number}-{number:016x}")
+        sweep_behind(self.pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
+        return folder
+
+    def _ports(self, storage: StoreClient, nonce: str) -> WorkerPorts:
+        return WorkerPorts(
+            job_id=self.spec.job_id,
+            storage=storage,
+            clock=self.clock,
+            pool=self.pool,
+            wake=self.wake,
+            report=self._report,
+            new_nonce=lambda: self._nonce(nonce),
+            local_directory="" if self.folder is None else self.folder.path,
+            backend_settings=BACKEND_SETTINGS,
+            recovery=self._recovery,
+        )
 
     @property
     def session(self) -> Any:

@@ -127,31 +127,7 @@ class SubtaskBuilder:
         mailbox = Mailbox(ports.wake)
         pool = SubtaskPool(ports.pool, mailbox)
         nonce = ports.new_nonce()
-        nodes = [
-            ChainNode(
-                _operator(plan, description.uid, restored=description.uid in wanted.restore),
-                RuntimeContext(
-                    job_id=ports.job_id,
-                    job_name=deployment.graph.name,
-                    uid=description.uid,
-                    name=description.name,
-                    subtask=wanted.subtask,
-                    parallelism=vertex.parallelism,
-                    max_parallelism=vertex.max_parallelism,
-                    attempt=deployment.attempt,
-                    nonce=nonce,
-                    restored_checkpoint_id=deployment.restored_checkpoint_id,
-                    storage=ports.storage,
-                    clock=ports.clock,
-                    pool=pool,
-                    mailbox=mailbox,
-                    skipped_rows_max=graph.config.skipped_rows_max,
-                    properties=description.properties,
-                ),
-            )
-            for description in vertex.operators
-        ]
-        chain = OperatorChain(nodes, vertex.chain_edges)
+        chain = OperatorChain(self._nodes(plan, deployment, wanted, mailbox, pool, nonce), vertex.chain_edges)
         key = SubtaskKey(wanted.vertex, wanted.subtask)
         outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
         copies = self._copies(graph.config, key, deployment.attempt, nonce)
@@ -190,6 +166,37 @@ class SubtaskBuilder:
             batch_rows_max=graph.config.batch_rows_max,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
+
+    def _nodes(
+        self, plan: JobPlan, deployment: Deployment, wanted: SubtaskDeployment, mailbox: Mailbox, pool: SubtaskPool, nonce: str
+    ) -> list[ChainNode]:
+        """The operators of the subtask's vertex, each with what it is told of its surroundings."""
+        ports, graph = self._ports, deployment.graph
+        vertex = graph.vertex(wanted.vertex)
+        return [
+            ChainNode(
+                _operator(plan, description.uid, restored=description.uid in wanted.restore),
+                RuntimeContext(
+                    job_id=ports.job_id,
+                    job_name=graph.name,
+                    uid=description.uid,
+                    name=description.name,
+                    subtask=wanted.subtask,
+                    parallelism=vertex.parallelism,
+                    max_parallelism=vertex.max_parallelism,
+                    attempt=deployment.attempt,
+                    nonce=nonce,
+                    restored_checkpoint_id=deployment.restored_checkpoint_id,
+                    storage=ports.storage,
+                    clock=ports.clock,
+                    pool=pool,
+                    mailbox=mailbox,
+                    skipped_rows_max=graph.config.skipped_rows_max,
+                    properties=description.properties,
+                ),
+            )
+            for description in vertex.operators
+        ]
 
     def _load(self, plan: bytes) -> JobPlan:
         """A fresh copy of the user's code."""

@@ -27,6 +27,11 @@ def describe_attached(name: str, progress: Progress) -> str:
     return f"{name} runs already in this program, with this plan ({progress.state}{checkpoint}): attached to it"
 
 
+def describe_ending(name: str) -> str:
+    """For who executes a job that this program runs, and that was told to end."""
+    return f"{name} runs already in this program, and is ending: execute() waits for its end"
+
+
 def describe_replaced(name: str, difference: str) -> str:
     """For who executes a job that this program runs with another plan."""
     return f"{name} runs already in this program, with another plan: {difference}; the new plan takes over"

@@ -42,6 +42,11 @@ def registered_slots(workers: dict[str, Any]) -> frozenset[int]:
     return frozenset(int(worker["slot"]) for worker in workers.get("workers", ()) if worker.get("registered"))
 
 
+def worker_nonces(workers: dict[str, Any]) -> frozenset[str]:
+    """Of the processes that hold the job's slots; a worker of no other job has one of these."""
+    return frozenset(str(worker["nonce"]) for worker in workers.get("workers", ()) if worker.get("nonce"))
+
+
 def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
     """What GET .../workers says of the slots, as the slot supervisor takes it; a coordinator of an older version says less."""
     return tuple(

@@ -17,7 +17,8 @@ from operators.base import JobPlan
 from operators.launcher import CoordinatorClient, LaunchOptions
 from operators.packaging import modules_by_value, user_modules
 from operators.plandigest import PlanDigest, describe_difference, digest_plan
-from statebackends.errors import HoldfastError
+from operators.progress import worker_nonces
+from statebackends.errors import HoldfastError, NotFoundError
 
 if TYPE_CHECKING:
     from operators.spark_handle import SparkJobHandle
@@ -95,17 +96,17 @@ class RunningJobs:
             self._jobs = [*running, (execution, weakref.ref(handle))]
 
     def find(self, execution: Execution, connect: Callable[[], _Connection]) -> RunningJob | None:
-        """The job that this one is, if it runs; `connect` to the coordinator that is to run it, which is asked for its address."""
+        """The job that this one is, if it runs; one that ends is waited for. `connect`: to the coordinator that is to run it."""
         with self._lock:
             named = [job for job in self._running() if _is_same(job, execution)]
         if not named:
             return None
         connection = connect()
         try:
-            url = connection.client.url
+            same = [job for job in named if _is_at(job.handle, connection.client)]
         finally:
             connection.close()
-        return next((job for job in named if job.handle.client.url == url), None)
+        return next((job for job in same if not job.handle.await_ending()), None)
 
     def _running(self) -> list[RunningJob]:
         """The newest first: one that another plan took over learns of that a moment later."""
@@ -117,6 +118,17 @@ def _is_same(job: RunningJob, execution: Execution) -> bool:
     if execution.job_id is not None:
         return job.handle.job_id == execution.job_id
     return job.execution.job_id is None and job.execution.name == execution.name
+
+
+def _is_at(handle: SparkJobHandle, client: CoordinatorClient) -> bool:
+    """Whether this coordinator runs the job. One coordinator has several addresses (`localhost`, 127.0.0.1, the host's name), so it
+    is the processes that it knows as the job's workers which tell."""
+    if handle.client.url == client.url:
+        return True
+    try:
+        return not handle.worker_nonces.isdisjoint(worker_nonces(client.workers(handle.job_id)))
+    except NotFoundError:
+        return False
 
 
 def checkpoint_before_takeover(job: RunningJob, execution: Execution) -> None:

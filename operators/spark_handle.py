@@ -10,13 +10,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from barriers.jobgraph import JobGraph
 from barriers.messages import printable
 from operators.failures import frames_of_failure, restart_hint, with_frames
 from operators.launcher import CoordinatorClient, Progress
-from operators.leaving import describe_attached, describe_interrupted, describe_left
+from operators.leaving import describe_attached, describe_ending, describe_interrupted, describe_left
 from operators.progress import (
     CompletedCheckpoints,
     Look,
@@ -30,12 +32,15 @@ from operators.progress import (
     format_totals,
     registered_slots,
     seen_workers,
+    worker_nonces,
 )
 from operators.spark_slots import SlotRunner
-from operators.standing import Standing, judge_look
+from operators.standing import ENDING_STATES, Standing, judge_look
 from operators.supervisor import JobEnded, Question, StopRequested, WorkersSeen
 from statebackends.errors import FencedError, HoldfastError, JobFailedError
 from statebackends.snapshots.places import Location, absolute_location
+
+T = TypeVar("T")
 
 log = logging.getLogger("holdfast.spark")
 COORDINATOR_LOGGER = "coordinator.jobs"
@@ -93,6 +98,7 @@ class SparkJobHandle:
         self._runner: SlotRunner | None = None
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
         self._registered: frozenset[int] = frozenset()
+        self._nonces: frozenset[str] = frozenset()
         self._failure: str | None = None
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
@@ -100,6 +106,8 @@ class SparkJobHandle:
         self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
         self._completed = CompletedCheckpoints()
         self._question = Question()
+        self._endings: tuple[Future[Any], ...] = ()
+        """Of each `stop` and `cancel`: its outcome."""
         self._terminal = threading.Event()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -136,6 +144,34 @@ class SparkJobHandle:
     def attach(self) -> None:
         """Somebody executed the job once more."""
         self.say(describe_attached(self._graph.name, self._progress))
+
+    def await_ending(self) -> bool:
+        """Whether the job is over, or another driver's: then nobody attaches to it. The coordinator is asked, since its answer is
+        newer than the last look; one that is ending is waited for, as long as `stop` waits."""
+        seen = self.client.workers(self.job_id)
+        state = str(seen["state"])
+        standing = judge_look(ours=self._submission, seen=int(seen["submission"]), state=state)
+        is_over = standing in (Standing.ENDED, Standing.SUPERSEDED)
+        will_end = is_over or (standing is Standing.OURS and state in ENDING_STATES)
+        if not (will_end or self._is_ending):
+            return False
+        if not is_over:
+            self.say(describe_ending(self._graph.name))
+        while not self._terminal.wait(SIGNAL_SEEN_S):
+            if not (will_end or self._is_ending):
+                return False  # what was to end it was refused
+        self._let_workers_go()
+        return True
+
+    @property
+    def _is_ending(self) -> bool:
+        """`stop` or `cancel` was called, also if that was interrupted, and not refused."""
+        return any(map(_may_end, self._endings))
+
+    @property
+    def worker_nonces(self) -> frozenset[str]:
+        """Of the processes that were the job's workers at the last look: no other job has one of them."""
+        return self._nonces
 
     def say(self, line: str) -> None:
         """For whoever watches the job."""
@@ -246,15 +282,34 @@ class SparkJobHandle:
         return self.client.savepoint(self.job_id, _seen_from_here(target), format_type=format_type)
 
     def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
-        location = self.client.stop(self.job_id, _seen_from_here(target), drain=drain, format_type=format_type)
+        folder = _seen_from_here(target)
+        location = self._end_by(lambda: self.client.stop(self.job_id, folder, drain=drain, format_type=format_type))
         self._await_end()
         self._let_workers_go()
         return location
 
     def cancel(self) -> None:
-        self.client.cancel(self.job_id)
+        self._end_by(lambda: self.client.cancel(self.job_id))
         self._await_end()
         self._let_workers_go()
+
+    def _end_by(self, ask: Callable[[], T]) -> T:
+        """What the coordinator answers. A thread asks: an interrupt ends the wait for the answer, and what was asked for goes on;
+        whoever executes the job then must know whether it ends."""
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(ask())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        with self._lock:
+            self._endings = (*(each for each in self._endings if _may_end(each)), outcome)
+        threading.Thread(target=run, name="holdfast-end", daemon=True).start()
+        while not wait([outcome], SIGNAL_SEEN_S).done:
+            pass
+        return outcome.result()
 
     def close(self) -> None:
         """An interrupt ends the wait for the workers, which were told to go; whoever calls again waits again."""
@@ -319,32 +374,41 @@ class SparkJobHandle:
         self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
         look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
-        if before is not None and before.workers.get("attempt") != workers.get("attempt"):
-            self._looks.clear()  # totals fall back to the cut that the attempt began with
-        counts = look.checkpoints.get("counts") or {}
-        self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
-        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
-        self._looks.append(look)
-        registered = registered_slots(workers)
-        self._failure = workers.get("failure") or self._failure
-        with self._changed:
-            self._registered = registered
-            self._progress = progress
-            self._changed.notify_all()
+        progress = self._note(look, before)
         name = str(look.job.get("name", self.job_id))
-        restart = describe_restart(name, look, before)
-        if restart is not None:
-            self._line.say(self._told(restart, str(workers.get("failure") or workers.get("last_failure") or "")))
-        restored = describe_restored(name, look, before)
-        if restored is not None:
-            self._line.say(restored)
+        self._say_changes(name, look, before)
         if standing is Standing.ENDED:
             try:
                 self._say_totals(name, progress)
             finally:
                 self._end(state)  # whoever waits for the job waits for this
         else:
-            self._line.show(format_progress(name, progress, len(registered), self._slots), progress.state)
+            self._line.show(format_progress(name, progress, len(self._registered), self._slots), progress.state)
+
+    def _note(self, look: Look, before: Look | None) -> Progress:
+        """What the handle knows of the job from now on."""
+        workers = look.workers
+        if before is not None and before.workers.get("attempt") != workers.get("attempt"):
+            self._looks.clear()  # totals fall back to the cut that the attempt began with
+        counts = look.checkpoints.get("counts") or {}
+        self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
+        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
+        self._looks.append(look)
+        self._failure = workers.get("failure") or self._failure
+        with self._changed:
+            self._registered = registered_slots(workers)
+            self._nonces = worker_nonces(workers)
+            self._progress = progress
+            self._changed.notify_all()
+        return progress
+
+    def _say_changes(self, name: str, look: Look, before: Look | None) -> None:
+        restart = describe_restart(name, look, before)
+        if restart is not None:
+            self._line.say(self._told(restart, str(look.workers.get("failure") or look.workers.get("last_failure") or "")))
+        restored = describe_restored(name, look, before)
+        if restored is not None:
+            self._line.say(restored)
 
     def _say_totals(self, name: str, progress: Progress) -> None:
         """What is read at the end; rows that were dropped are told whether progress is shown or not."""
@@ -376,6 +440,11 @@ def _silence_last_resort(handle: SparkJobHandle, job_id: str) -> Callable[[], ob
     logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldByTheLine(job_id)
     logger.addFilter(told)
     return weakref.finalize(handle, logger.removeFilter, told)
+
+
+def _may_end(outcome: Future[Any]) -> bool:
+    """What was to end the job was not refused."""
+    return not outcome.done() or outcome.exception() is None
 
 
 def _seen_from_here(target: Location | None) -> str | None:

@@ -28,7 +28,10 @@ CANCEL_WAIT_S = 5.0
 """Seconds that an interrupt waits until the other Spark jobs are told; it is raised then, whatever became of that."""
 
 CONNECTION_LOSSES_MAX = 100
-"""Of one worker's, over all of its life; behind so many Spark has gone."""
+"""In a row, none of which stood for CONNECTION_STANDS_S; behind so many Spark has gone."""
+
+CONNECTION_STANDS_S = 5.0
+"""Behind an interrupt connections are refused for less; from a Spark that has gone no answer takes so long."""
 
 RECONNECT_S = 0.05
 """Between two tries."""
@@ -67,9 +70,14 @@ def _cancel_other_jobs(context: SparkContext) -> None:
 
 
 def cancel_other_jobs(context: SparkContext) -> None:
-    """Cancel the Spark jobs that are no workers."""
+    """Cancel the Spark jobs that are no workers, as far as Spark's status tracker has heard of them. Raises Py4JError."""
+    from py4j.protocol import Py4JError
+
     scala = context._jsc.sc()
-    scala.listenerBus().waitUntilEmpty(LISTENERS_WAIT_MS)
+    try:
+        scala.listenerBus().waitUntilEmpty(LISTENERS_WAIT_MS)
+    except Py4JError:  # listeners are busy: what is known already is cancelled
+        log.debug("Spark's listeners have not heard of all of its jobs", exc_info=True)
     tracker = scala.statusTracker()
     active = set(tracker.getActiveJobIds())  # first: whatever is in here already has its tags
     for job in sorted(active - set(tracker.getJobIdsForTag(WORKER_TAG))):
@@ -85,12 +93,13 @@ def collect(rdd: RDD[Any]) -> list[Any]:
     running = rdd._jrdd.collectAsync()
     losses = 0
     while True:
+        asked = time.monotonic()
         try:
             return [row for batch in running.get() for row in pickle.loads(batch)]  # as Python workers write them: lists of rows
         except Py4JJavaError:  # the job failed
             raise
         except Py4JError:
-            losses += 1
+            losses = 1 if time.monotonic() - asked >= CONNECTION_STANDS_S else losses + 1
             if losses > CONNECTION_LOSSES_MAX:
                 raise
             log.debug("the connection to Spark was lost, and is made again", exc_info=True)

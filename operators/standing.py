@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
+ENDING_STATES = frozenset({"CANCELLING", "FAILING"})
+"""Nothing leads out of them but a terminal one."""
 
 
 class Standing(StrEnum):

@@ -1,17 +1,19 @@
-"""Which variable of which function can't travel to the workers, and what to do about it. Asked only when pickling has failed."""
+"""Which variable of which function can't travel to the workers, which state can't be stored there, and what to do about it."""
 
 from __future__ import annotations
 
+import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from operators.base import JobPlan
 from operators.functions.errors import function_name
 from operators.functions.frames import place_of_function
-from operators.pickling import dumps_by_value, globals_of
+from operators.pickling import dumps_by_value, globals_of, travels_by_value
 from statebackends.errors import GraphError, HoldfastError
+from statebackends.serializers import Pickled
 
 DEPTH_MAX = 8
 """Steps from an operator to the variable: an object in an object in a closure."""
@@ -45,6 +47,35 @@ def check_picklable(plan: JobPlan) -> None:
             error = _failure(value)
             if error is not None:
                 raise _explained(uid, find_culprit(value), error) from error
+    check_pickled_states(plan)
+
+
+def check_pickled_states(plan: JobPlan) -> None:
+    """Raise GraphError for state that is declared `Pickled` of a class that travels with the job. Pickle stores a class by its
+    name, and workers have no module of that name, or one with another class."""
+    for uid, operator in plan.operators.items():
+        for state in operator.declared_states():
+            for kind in _pickled_classes(getattr(state, field.name) for field in dataclasses.fields(state)):
+                if travels_by_value(kind):
+                    raise _not_importable(uid, state.name, kind)
+
+
+def _not_importable(uid: str, state: str, kind: type) -> GraphError:
+    return GraphError(
+        f"operator {uid!r}: state {state!r} is declared Pickled, and {kind.__name__} in it is a class of the program itself "
+        f"(module {kind.__module__}): pickle stores a class by its name, by which no worker can import it. Make it a dataclass or "
+        "a msgspec.Struct, and declare the state with it and without Pickled; or install its module",
+        operator=uid,
+        state=state,
+    )
+
+
+def _pickled_classes(declared: Iterable[Any], *, inside: bool = False) -> Iterator[type]:
+    """The classes that types name inside of `Pickled[...]`."""
+    for each in declared:
+        if inside and isinstance(each, type):
+            yield each
+        yield from _pickled_classes(get_args(each), inside=inside or get_origin(each) is Pickled)
 
 
 def _failure(value: Any) -> Exception | None:

@@ -30,14 +30,23 @@ __all__ = ["Compatibility", "Pickled", "StateValueError", "TypeSpec", "compatibi
 class Pickled(Generic[T]):
     """Type marker: values of a state declared `Pickled` or `Pickled[MyClass]` are stored by pickle.
 
-    Such state can't be read without the classes, evolved, or shown by tools: an explicit choice, never a default."""
+    Such state can't be read without the classes, evolved, or shown by tools: an explicit choice, never a default. The classes are
+    those of installed modules: pickle stores their names, by which every worker must be able to import them."""
+
+
+_BY_NAME = (
+    "Pickle stores a class by its name, by which workers import it: one of the program itself can't be. Declare the state with a "
+    "dataclass or a msgspec.Struct instead, which is stored by its fields"
+)
 
 
 def _pickle(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception as error:
-        raise refused(value, "pickled", str(error)) from error
+        kind = type(value).__qualname__
+        hint = f". {_BY_NAME}" if isinstance(error, pickle.PicklingError) else ""
+        raise StateValueError(f"a {kind} can't be pickled: {error}{hint}", type="pickled", value=kind) from error
 
 
 def _unpickle(encoded: bytes) -> Any:

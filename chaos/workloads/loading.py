@@ -37,6 +37,7 @@ from operators.sinks.parquet import ParquetSink
 from operators.sources.dataframe import DataFrameSource
 from operators.sources.generator import GeneratorSource
 from operators.sources.parquet import ParquetSource
+from operators.unpicklable import check_pickled_states
 from statebackends.errors import InvalidConfigError
 
 WHAT = "workload"
@@ -141,7 +142,9 @@ def _plan_of(environment: Environment, name: str) -> JobPlan:
     if config.checkpoint_interval_ms in (None, JobConfig().checkpoint_interval_ms):
         environment.config = msgspec.structs.replace(config, checkpoint_interval_ms=CHECKPOINT_INTERVAL_MS)
     try:
-        return environment.build()
+        plan = environment.build()
+        check_pickled_states(plan)
+        return plan
     except InvalidConfigError as error:
         raise _refused(name, str(error)) from error
 

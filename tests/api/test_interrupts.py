@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from api.cli import app
-from api.interrupts import EXIT_INTERRUPTED
+from api.interrupts import EXIT_INTERRUPTED, interruptible
 from statebackends.storage.local import LocalStorage
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
@@ -167,3 +168,29 @@ def test_a_process_that_is_interrupted_while_it_starts(savepoint: Path, tmp_path
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (EXIT_INTERRUPTED, "", "")
+
+
+def test_a_key_that_is_held_down_ends_the_command_all_the_same() -> None:
+    """Pressed again between the end of the block and the first line behind it, it came through as a KeyboardInterrupt."""
+    pressed: list[str] = []
+
+    def press(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_name in ("__exit__", "interruptible", "_clean_up") and signal.getsignal(signal.SIGINT) is not before:
+            pressed.append(frame.f_code.co_name)
+            signal.raise_signal(signal.SIGINT)
+        return press
+
+    def hold_down(tracer: Any) -> None:
+        with interruptible():
+            sys.settrace(tracer)
+            signal.raise_signal(signal.SIGINT)
+
+    before, traced = signal.getsignal(signal.SIGINT), sys.gettrace()
+    try:
+        with pytest.raises(typer.Exit) as ended:
+            hold_down(press)
+    finally:
+        sys.settrace(traced)
+    assert ended.value.exit_code == EXIT_INTERRUPTED
+    assert {"__exit__", "_clean_up"} <= set(pressed)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -63,6 +63,14 @@ def test_the_line_is_taken_back_before_the_result(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "\r\x1b[Kholdfast: diff: 0 ms\r\x1b[Ksame\n"
 
 
+def test_the_line_is_taken_back_before_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ProgressLine("diff", sys.stderr, clock_ms=lambda: 5_000, silent_ms=0)
+    with console.before_output(line.end):
+        line.tick()
+        console.show_note("seen")
+    assert capsys.readouterr().err == "\r\x1b[Kholdfast: diff: 0 ms\r\x1b[Kholdfast: seen\n"
+
+
 def test_a_terminal_that_is_gone_ends_the_line_and_not_the_tool() -> None:
     stream = io.StringIO()
     line = ProgressLine("diff", stream, clock_ms=lambda: 0, silent_ms=0)

@@ -37,6 +37,9 @@ class Handle:
     def start(self, runner: Any) -> None:
         self.slots_held = self._slots
 
+    def await_ending(self) -> bool:
+        return False
+
     def attach(self) -> None:
         self.attached += 1
 

@@ -12,7 +12,7 @@ from barriers.jobgraph import JobConfig, JobGraph
 from operators.launcher import LaunchOptions
 from operators.plandigest import PlanDigest
 from operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
-from statebackends.errors import CheckpointFailedError
+from statebackends.errors import CheckpointFailedError, NotFoundError
 
 DEADLINE_S = 10.0
 HERE, THERE = "http://here", "http://there"
@@ -26,8 +26,13 @@ class Handle:
     def __init__(self, job_id: str = "1", url: str = HERE, *, is_running: bool = True) -> None:
         self.job_id = job_id
         self.is_running = is_running
+        self.worker_nonces = frozenset({"a", "b"})
+        self.ends = False
         self.taken: list[str] = []
         self.client = SimpleNamespace(url=url, trigger_checkpoint=self._checkpoint)
+
+    def await_ending(self) -> bool:
+        return self.ends
 
     def _checkpoint(self, job_id: str, *, timeout_s: float) -> int:
         self.taken.append(job_id)
@@ -41,9 +46,16 @@ def jobs(*entries: tuple[Execution, Handle]) -> RunningJobs:
     return found
 
 
-def find(running: RunningJobs, wanted: Execution, url: str = HERE) -> Any:
+def find(running: RunningJobs, wanted: Execution, url: str = HERE, workers: tuple[str, ...] | None = None) -> Any:
+    """`workers`: nonces of those that the coordinator asked knows; None: it does not know the job."""
     closed: list[str] = []
-    connection = SimpleNamespace(client=SimpleNamespace(url=url), close=lambda: closed.append(url))
+
+    def asked(job_id: str) -> dict[str, Any]:
+        if workers is None:
+            raise NotFoundError(f"there is no job {job_id}")
+        return {"workers": [{"slot": slot, "nonce": nonce} for slot, nonce in enumerate(workers)]}
+
+    connection = SimpleNamespace(client=SimpleNamespace(url=url, workers=asked), close=lambda: closed.append(url))
     found = running.find(wanted, lambda: connection)  # type: ignore[arg-type,return-value]
     assert closed in ([], [url]), "a connection is closed once"
     return None if found is None else found.handle
@@ -60,10 +72,26 @@ def test_a_job_is_found_by_its_name_or_its_id_on_its_coordinator() -> None:
     assert find(running, execution(), THERE) is None
 
 
+def test_a_coordinator_is_known_by_the_workers_of_the_job_whatever_its_address() -> None:
+    """`http://localhost:8080` and `http://127.0.0.1:8080` were two of them, and the job was taken from its own driver."""
+    handle = Handle()
+    running = jobs((execution(), handle))
+    assert find(running, execution(), THERE, workers=("", "b")) is handle, "the other worker is just being replaced"
+    assert find(running, execution(), THERE, workers=("c", "d")) is None
+    assert find(running, execution(), THERE, workers=("", "")) is None
+
+
 def test_a_job_that_is_over_or_was_left_is_not_found() -> None:
     handle = Handle()
     running = jobs((execution(), handle))
     handle.is_running = False
+    assert find(running, execution()) is None
+
+
+def test_a_job_whose_end_was_waited_for_is_not_found() -> None:
+    handle = Handle()
+    running = jobs((execution(), handle))
+    handle.ends = True
     assert find(running, execution()) is None
 
 

@@ -19,7 +19,7 @@ from operators import spark_handle, spark_slots
 from operators.spark_handle import COORDINATOR_LOGGER, SparkJobHandle
 from operators.spark_slots import Ended, SlotRunner
 from operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
-from statebackends.errors import FencedError, JobFailedError, StorageUnavailableError
+from statebackends.errors import CheckpointFailedError, FencedError, JobFailedError, StorageUnavailableError
 
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
 GRAPH = JobGraph("job", (SOURCE,), (), JobConfig())
@@ -333,6 +333,107 @@ def test_an_interrupted_wait_says_that_the_job_goes_on_and_how_to_end_it(
     line = "job goes on until this program ends: job.wait() waits again, job.stop(folder) or job.cancel() ends it\n"
     assert capsys.readouterr().err.count(line) == 1
     assert handle.is_running
+    handle.close()
+
+
+class Ending(Client):
+    """Whose stop takes until `answer` is set; `error` is what it raises then."""
+
+    def __init__(self, *polls: tuple[str, int, dict[str, Any]], error: Exception | None = None) -> None:
+        super().__init__(*polls)
+        self.asked, self.answer = threading.Event(), threading.Event()
+        self.error = error
+
+    def stop(self, job_id: str, target: str | None, *, drain: bool, format_type: str) -> str:
+        self.asked.set()
+        assert self.answer.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.polls = [("FINISHED", 2, {})]
+        return "there"
+
+    def cancel(self, job_id: str) -> None:
+        self.stop(job_id, None, drain=False, format_type="")
+
+
+def interrupted(handle: SparkJobHandle, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as pressed:
+        pressed.setattr(spark_handle, "wait", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(handle, end)()
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_a_job_whose_stop_was_interrupted_is_waited_for_and_not_attached_to(
+    end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cell that was executed again got a handle of a job that ended under it."""
+    client, workers = Ending(("RUNNING", 1, {})), Workers()
+    handle = started(client, workers, progress=True)
+    assert not handle.await_ending()
+    interrupted(handle, end, monkeypatch)
+    assert client.asked.wait(10)
+    over: list[bool] = []
+    again = threading.Thread(target=lambda: over.append(handle.await_ending()), daemon=True)
+    again.start()
+    client.answer.set()
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    again.join(10)
+    assert over == [True]
+    assert handle.slots_held == 0
+    assert "job runs already in this program, and is ending: execute() waits for its end\n" in capsys.readouterr().err
+    handle.close()
+
+
+def test_a_job_whose_stop_was_refused_is_attached_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Ending(("RUNNING", 1, {}), error=CheckpointFailedError("declined", job_id="job", reason="DECLINED"))
+    handle = started(client, Workers())
+    interrupted(handle, "stop", monkeypatch)
+    over: list[bool] = []
+    again = threading.Thread(target=lambda: over.append(handle.await_ending()), daemon=True)
+    again.start()
+    client.answer.set()
+    again.join(10)
+    assert over == [False]
+    with pytest.raises(CheckpointFailedError, match="declined"):
+        handle.stop()
+    assert not handle.await_ending()
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "over"),
+    [
+        ("FINISHED", {}, True),
+        ("RUNNING", {"submission": SUBMISSION + 1}, True),
+        ("FINISHED", {"submission": SUBMISSION - 1}, False),
+        ("RUNNING", {}, False),
+    ],
+)
+def test_an_end_that_the_handle_has_not_seen_yet_is_asked_for(
+    state: str, more: dict[str, Any], over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = threading.Event()
+
+    class Asked(Client):
+        """Its handle looks once, and then not before it was asked."""
+
+        def workers(self, job_id: str) -> dict[str, Any]:
+            if threading.current_thread().name == "holdfast-job" and first.is_set():
+                assert asked.wait(10)
+            answer = super().workers(job_id)
+            (first if not first.is_set() else asked).set()
+            return answer
+
+    asked, workers = threading.Event(), Workers()
+    handle = started(Asked(("RUNNING", 1, {}), (state, 1, more)), workers)
+    assert first.wait(10)
+    assert handle.is_running
+    if over:
+        threading.Thread(target=lambda: handle._terminal.wait(10) and workers.ended[0](WorkerEnd.LEFT, "done"), daemon=True).start()
+    assert handle.await_ending() is over
+    assert handle.is_running is not over
     handle.close()
 
 

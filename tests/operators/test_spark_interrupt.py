@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from operators import spark_interrupt
-from operators.spark_interrupt import CONNECTION_LOSSES_MAX, WORKER_TAG, cancel_other_jobs, collect
+from operators.spark_interrupt import CONNECTION_LOSSES_MAX, CONNECTION_STANDS_S, WORKER_TAG, cancel_other_jobs, collect
 
 
 class Rdd:
@@ -50,12 +51,27 @@ def test_a_spark_that_has_gone_is_not_asked_for_ever() -> None:
     assert rdd.submitted == 1
 
 
-def test_jobs_that_are_no_workers_are_cancelled() -> None:
+def test_connections_that_stood_for_a_while_are_no_losses_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs for months sees more than a hundred interrupts."""
+    times = itertools.count(0.0, CONNECTION_STANDS_S)
+    monkeypatch.setattr(spark_interrupt, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
+    rdd = Rdd(*[Py4JNetworkError("closed")] * (2 * CONNECTION_LOSSES_MAX), [pickle.dumps(["left"])])
+    assert collect(rdd) == ["left"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_jobs_that_are_no_workers_are_cancelled_also_while_listeners_are_busy(busy: bool) -> None:
     asked: list[str] = []
     cancelled: list[int] = []
+
+    def wait(wait_ms: int) -> None:
+        asked.append("heard")
+        if busy:
+            raise Py4JError("java.util.concurrent.TimeoutException: The event queue is not empty")
+
     tracker = SimpleNamespace(getActiveJobIds=lambda: [1, 2, 5], getJobIdsForTag=lambda tag: asked.append(tag) or [0, 2, 7])
     scala = SimpleNamespace(
-        listenerBus=lambda: SimpleNamespace(waitUntilEmpty=lambda wait_ms: asked.append("heard")),
+        listenerBus=lambda: SimpleNamespace(waitUntilEmpty=wait),
         statusTracker=lambda: tracker,
         cancelJob=lambda job, reason: cancelled.append(job),
     )

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,8 @@ from operators.environment import Environment
 from operators.functions.process import ProcessFunction
 from operators.unpicklable import check_picklable
 from statebackends.errors import GraphError
+from statebackends.serializers import Pickled
+from statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from tests.operators.ends import NamedSink, NamedSource
 
 LOCK = threading.Lock()
@@ -51,6 +54,39 @@ def spark_object(name: str) -> Any:
         raise RuntimeError("[CONTEXT_ONLY_VALID_ON_DRIVER] ...")
 
     return type(name, (), {"__reduce__": refuse, "__module__": module.__name__})()
+
+
+class Point:
+    """Of the user's program, so that no worker can import it."""
+
+
+class Holds(ProcessFunction):
+    def __init__(self, state: Any) -> None:
+        self.states = (state,)
+
+    def process_element(self, row: Any, ctx: Any, out: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ValueStateDescriptor("points", Pickled[Point]),
+        ListStateDescriptor("points", Pickled[list[Point | None]]),
+        MapStateDescriptor("points", str, Pickled[dict[str, Point]]),
+    ],
+)
+def test_pickled_state_of_a_class_that_no_worker_can_import_is_refused(state: Any) -> None:
+    told = refusal(lambda stream: stream.key_by("carrier").process(Holds(state), returns={"k": int}).uid("op"))
+    assert told.startswith("operator 'op': state 'points' is declared Pickled, and Point in it is a class of the program itself")
+    assert "Make it a dataclass or a msgspec.Struct" in told
+
+
+@pytest.mark.parametrize("kind", [Pickled, Pickled[complex], Pickled[Any], Decimal])
+def test_state_of_classes_that_workers_have_is_not(kind: Any) -> None:
+    env = Environment("job")
+    stream = env.from_source(NamedSource()).key_by("carrier")
+    stream.process(Holds(ValueStateDescriptor("v", kind)), returns={"k": int}).sink_to(ANY_SINK(), uid="out")
+    check_picklable(env.build())
 
 
 def uses_global(row: Any) -> Any:

@@ -103,6 +103,23 @@ def endless(env):
     env.from_source(hf.GeneratorSource(make_batch, 2**50, SCHEMA, 400)).sink_to(hf.ParquetSink("/out/mine"))
 
 
+class Box:
+    pass
+
+
+class Boxes(hf.ProcessFunction):
+    boxes = hf.ListStateDescriptor("boxes", hf.Pickled[Box])
+    states = (boxes,)
+
+    def process_element(self, row, ctx, out):
+        ctx.state(self.boxes).add(Box())
+        out(row)
+
+
+def pickled(env):
+    numbers(env).key_by("key").process(Boxes(), returns=SCHEMA).uid("box").sink_to(hf.ParquetSink("/out/boxes"))
+
+
 not_a_function = 3
 '''
 
@@ -204,6 +221,7 @@ def test_a_module_is_found_by_name(pipeline: Path, monkeypatch: pytest.MonkeyPat
         ("no_argument", "must take one argument, the Environment: too many positional arguments"),
         ("no_sink", "the job has no sink"),
         ("uncommitted", "no sink has committed output to compare"),
+        ("pickled", "state 'boxes' is declared Pickled, and Box in it is a class of the program itself"),
         ("raises", "the function raised RuntimeError: no such thing"),
         ("unknown_column", "there is no column 'kee'; available: i, key"),
     ],

@@ -100,6 +100,20 @@ def test_an_import_gives_a_process_its_own_module(module: types.ModuleType) -> N
     assert "late_module_of_a_user" not in sys.modules
 
 
+def test_a_module_stays_with_its_process_also_where_another_one_was_dropped(module: types.ModuleType) -> None:
+    """As many modules as before are not the same ones."""
+    one, other = UserModules(frozenset({NAME})), UserModules(frozenset({NAME}))
+    sys.modules["dropped_by_a_user"] = types.ModuleType("dropped_by_a_user")
+    with running(one):
+        del sys.modules["dropped_by_a_user"]
+        late = __import__("late_module_of_a_user")
+    assert "late_module_of_a_user" not in sys.modules
+    with running(other):
+        assert __import__("late_module_of_a_user") is not late
+    with running(one):
+        assert __import__("late_module_of_a_user") is late
+
+
 def test_who_simulates_runs_with_its_own_modules_in_the_middle_of_a_process(module: types.ModuleType) -> None:
     one, other = UserModules(frozenset({NAME})), UserModules(frozenset({NAME}))
     with running(one):

@@ -301,6 +301,9 @@ def test_unpicklable_and_unloadable_values_are_typed_errors() -> None:
     spec = TypeSpec.of(Pickled)
     with pytest.raises(StateValueError):
         spec.encode(lambda: 1)
+    with pytest.raises(StateValueError, match=r"^a Local can't be pickled: .*dataclass or a msgspec\.Struct instead") as caught:
+        spec.encode(type("Local", (), {"__module__": "no_such_module"})())
+    assert "0x" not in str(caught.value), "an address is another one in every run"
     with pytest.raises(CorruptStateError):
         spec.decode(b"not a pickle")
 
