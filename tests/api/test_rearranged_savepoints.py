@@ -355,7 +355,8 @@ def of_sink_job(tmp_path: Path) -> hf.Snapshot:
 
 def test_a_sink_that_is_renamed_is_judged_by_the_place_of_its_old_uid(tmp_path: Path) -> None:
     source = of_sink_job(tmp_path)
-    renamed = hf.Savepoint.from_snapshot(source).with_operator_renamed("out-committer", "rows-out-committer").write(tmp_path / "new")
+    savepoint = hf.Savepoint.from_snapshot(source).with_operator_renamed("out-committer", "rows-out-committer")
+    renamed = savepoint.write(tmp_path / "new")
     for env, snapshot in ((sink_job(tmp_path / "x", "out"), source), (sink_job(tmp_path / "x", "rows-out"), renamed)):
         (refusal,) = env.preflight(snapshot.location).refusals
         assert refusal.kind == "SinkMovedError"
