@@ -357,7 +357,7 @@ app.command(cls=Tool)(commands.inspect)
 app.add_typer(commands.snapshots, name="snapshot")
 
 
-@app.command()
+@app.command(cls=Tool)
 def preflight(
     snapshot: Annotated[
         str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from api.client import RestClient
 from api.settings import client_settings
@@ -14,8 +15,9 @@ from coordinator.routing import RoutedStorage
 from coordinator.submitting import identify_job, preflight
 from statebackends.errors import InvalidConfigError
 from statebackends.snapshots.places import Location, absolute_location
+from statebackends.snapshots.work import note
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import StatFile, Storage, run_flow
+from statebackends.storage.operations import Operation, ReadFile, StatFile, Storage, run_flow
 
 
 def is_in_directory(restore: str) -> bool:
@@ -51,7 +53,17 @@ def preflight_offline(submission: Submission, state_dir: str | None) -> Prefligh
 
 def _judge(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
     flow = preflight(identify_job(submission), submission, external=external)
-    return run_flow(flow, RoutedStorage(storage))
+    return run_flow(flow, _NotedStorage(storage))
+
+
+class _NotedStorage(RoutedStorage):
+    """Tells whoever shows how far a tool is what it reads: all files of a snapshot, to check them."""
+
+    def execute(self, operation: Operation) -> Any:
+        found = super().execute(operation)
+        if isinstance(operation, ReadFile):
+            note(size=len(found))
+        return found
 
 
 def preflight_online(submission: Submission, environment: Mapping[str, str], url: str, token: str | None) -> PreflightReport:

@@ -4,15 +4,17 @@ It describes; it holds no user code. The functions travel in Spark's closure, ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
 
+from statebackends.decoding import UNDECODABLE
 from statebackends.errors import InvalidConfigError
 from statebackends.handles import StateMeta
-from statebackends.keygroups import check_parallelism
+from statebackends.keygroups import check_parallelism, operator_id
 from statebackends.settings import StateBackendSettings
 
 JOB_NAME_CHARS_MAX = 255
@@ -341,6 +343,41 @@ class JobGraph(msgspec.Struct, frozen=True):
 
     def outputs(self, vertex_id: str) -> tuple[JobEdge, ...]:
         return tuple(edge for edge in self.edges if edge.source == vertex_id)
+
+
+def with_uids(graph: dict[str, Any] | None, uids: Mapping[str, str]) -> dict[str, Any] | None:
+    """The JSON of a graph with other uids for some operators, by their old ones, and with the ids that go with them.
+
+    An operator that is not among them and whose uid another one takes is called by its id from then on. Sinks keep their sink ids,
+    and operators their names. A graph of another version stays as it is: nobody here reads it."""
+    if graph is None or not uids:
+        return graph
+    try:
+        known = msgspec.convert(graph, JobGraph)
+    except UNDECODABLE:
+        return graph
+    operators = [operator for vertex in known.vertices for operator in vertex.operators]
+    taken = set(uids.values())
+    to = {each.uid: uids.get(each.uid, each.operator_id if each.uid in taken else each.uid) for each in operators}
+    ids = {each.operator_id: operator_id(to[each.uid]) for each in operators if to[each.uid] != each.uid}
+
+    def vertex_of(vertex: JobVertex) -> JobVertex:
+        renamed = (
+            msgspec.structs.replace(each, uid=to[each.uid], operator_id=ids.get(each.operator_id, each.operator_id))
+            for each in vertex.operators
+        )
+        inner = tuple((to.get(source, source), to.get(target, target)) for source, target in vertex.chain_edges)
+        head = ids.get(vertex.vertex_id, vertex.vertex_id)
+        return msgspec.structs.replace(vertex, vertex_id=head, operators=tuple(renamed), chain_edges=inner)
+
+    def edge_of(edge: JobEdge) -> JobEdge:
+        source, target = (ids.get(each, each) for each in (edge.source, edge.target))
+        origin = to.get(edge.source_operator, edge.source_operator)
+        return msgspec.structs.replace(edge, source=source, source_operator=origin, target=target)
+
+    vertices, edges = tuple(map(vertex_of, known.vertices)), tuple(map(edge_of, known.edges))
+    found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(known, vertices=vertices, edges=edges))
+    return found
 
 
 class ClaimMode(StrEnum):

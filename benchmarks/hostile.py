@@ -19,14 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import operator_id
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
+from statebackends.handles import StateMeta
+from tests.statebackends.foreign_tables import GROUPS, KEY, describe_table
 
-KEY = KeyType.of(str)
-GROUPS = KeyGroupRange(0, 8)
 META = StateMeta("s", "value", "str", "utf8")
 MIB = 1 << 20
 ROWS = 50_000
@@ -101,21 +96,7 @@ def make(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True)
     path = folder / f"rows.{table_format}"
     write(path)
-    data = path.read_bytes()
-    handle = KeyedStateHandle(GROUPS, table_format, (META,), (FileHandle(path.name, len(data), checksum_of(data)),))
-    operator = OperatorState("op", operator_id("op"), "op", 1, 8, (OperatorSubtaskState((handle,)),))
-    metadata = SnapshotMetadata(
-        job_id="0" * 32,
-        job_name="hostile",
-        checkpoint_id=1,
-        kind="savepoint",
-        attempt=1,
-        epoch=1,
-        trigger_timestamp_ms=0,
-        completion_timestamp_ms=0,
-        operators=(operator,),
-    )
-    (folder / "_metadata").write_bytes(encode_metadata(metadata))
+    describe_table(path, table_format, META)
     return folder
 
 

@@ -31,7 +31,9 @@ class StateDoubledError(Exception):
 
 
 class ViewStorage:
-    """A StoreView as a storage that can only be read: implements `operations.Storage`."""
+    """A StoreView as a storage that can only be read: implements `operations.Storage`.
+
+    Raises NotImplementedError for all else, which ends the run: an error of ours a checker would take for damage."""
 
     def __init__(self, view: StoreView) -> None:
         self._view = view

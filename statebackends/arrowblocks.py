@@ -25,6 +25,8 @@ class Block:
     """One record batch, or the values of a dictionary."""
 
     rows: int
+    values: int
+    """Of all columns, and of what is nested in them."""
     unpacked_bytes: int
 
 
@@ -67,7 +69,8 @@ def _block(source: pa.NativeFile, size: int, offset: int, metadata_length: int, 
             (said,) = struct.unpack("<q", source.read_at(8, offset + metadata_length + start))
             length = length if said < 0 else said
         unpacked += length
-    return Block(max(0, header.number(0, "<q")), unpacked)
+    values = sum(max(0, struct.unpack_from("<q", header.data, place)[0]) for place in header.vector(1, 16))
+    return Block(max(0, header.number(0, "<q")), values, unpacked)
 
 
 class _Table:

@@ -58,13 +58,13 @@ def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: Shape | None =
 
 def fitted(array: pa.Array, wanted: pa.DataType, shape: Shape | None = None) -> pa.Array:
     """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for one without an equal one."""
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    if array.type == wanted:
-        return array
-    if not loses_nothing(array.type, wanted, shape):
+    is_numbered = pa.types.is_dictionary(array.type)
+    found = array.type.value_type if is_numbered else array.type
+    if not _fits(found, wanted, shape):  # judged before each value of a dictionary gets bytes of its own
         raise ValueError(f"it is {array.type} and has to be {wanted}")
-    return array.cast(wanted)
+    if is_numbered:
+        array = array.cast(found)
+    return array if found == wanted else array.cast(wanted)
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType, shape: Shape | None) -> bool:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 _HEADER_BYTES = 1 << 10
 _HEADER_BYTES_MAX = 1 << 20
 """A header holds statistics of its page, and these may hold two values."""
-_FOOTER_BYTES_MAX = 256 << 20
+_FOOTER_BYTES_MAX = 16 << 20
+"""A row group of 131,072 rows takes 0.5 to 2 KB of it, and 60 KB where ten columns hold texts of thousands of bytes: so this is
+more than a thousand million rows of one subtask. As objects here it takes up to 80 times as much."""
 _DEPTH_MAX = 8
+_SCHEMA_DEPTH_MAX = 64
+"""Three of them are a list within a list."""
 
 DICTIONARY_PAGE = 2
 DICTIONARY_ENCODINGS = (2, 8)
@@ -39,7 +43,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One column in one row group. Numbers are what the footer says, and may be anything."""
+    """One column in one row group. What it is is as in the schema; numbers are what the footer says, at least 0."""
 
     path: str
     kind: int
@@ -60,6 +64,7 @@ class RowGroup:
     chunks: list[Chunk]
 
 
+_Leaf: TypeAlias = tuple[tuple[bytes, ...], dict[int, Any]]
 TEXTS = 6
 """The kind of values of no fixed length."""
 _FIXED = 7
@@ -75,23 +80,55 @@ def row_groups_of(source: pa.NativeFile) -> list[RowGroup]:
         raise ValueError("not a Parquet file")
     try:
         footer = _Compact(source.read_at(length, size - 8 - length)).struct()
-        leaves = [element for element in footer[2] if not element.get(5)]
-        return [
-            RowGroup(group[3], [_chunk(column[3], leaf) for column, leaf in zip(group[1], leaves, strict=True)])
+        leaves = list(_leaves(iter(footer[2])))
+        groups = [
+            RowGroup(_number(group[3]), [_chunk(column[3], *leaf) for column, leaf in zip(group[1], leaves, strict=True)])
             for group in footer.get(4, ())
         ]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"a Parquet file whose footer is none: {error!r}") from error
+    if sum(chunk.length for group in groups for chunk in group.chunks) > size:  # each byte is read once, then
+        raise ValueError("a Parquet file whose columns are longer than it is")
+    return groups
 
 
-def _chunk(found: dict[int, Any], leaf: dict[int, Any]) -> Chunk:
-    """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 starts, 12 statistics."""
-    start, dictionary = found[9], found.get(11) or 0
-    path = b".".join(found[3]).decode()
-    width = leaf.get(2, 0) if found[1] == _FIXED else _WIDTHS.get(found[1], 0)
+def _leaves(elements: Iterator[dict[int, Any]], above: tuple[bytes, ...] | None = None, depth: int = 0) -> Iterator[_Leaf]:
+    """The columns of a schema, which is a tree whose elements come before their children, by their paths.
+
+    Field numbers of SchemaElement: 1 type, 2 bytes of a value of fixed length, 4 name, 5 children."""
+    if depth > _SCHEMA_DEPTH_MAX:
+        raise ValueError("a Parquet file whose columns are nested without end")
+    element = next(elements, {})
+    path = () if above is None else (*above, element[4])  # the root's name is no part of a path
+    children = _number(element.get(5) or 0)
+    if not children and path:
+        yield path, element
+    for _ in range(children):
+        yield from _leaves(elements, path, depth + 1)
+
+
+def _chunk(found: dict[int, Any], path: tuple[bytes, ...], leaf: dict[int, Any]) -> Chunk:
+    """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 starts, 12 statistics.
+
+    A reader goes by the schema, whatever the chunk says of itself: so what differs is refused."""
+    kind, name = _number(leaf[1]), b".".join(path).decode()
+    if found[1] != kind or tuple(found[3]) != path:
+        raise ValueError(f"a Parquet file whose column {name!r} is another one in its schema")
+    start, dictionary = _number(found[9]), _number(found.get(11) or 0)
+    width = _number(leaf.get(2, 0)) if kind == _FIXED else _WIDTHS.get(kind, 0)
     said = found.get(12) or {}
-    is_before = 0 < dictionary < start
-    return Chunk(path, found[1], width, found[5], dictionary if is_before else start, found[7], said.get(6), said.get(5))
+    lowest, highest = (each if isinstance(each, bytes) else None for each in (said.get(6), said.get(5)))
+    first = dictionary if 0 < dictionary < start else start
+    return Chunk(name, kind, width, _number(found[5]), first, _number(found[7]), lowest, highest)
+
+
+def _number(found: Any) -> int:
+    """Counts, sizes and places. Raises TypeError for what is none, ValueError for one below 0."""
+    if type(found) is not int:
+        raise TypeError(f"{found!r} is no number")
+    if found < 0:
+        raise ValueError(f"a Parquet file whose footer says {found}")
+    return found
 
 
 def pages_of(source: pa.NativeFile, start: int, length: int, values: int) -> Iterator[Page]:
@@ -171,10 +208,14 @@ class _Compact:
                 count = head >> 4 if head >> 4 < 15 else self._unsigned()
                 if count > len(self._data):  # an element has at least a byte
                     raise IndexError
-                return [self._value(head & 15, depth + 1) for _ in range(count)]
+                return [self._element(head & 15, depth + 1) for _ in range(count)]
             case 12:
                 return self.struct(depth + 1)
         raise ValueError(f"type {kind} in the header of a page")
+
+    def _element(self, kind: int, depth: int) -> Any:
+        """Of a list, in which a flag has a byte of its own; a field's is in the field's type."""
+        return self._byte() == 1 if kind in (1, 2) else self._value(kind, depth)
 
     def _byte(self) -> int:
         found = self._data[self.position]

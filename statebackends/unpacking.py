@@ -28,6 +28,8 @@ SETTING = "HOLDFAST_UNPACKED_BYTES_MAX"
 """Of the environment: bytes, in place of UNPACKED_BYTES_MAX."""
 ROW_BYTES = 64
 """A row counts as at least so many: what it is turned into takes them, whatever its columns do."""
+_VALUE_BYTES = 8
+"""A value, nested ones among them, counts as at least so many: nulls of no type have none in an Arrow file."""
 _MEASURED_ROWS, _MEASURED_BYTES = 1 << 12, 16 << 20
 
 
@@ -63,7 +65,7 @@ def check_arrow(source: pa.NativeFile) -> Unpacked:
     unpacked = Unpacked(source.size())
     try:
         for block in blocks_of(source):
-            unpacked.add(max(block.unpacked_bytes, ROW_BYTES * block.rows))
+            unpacked.add(max(block.unpacked_bytes, ROW_BYTES * block.rows, _VALUE_BYTES * block.values))
     except struct.error as error:
         raise ValueError(f"not an Arrow file: {error}") from error
     return unpacked
@@ -89,7 +91,7 @@ def check_parquet(source: pa.NativeFile) -> int:
     numbered = _Numbered(source)
     groups = row_groups_of(source)
     for number, group in enumerate(groups):
-        fixed, texts = max(0, group.rows) * ROW_BYTES, list[_Texts]()
+        fixed, texts = group.rows * ROW_BYTES, list[_Texts]()
         for chunk in group.chunks:
             pages = _counted(pages_of(source, chunk.start, chunk.length, chunk.values), unpacked)
             if chunk.kind == TEXTS:
@@ -154,15 +156,13 @@ class _Texts:
     def _longest(self, numbered: _Numbered) -> int:
         """Bytes of the longest value of its dictionary, which comes whole with the first row."""
         first = next(numbered.batches(self.group, self.path, 1), None)
-        if first is None:
-            return 0
-        return max((int(_lengths(each.dictionary).max(initial=0)) for each in _dictionaries(first.column(0))), default=0)
+        return max((int(_lengths(each.dictionary).max(initial=0)) for each in _dictionaries(first)), default=0)
 
     def _counted(self, numbered: _Numbered, unpacked: Unpacked) -> int:
         """How often each value is there, until that is too much."""
         total = 0
         for batch in numbered.batches(self.group, self.path, _MEASURED_ROWS):
-            for found in _dictionaries(batch.column(0)):
+            for found in _dictionaries(batch):
                 total += int(_lengths(found.dictionary)[found.indices.drop_null().to_numpy()].sum())
             if not unpacked.allows(total):
                 break
@@ -183,29 +183,37 @@ class _Texts:
         return total
 
 
-def _dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
-    """Those within a column."""
+def _dictionaries(batch: pa.RecordBatch | None) -> Iterator[pa.DictionaryArray]:
+    """Those within its columns: more than one if a path names more."""
+    for column in () if batch is None else batch.columns:
+        yield from _nested_dictionaries(column)
+
+
+def _nested_dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
     kind = array.type
     if pa.types.is_dictionary(kind):
         yield array
     elif pa.types.is_struct(kind):
         for each in array.flatten():
-            yield from _dictionaries(each)
+            yield from _nested_dictionaries(each)
     elif pa.types.is_map(kind):
-        yield from _dictionaries(array.keys)
-        yield from _dictionaries(array.items)
+        yield from _nested_dictionaries(array.keys)
+        yield from _nested_dictionaries(array.items)
     elif pa.types.is_nested(kind):
-        yield from _dictionaries(array.flatten())
+        yield from _nested_dictionaries(array.flatten())
 
 
-def _lengths(texts: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each value; 0 of those without any of their own."""
+def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value, or more of one that is nested."""
     types = pa.types
-    fits = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    if not any(each(texts.type) for each in (*fits, types.is_string_view, types.is_binary_view)):
-        return np.zeros(len(texts), np.int64)
-    lengths: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return lengths
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    if any(each(values.type) for each in (*texts, types.is_string_view, types.is_binary_view)):
+        lengths: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return lengths
+    try:
+        return np.full(len(values), values.type.bit_width // 8, np.int64)
+    except ValueError:  # no fixed width
+        return np.full(len(values), values.nbytes, np.int64)
 
 
 def _allowed_of_any() -> int:

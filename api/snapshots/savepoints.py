@@ -14,6 +14,8 @@ import pyarrow as pa
 from api.snapshots.frames import batches_of, is_frame, is_spark, quoted
 from api.snapshots.opening import outside_of, target_of
 from api.snapshots.snapshot import Snapshot
+from barriers.jobgraph import with_uids
+from barriers.sinklog import COMMITTABLES
 from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
 from statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
@@ -112,7 +114,8 @@ class Savepoint:
         return replace(self, _base=base, _states=tuple(state for state in self._states if state.uid != uid))
 
     def without_state(self, uid: str, state: str) -> Savepoint:
-        """All but one state of an operator."""
+        """All but one state of an operator. Raises InvalidConfigError for the output that a sink has yet to commit."""
+        _refuse_committables(uid, state, state)
         return replace(self, _base=self._snapshot_part().without_state(uid, state))
 
     def with_operator_renamed(self, uid: str, to: str) -> Savepoint:
@@ -126,7 +129,10 @@ class Savepoint:
         return replace(self, _base=base, _states=states)
 
     def with_state_renamed(self, uid: str, state: str, to: str) -> Savepoint:
-        """A state of an operator under another name. Raises InvalidConfigError if there is one of that name, and for timers."""
+        """A state of an operator under another name.
+
+        Raises InvalidConfigError if there is one of that name, for timers, and for the output that a sink has yet to commit."""
+        _refuse_committables(uid, state, state, to)
         if to in (EVENT_TIMERS, PROCESSING_TIMERS):
             raise InvalidConfigError(f"operator {uid!r}: {to!r} is the name of its timers", operator=uid, state=state)
         return replace(self, _base=self._snapshot_part().with_state_renamed(uid, state, to))
@@ -253,7 +259,9 @@ class Savepoint:
             return Snapshot._of(write_savepoint(self._prepared_states(), self._shape, place.storage, place.folder))
         place = outside_of(self._base.snapshot.location, target)
         self._check_added(self._base)
-        return Snapshot._of(write_arranged(self._base, self._prepared_states(), self._shape, place.storage, place.folder))
+        graph = with_uids(self._base.snapshot.metadata.graph, self._base.renamed_operators)
+        states = self._prepared_states()
+        return Snapshot._of(write_arranged(self._base, states, self._shape, place.storage, place.folder, graph=graph))
 
     def _check_added(self, base: Arrangement) -> None:
         """Raises InvalidConfigError unless the max parallelism of operators that are added is known."""
@@ -290,6 +298,16 @@ def filled_by(function: Callable[[Savepoint], Any], name: str, empty: Savepoint)
             f"{name} must return the Savepoint with its states, not {type(filled).__name__}", setting="function"
         )
     return filled
+
+
+def _refuse_committables(uid: str, state: str, *names: str) -> None:
+    if COMMITTABLES in names:
+        raise InvalidConfigError(
+            f"operator {uid!r}: {COMMITTABLES!r} is output that a sink has staged and not yet committed; it is found by this name "
+            "alone, and goes with its operator: without_operator loses it",
+            operator=uid,
+            state=state,
+        )
 
 
 def _check_frame(uid: str, state: str, frame: Any) -> None:

@@ -24,7 +24,9 @@ from statebackends.storage.operations import (
 
 
 class OverlayStorage:
-    """The state directory, and places beside it by absolute path. Knows the operations of a coordinator, and no others."""
+    """The state directory, and places beside it by absolute path. Knows the operations of a coordinator.
+
+    Raises NotImplementedError for all others, which ends the run: an error of ours a checker would take for the product's."""
 
     def __init__(self, world: WorldView) -> None:
         self._world = world

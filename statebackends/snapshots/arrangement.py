@@ -107,6 +107,11 @@ class Arrangement:
         stored = states_of(self.snapshot.operator(kept.source))
         return {name: renamed(stored[own].meta, name) for name, own in kept.states.items()}
 
+    @property
+    def renamed_operators(self) -> dict[str, str]:
+        """Uid in the snapshot -> another one in the savepoint."""
+        return {kept.source: uid for uid, kept in self.operators.items() if kept.source != uid}
+
     def described(self) -> Iterator[str]:
         """What differs from the snapshot, a few words each."""
         kept = {operator.source: (uid, operator) for uid, operator in self.operators.items()}

@@ -25,7 +25,7 @@ from statebackends.handles import (
 )
 from statebackends.keyedtables import KEY_GROUP, STATE_METADATA, VALUE
 from statebackends.keygroups import operator_id
-from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
+from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.arrangement import renamed
 from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
@@ -47,6 +47,8 @@ Change: TypeAlias = Callable[[Batches, pa.Schema], Batches]
 """The rows that a state has, and its schema, to the rows that it is to have; both as a stream."""
 
 CANONICAL = "parquet"
+EDITED_PROPERTY = "edited"
+"""Of the savepoint: what was done, for people."""
 
 
 def edit_snapshot(
@@ -76,17 +78,20 @@ def edit_snapshot(
             operators.append(rewriting.operator())
             reader.forget()
         edited = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
-        properties = {name: value for name, value in source.metadata.properties.items() if name != NATIVE_PROPERTY}
-        metadata = msgspec.structs.replace(
-            source.metadata,
-            kind="savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind,
-            operators=tuple(operators),
-            properties={**properties, "edited": edited},
-        )
-        edited_snapshot = StoredSnapshot(metadata, storage, folder)
-        check_contents(edited_snapshot)  # what nobody could open is not to be left to its user
-        target.finish(METADATA_NAME, encode_metadata(metadata))
-    return edited_snapshot
+        return finish_edited(msgspec.structs.replace(source.metadata, operators=tuple(operators)), edited, target, storage, folder)
+
+
+def finish_edited(metadata: SnapshotMetadata, edited: str, target: ClaimedFolder, storage: Storage, folder: str) -> StoredSnapshot:
+    """Make the folder a canonical savepoint: write `_metadata`, that of the snapshot with the operators which the folder has.
+
+    `edited`: what was done, for people. Raises CorruptStateError for what nobody could open: it is not to be left to its user."""
+    properties = {name: value for name, value in metadata.properties.items() if name != NATIVE_PROPERTY}
+    kind = "savepoint" if metadata.kind == "checkpoint" else metadata.kind
+    properties |= {EDITED_PROPERTY: edited} if edited else {}
+    written = StoredSnapshot(msgspec.structs.replace(metadata, kind=kind, properties=properties), storage, folder)
+    check_contents(written)
+    target.finish(METADATA_NAME, encode_metadata(written.metadata))
+    return written
 
 
 def named_schema(schema: pa.Schema, meta: StateMeta) -> pa.Schema:

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from statebackends.handles import OperatorState, OperatorSubtaskState
 from statebackends.keyedtables import KEY_GROUP
-from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
-from statebackends.snapshot import METADATA_NAME
 from statebackends.snapshots.arrangement import Arrangement, KeptOperator, renamed
 from statebackends.snapshots.bootstrapping import AnyState, NewState, Shape, grouped, new_operator
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
-from statebackends.snapshots.editing import Batches, OperatorRewriting, layout_of, named_schema
+from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from statebackends.snapshots.editing import Batches, OperatorRewriting, finish_edited, layout_of, named_schema
 from statebackends.snapshots.parts import PartReader
 from statebackends.snapshots.rows import state_batches
 from statebackends.snapshots.tablefiles import TableFiles
 from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
 from statebackends.storage.operations import Storage
-
-PROPERTY = "edited"
-"""Of the savepoint: what was done, for people."""
 
 
 def shape_of(arrangement: Arrangement, uid: str, shape: Shape) -> Shape:
@@ -38,13 +34,19 @@ def shape_of(arrangement: Arrangement, uid: str, shape: Shape) -> Shape:
 
 
 def write_arranged(
-    arrangement: Arrangement, added: Sequence[AnyState], shape: Shape, storage: Storage, folder: str
+    arrangement: Arrangement,
+    added: Sequence[AnyState],
+    shape: Shape,
+    storage: Storage,
+    folder: str,
+    *,
+    graph: dict[str, Any] | None,
 ) -> StoredSnapshot:
     """Write what is kept and what is added into a folder that is new or empty.
 
-    `shape`: of operators that the snapshot does not have; states that are added to others are laid out by `shape_of`. Raises
-    InvalidConfigError for a state that is there already, and as `write_savepoint` and `edit_snapshot` do; then the folder is as
-    it was."""
+    `graph`: the job's graph with the operators' new uids. `shape`: of operators that the snapshot does not have; states that are
+    added to others are laid out by `shape_of`. Raises InvalidConfigError for a state that is there already, and as
+    `write_savepoint` and `edit_snapshot` do; then the folder is as it was."""
     source = arrangement.snapshot
     by_operator = grouped(added, {uid: list(arrangement.metas(uid).values()) for uid in arrangement.operators})
     places = {kept.source: uid for uid, kept in arrangement.operators.items()}
@@ -57,16 +59,10 @@ def write_arranged(
         ]
         operators += [writing.new(uid, own) for uid, own in sorted(by_operator.items()) if uid not in arrangement.operators]
         metadata = msgspec.structs.replace(
-            source.metadata,
-            kind="savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind,
-            operators=tuple(operators),
-            external=_external(arrangement),
-            properties=_properties(arrangement, added),
+            source.metadata, operators=tuple(operators), external=_external(arrangement), graph=graph
         )
-        written = StoredSnapshot(metadata, storage, folder)
-        check_contents(written)
-        target.finish(METADATA_NAME, encode_metadata(metadata))
-    return written
+        edited = [*arrangement.described(), *(f"{state.uid}.{state.meta.name} added" for state in added)]
+        return finish_edited(metadata, "; ".join(edited), target, storage, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +123,3 @@ def _external(arrangement: Arrangement) -> tuple[str, ...]:
         for subtask in operator.subtasks:
             named[operator.uid in kept].update(subtask.external)
     return tuple(entry for entry in metadata.external if entry not in named[False] - named[True])
-
-
-def _properties(arrangement: Arrangement, added: Sequence[AnyState]) -> dict[str, str]:
-    stored = arrangement.snapshot.metadata.properties
-    said = [*arrangement.described(), *(f"{state.uid}.{state.meta.name} added" for state in added)]
-    kept = {name: value for name, value in stored.items() if name != NATIVE_PROPERTY}
-    return {**kept, PROPERTY: "; ".join(said)} if said else kept

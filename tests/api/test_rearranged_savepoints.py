@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from barriers.jobgraph import JobGraph, with_uids
+from barriers.sinklog import LogPosition
 from statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError
 from statebackends.factory import BackendKind, create_keyed_backend
 from statebackends.generationrows import GenerationRows
@@ -236,6 +238,7 @@ def test_operator_state_is_added_and_renamed(tmp_path: Path) -> None:
     assert {state.kind for state in written.states(UID).values()} >= {"operator_union", "operator_list", "operator_broadcast"}
 
 
+COMMITTED = OperatorListStateDescriptor("committables")
 Step = Callable[[hf.Savepoint], hf.Savepoint]
 NUMBERS = pa.table({"key": [1], "value": [1]})
 ONE = pa.table({"key": ["a"], "value": [1]})
@@ -252,6 +255,14 @@ REFUSED: list[tuple[str, Step, type[HoldfastError], str]] = [
         InvalidConfigError,
         "is the name of its timers",
     ),
+    (
+        "a sink's output renamed",
+        lambda s: s.with_operator_state("out", COMMITTED, [b"1"]).with_state_renamed("out", "committables", "x"),
+        InvalidConfigError,
+        "output that a sink has staged and not yet committed",
+    ),
+    ("a sink's output taken out", lambda s: s.without_state(UID, "committables"), InvalidConfigError, "without_operator loses it"),
+    ("to be a sink's output", lambda s: s.with_state_renamed(UID, "positions", "committables"), InvalidConfigError, "by this name"),
     ("empty uid", lambda s: s.with_operator_renamed(UID, ""), InvalidConfigError, "must not be empty"),
     (
         "uid of added states",
@@ -319,3 +330,58 @@ def test_the_job_that_declares_the_new_names_takes_it(tmp_path: Path) -> None:
     assert fitted.operators["totals"].max_parallelism == 64
     report = env.preflight(tmp_path / "fitted")
     assert report.fits, report.refusals
+
+
+def sink_job(path: Path, sink: str) -> hf.Environment:
+    env = hf.Environment("sinks")
+    schema = pa.schema([("user", pa.string())])
+    rows = env.from_source(hf.GeneratorSource(lambda numbers: pa.RecordBatch.from_pydict({}), 1, schema)).uid("rows")
+    rows.sink_to(hf.ParquetSink(str(path), sink_id="out")).uid(sink)
+    return env
+
+
+def of_sink_job(tmp_path: Path) -> hf.Snapshot:
+    """A savepoint of an older Holdfast, whose committer did not say where its log is: that is in the graph alone."""
+    graph = msgspec.to_builtins(sink_job(tmp_path / "old", "out").build().graph)
+    entry = msgspec.msgpack.encode(LogPosition(1, 1, 1, "owner", "0" * 32))
+    written = (
+        hf.Savepoint.create(max_parallelism=1)
+        .with_operator_state("out-committer", OperatorListStateDescriptor("committables"), [entry])
+        .write(tmp_path / "source")
+    )
+    Path(written.location, "_metadata").write_bytes(encode_metadata(msgspec.structs.replace(written.metadata, graph=graph)))
+    return hf.Snapshot(written.location)
+
+
+def test_a_sink_that_is_renamed_is_judged_by_the_place_of_its_old_uid(tmp_path: Path) -> None:
+    source = of_sink_job(tmp_path)
+    savepoint = hf.Savepoint.from_snapshot(source).with_operator_renamed("out-committer", "rows-out-committer")
+    renamed = savepoint.write(tmp_path / "new")
+    for env, snapshot in ((sink_job(tmp_path / "x", "out"), source), (sink_job(tmp_path / "x", "rows-out"), renamed)):
+        (refusal,) = env.preflight(snapshot.location).refusals
+        assert refusal.kind == "SinkMovedError"
+        assert str(tmp_path / "old") in refusal.message
+
+
+def test_the_graph_calls_operators_as_the_savepoint_does(tmp_path: Path) -> None:
+    source = of_sink_job(tmp_path)
+    renamed = hf.Savepoint.from_snapshot(source).with_operator_renamed("out-committer", "rows").write(tmp_path / "renamed")
+    assert source.metadata.graph is not None
+    before, graph = (msgspec.convert(each.metadata.graph, JobGraph) for each in (source, renamed))
+    (committer,) = [each for vertex in graph.vertices for each in vertex.operators if each.uid == "rows"]
+    assert (committer.operator_id, committer.kind, committer.sink_id) == (operator_id("rows"), "sink_committer", "out")
+    assert committer.operator_id == renamed.metadata.operators[0].operator_id
+    ids = {vertex.vertex_id for vertex in graph.vertices}
+    assert len(ids) == len(before.vertices), "the source, whose uid the committer has now, is called by its id"
+    assert {end for edge in graph.edges for end in (edge.source, edge.target)} <= ids
+    uids = {each.uid for vertex in graph.vertices for each in vertex.operators}
+    assert {operator_id("rows"), "rows", "out"} == uids
+    assert {edge.source_operator for edge in graph.edges} <= uids
+    assert all(operator_id(each.uid) == each.operator_id for vertex in graph.vertices for each in vertex.operators)
+    back = hf.Savepoint.from_snapshot(renamed).with_max_parallelism(2).write(tmp_path / "same")
+    assert back.metadata.graph == renamed.metadata.graph
+
+
+def test_a_graph_that_is_none_stays_as_it_is() -> None:
+    for graph in (None, {}, {"vertices": 5}):
+        assert with_uids(graph, {"a": "b"}) == graph

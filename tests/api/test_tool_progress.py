@@ -10,11 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import holdfast as hf
 from api import console
+from api.preflight import preflight_offline
 from api.snapshots.progress import ProgressLine, progress_line
-from statebackends.snapshots.work import noted
+from barriers.jobgraph import Submission
+from operators.pipelines import build_environment, load_function
+from statebackends.snapshots.work import Work, noted
 from tests.statebackends.snapshot_harness import SOME, write
 
 
@@ -128,6 +133,36 @@ def test_every_tool_shows_it_on_a_terminal_and_never_with_json(tmp_path: Path, t
     targets = [] if tool == "verify" else [str(tmp_path / "b")]
     _, shown = on_terminal("snapshot", tool, location, *targets, *more.get(tool, []), "--json")
     assert shown == ""
+
+
+_JOB = """
+import pyarrow as pa
+import holdfast as hf
+
+def job(env):
+    schema = pa.schema([("user", pa.string())])
+    rows = env.from_source(hf.GeneratorSource(lambda numbers: pa.RecordBatch.from_pydict({}), 1, schema)).uid("rows")
+    states = [hf.ValueStateDescriptor("n", int)]
+    rows.key_by("user").process(lambda value, ctx, out: None, states=states).uid("totals").sink_to(hf.Blackhole()).uid("out")
+"""
+
+
+def test_a_preflight_shows_what_it_reads_and_nothing_with_json(tmp_path: Path) -> None:
+    rows = pa.table({"key": [f"user-{number}" for number in range(300_000)], "value": range(300_000)})
+    savepoint = hf.Savepoint.create(max_parallelism=128).with_state("totals", hf.ValueStateDescriptor("n", int), rows)
+    location = savepoint.write(tmp_path / "savepoint").location
+    (tmp_path / "mine.py").write_text(_JOB)
+    out, shown = on_terminal("preflight", location, f"{tmp_path}/mine.py:job")
+    assert out.endswith("fits\n")
+    assert "\r\x1b[Kholdfast: preflight: " in shown
+    assert shown.endswith("\r\x1b[K")
+    _, shown = on_terminal("preflight", location, f"{tmp_path}/mine.py:job", "--json")
+    assert shown == ""
+    work = Work()
+    with noted(work):
+        environment = build_environment(load_function(f"{tmp_path}/mine.py:job", "job")[0], "mine.py:job", "job", parallelism=None)
+        assert preflight_offline(Submission(environment.build().graph, restore=location), None).fits
+    assert work.size >= sum(path.stat().st_size for path in Path(location).iterdir())
 
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(tmp_path: Path) -> None:

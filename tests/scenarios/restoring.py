@@ -12,6 +12,7 @@ from statebackends.keygroups import operator_id
 from statebackends.metadata import SnapshotMetadata
 from tests.scenarios.outcome import Failed, Outcome, Passed
 from tests.scenarios.tables import UnparsedError
+from tests.statebackends.foreign_tables import savepoint_of
 
 UID = "count"
 STATE = StateMeta("counts", "value", "int64", "utf8")
@@ -40,17 +41,7 @@ def check_restore_max_parallelism(case: str, expected: str) -> Outcome:
 def snapshot(max_parallelism: int) -> SnapshotMetadata:
     handle = KeyedStateHandle(KeyGroupRange(0, max_parallelism), "arrow", (STATE,), (InlineHandle(b"ARROW1x ARROW1"),))
     state = OperatorState(UID, operator_id(UID), UID, 1, max_parallelism, (OperatorSubtaskState(keyed=(handle,)),))
-    return SnapshotMetadata(
-        job_id="0" * 32,
-        job_name="job",
-        checkpoint_id=1,
-        kind="savepoint",
-        attempt=1,
-        epoch=1,
-        trigger_timestamp_ms=0,
-        completion_timestamp_ms=0,
-        operators=(state,),
-    )
+    return savepoint_of(state)
 
 
 def graph(max_parallelism: int, *, explicit: bool) -> JobGraph:

@@ -20,21 +20,16 @@ from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfig
 from statebackends.factory import BackendKind, create_keyed_backend
 from statebackends.generationrows import GenerationRows
 from statebackends.generations import Generations
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import operator_id
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
+from statebackends.handles import KeyedStateHandle, StateMeta
 from statebackends.rowrules import RowRules
 from statebackends.serializers import TypeSpec
 from statebackends.state import ColumnAggregate, ColumnarStateDescriptor, StateDescriptor
 from statebackends.statecodec import state_meta
-from statebackends.storage.checksums import checksum_of
 from statebackends.storage.local import LocalStorage
 from statebackends.tablesources import timer_meta
+from tests.statebackends.foreign_tables import GROUPS, KEY, describe_table
 from tests.statebackends.snapshot_harness import KINDS
 
-KEY = KeyType.of(str)
-GROUPS = KeyGroupRange(0, 8)
 TIMERS = "_event_time_timers"
 Columns = dict[str, Any]
 
@@ -86,21 +81,7 @@ def foreign(tmp_path: Path, descriptor: StateDescriptor | None, columns: Columns
     folder = tmp_path / "savepoint-1"
     folder.mkdir()
     pq.write_table(pa.table(arrays), folder / "rows.parquet")
-    data = (folder / "rows.parquet").read_bytes()
-    handle = KeyedStateHandle(GROUPS, "parquet", (meta,), (FileHandle("rows.parquet", len(data), checksum_of(data)),))
-    operator = OperatorState("op", operator_id("op"), "op", 1, 8, (OperatorSubtaskState((handle,)),))
-    metadata = SnapshotMetadata(
-        job_id="0" * 32,
-        job_name="job",
-        checkpoint_id=1,
-        kind="savepoint",
-        attempt=1,
-        epoch=1,
-        trigger_timestamp_ms=0,
-        completion_timestamp_ms=0,
-        operators=(operator,),
-    )
-    (folder / "_metadata").write_bytes(encode_metadata(metadata))
+    handle = describe_table(folder / "rows.parquet", "parquet", meta)
     return Foreign(folder, meta.name, () if descriptor is None else (descriptor,), handle)
 
 

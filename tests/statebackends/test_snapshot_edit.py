@@ -400,6 +400,14 @@ def test_what_may_be_cast_to_values_that_are_decimals(found: pa.DataType, text: 
         assert fitted(pa.array([None], found), spec.arrow_type, spec.shape).type == spec.arrow_type
 
 
+def test_a_dictionary_is_judged_before_each_value_gets_bytes_of_its_own() -> None:
+    """50,000 values of 300 kB: what a cast to the dictionary's own type would take first."""
+    numbers, wide = pa.array([0] * 50_000, pa.int32()), pa.array([b"x" * 300_000], pa.binary(300_000))
+    for values in (wide, wide.cast(pa.binary()), pa.array([["x" * 300_000]])):
+        with pytest.raises(ValueError, match=r"it is dictionary<.* and has to be int64"):
+            fitted(pa.DictionaryArray.from_arrays(numbers, values), pa.int64())
+
+
 # ---------------------------------------------------------------------------------------------------------- delta runs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statebackends import unpacking
+from statebackends import parquetpages, unpacking
 from statebackends.arrowblocks import blocks_of
 from statebackends.errors import CorruptStateError, InvalidConfigError
 from statebackends.handles import KeyGroupRange
@@ -81,6 +82,9 @@ PACKED = {
     "a buffer": arrow(pa.table({"v": [LARGE]})),
     "zeros": arrow(pa.table({"v": np.zeros(4_000_000, np.int64)})),
     "rows of nothing": arrow(pa.table({"v": pa.nulls(10_000_000)})),
+    "nothing many times in a list": arrow(
+        pa.table({"v": pa.ListArray.from_arrays(pa.array([0, 10_000_000], pa.int32()), pa.nulls(10_000_000))})
+    ),
 }
 
 
@@ -92,8 +96,13 @@ def test_arrow_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(name: s
 
 @pytest.mark.parametrize(
     "column",
-    [repeated("x" * 10_000, 20_000), repeated("x" * 10_000, 20_000).cast(pa.utf8()).cast(pa.string_view())],
-    ids=["dictionary", "views"],
+    [
+        repeated("x" * 10_000, 20_000),
+        repeated(pa.scalar(b"x" * 10_000, pa.binary(10_000)), 20_000),
+        repeated(["x" * 10_000], 20_000),
+        repeated("x" * 10_000, 20_000).cast(pa.utf8()).cast(pa.string_view()),
+    ],
+    ids=["dictionary", "dictionary of fixed size", "dictionary of lists", "views"],
 )
 def test_arrow_of_one_value_many_times_is_refused_before_each_gets_its_own(column: pa.Array) -> None:
     data = arrow(pa.table({"key_group": pa.array(np.zeros(len(column), np.int32)), "value": column}), "lz4")
@@ -101,6 +110,63 @@ def test_arrow_of_one_value_many_times_is_refused_before_each_gets_its_own(colum
     if data.size < 100_000:  # views are written out by some versions of Arrow
         with pytest.raises(ValueError, match="bytes that unpack to more than"):
             list(file.batches())
+
+
+def with_footer(data: pa.Buffer, old: bytes, new: bytes) -> pa.Buffer:
+    """A Parquet file whose footer says something else in its last such place."""
+    start = data.size - 8 - int.from_bytes(data[data.size - 8 : data.size - 4].to_pybytes(), "little")
+    footer = data[start:].to_pybytes()
+    place = footer.rindex(old)
+    return pa.py_buffer(data[:start].to_pybytes() + footer[:place] + new + footer[place + len(old) :])
+
+
+def test_a_column_that_is_another_one_in_its_schema_is_refused() -> None:
+    """Its bytes are counted by what it is, and a reader goes by the schema."""
+    texts = parquet(pa.table({"v": repeated("x" * 10_000, 20_000), "w": ["small"] * 20_000}))
+    column_type, path = b"\x15%b\x19", b"\x19\x18\x01%b"  # fields 1 and 3 of ColumnMetaData
+    for name, damaged in {
+        "v": with_footer(texts, path % b"v", path % b"w"),
+        "w": with_footer(texts, column_type % b"\x0c", column_type % b"\x04"),
+    }.items():
+        with pytest.raises(ValueError, match=f"column '{name}' is another one in its schema"):
+            check_parquet(pa.BufferReader(damaged))
+
+
+def parquet_of_footer(footer: bytes) -> pa.BufferReader:
+    return pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+def test_flags_in_a_list_have_a_byte_each() -> None:
+    assert parquetpages._Compact(b"\x19\x21\x01\x02\x15\x04\x00").struct() == {1: [True, False], 2: 2}
+    lists = b"\xf1\xa0\x1f" * 2_000  # each says that 4,000 flags follow
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="type 0"):
+        row_groups_of(parquet_of_footer(b"\x19\xf9\xd0\x0f" + lists))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * MIB
+
+
+def test_a_footer_longer_than_any_state_needs_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ValueError, match="not a Parquet file"):
+        row_groups_of(parquet_of_footer(b"\0" * (16 * MIB + 1)))
+
+
+def test_columns_that_overlap_are_refused() -> None:
+    """Each would be read from its beginning to its end, however many there are."""
+    data = parquet(pa.table({"v": np.arange(100_000)}), use_dictionary=False, compression="none")
+    (group,) = row_groups_of(pa.BufferReader(data))
+    length = _zigzag(group.chunks[0].length)
+    with pytest.raises(ValueError, match="columns are longer than it is"):
+        row_groups_of(pa.BufferReader(with_footer(data, b"\x16" + length + b"\x26", b"\x16" + _zigzag(data.size + 1) + b"\x26")))
+
+
+def _zigzag(number: int) -> bytes:
+    found, left = bytearray(), number << 1
+    while left >= 128:
+        found.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*found, left])
 
 
 def test_a_restore_refuses_it_by_name() -> None:
