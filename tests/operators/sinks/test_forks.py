@@ -50,6 +50,16 @@ def moved(job: MiniJob, snapshot: Snapshot, *, job_id: str = "job-a", ends: bool
     return new
 
 
+def forget_places(savepoint: Snapshot) -> None:
+    """As an older Holdfast stored it."""
+    nameless = []
+    for entry in savepoint.committer:
+        fields = msgspec.msgpack.decode(entry)
+        del fields["place"]
+        nameless.append(msgspec.msgpack.encode(fields))
+    savepoint.committer = nameless
+
+
 def elsewhere(job: MiniJob) -> MortalStorage:
     return job.stores[ELSEWHERE]
 
@@ -142,12 +152,7 @@ def test_entries_of_a_place_that_nobody_knows_are_given_up_and_no_reason_to_fail
     """A snapshot of an older Holdfast whose log was empty of staged files and whose graph is not stored."""
     job = job_at(1)
     savepoint = savepoint_of(job)
-    nameless = []
-    for entry in savepoint.committer:
-        fields = msgspec.msgpack.decode(entry)
-        del fields["place"]
-        nameless.append(msgspec.msgpack.encode(fields))
-    savepoint.committer = nameless
+    forget_places(savepoint)
     new = moved(job, savepoint, ends=False)
     new.properties = {FORK_PROPERTY: msgspec.to_builtins(SinkFork())}
     new.start()
@@ -197,15 +202,9 @@ def test_without_the_coordinator_s_word_a_sink_elsewhere_still_loses_nothing() -
 
 
 def test_a_state_without_places_is_of_the_place_that_the_coordinator_names() -> None:
-    """As an older Holdfast stored it."""
     job = job_at(1)
     savepoint = savepoint_of(job)
-    nameless = []
-    for entry in savepoint.committer:
-        fields = msgspec.msgpack.decode(entry)
-        del fields["place"]
-        nameless.append(msgspec.msgpack.encode(fields))
-    savepoint.committer = nameless
+    forget_places(savepoint)
     new = moved(job, savepoint, ends=True)
     new.start()
     assert committed(job.storage) == list(range(6))
