@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,7 +53,7 @@ def preflight_offline(submission: Submission, state_dir: str | None) -> Prefligh
 
 
 def _judge(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
-    flow = preflight(identify_job(submission), submission, external=external)
+    flow = preflight(identify_job(submission), submission, external=external, now_ms=int(time.time() * 1_000))
     return run_flow(flow, _NotedStorage(storage))
 
 

@@ -44,7 +44,10 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
         if sink.may_repeat:
             console.show_line(f"may repeat: output of sink {sink.sink_id!r} (operator {sink.operator!r})")
         if sink.is_moved:
-            places = f"writes to {sink.path}, no longer to {sink.stored_path or 'where it was'}"
+            before = sink.stored_path or "where it was"
+            if sink.stored_id not in (None, sink.sink_id):
+                before += f" as sink {sink.stored_id!r}"
+            places = f"writes to {sink.path}, no longer to {before}"
             console.show_line(f"elsewhere: sink {sink.sink_id!r} (operator {sink.operator!r}) {places}")
     for note in report.notes:
         console.show_line(f"note: {note}")

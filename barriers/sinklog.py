@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE, decode_json, decode_msgpack
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from statebackends.decoding import UNDECODABLE, decode_msgpack, decode_versioned
+from statebackends.errors import CorruptStateError
 
 LOG_VERSION = 1
 
@@ -129,19 +129,8 @@ LogEntry: TypeAlias = OwnerEntry | CommitEntry
 
 def decode_entry(data: bytes, path: str) -> LogEntry:
     """Raises CorruptStateError, UnsupportedVersionError."""
-    try:
-        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
-        if version != LOG_VERSION:
-            raise UnsupportedVersionError(
-                f"{path}: sink log version {version}, this version reads {LOG_VERSION}",
-                path=path,
-                version=version,
-                supported=LOG_VERSION,
-            )
-        entry: LogEntry = decode_json(data, cast(Any, LogEntry))
-        return entry
-    except UNDECODABLE as error:
-        raise CorruptStateError(f"{path}: not an entry of a sink's log: {error}", path=path, reason=str(error)) from error
+    entry: LogEntry = decode_versioned(data, cast(Any, LogEntry), path, supported=LOG_VERSION, what="an entry of a sink's log")
+    return entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.ownership import STARTING_MS_MAX, refuse_to_give, refuse_to_return
+from coordinator.ownership import refuse_to_give, refuse_to_return
 from coordinator.publication import Completed, RecordedJob, decode_decision, derive_shared_garbage
 from coordinator.records import (
     CLAIM,
@@ -32,6 +32,7 @@ from coordinator.snapshots import rebase
 from coordinator.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
 from statebackends.errors import (
     CorruptStateError,
+    HoldfastError,
     InvalidConfigError,
     NotFoundError,
     ObjectMissingError,
@@ -182,7 +183,7 @@ def _speaks_of(standing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
         seen = (yield StatFile(f"{standing.folder}/{probe}")) is not None
     except InvalidConfigError:
         seen = False
-    except StorageUnavailableError:
+    except HoldfastError:
         yield DeleteFile(f"{folder}/{probe}")
         raise
     yield DeleteFile(f"{folder}/{probe}")
@@ -197,9 +198,9 @@ def give_back(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[No
     yield from _at_owner(standing, folder, _write_return(standing, taker, folder))
 
 
-def check_returnable(standing: OwnerRecord, folder: str) -> Flow[None]:
-    """Raise SnapshotClaimedError where `give_back` would, as far as reading tells: a start may be under way."""
-    yield from _at_owner(standing, folder, _read_holder(standing, folder, STARTING_MS_MAX))
+def check_returnable(standing: OwnerRecord, folder: str, now_ms: int) -> Flow[None]:
+    """Raise SnapshotClaimedError where `give_back` would now, by the wall clock; reads only."""
+    yield from _at_owner(standing, folder, _read_holder(standing, folder, now_ms))
 
 
 def _at_owner(standing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
@@ -221,12 +222,12 @@ def _holds_directory(nonce: str) -> Flow[bool]:
     return content is not None and decode_nonce(content) == nonce
 
 
-def _read_holder(standing: OwnerRecord, folder: str, age_ms: int) -> Flow[RecordedJob]:
+def _read_holder(standing: OwnerRecord, folder: str, now_ms: int) -> Flow[RecordedJob]:
     """The job that owns a snapshot, which does not need it. Paths are relative to its state directory."""
     if not (yield from _holds_directory(standing.directory)):
         raise _claimed(standing, folder, f"its records are not at {standing.root} any more")
     job = yield from read_job(JobPaths(standing.job_id))
-    reason = "" if standing.nonce in job.returned else refuse_to_return(job, standing.nonce, age_ms)
+    reason = "" if standing.nonce in job.returned else refuse_to_return(job, standing.nonce, now_ms - standing.created_ms)
     if reason:
         raise _claimed(standing, folder, reason)
     return job
@@ -234,7 +235,7 @@ def _read_holder(standing: OwnerRecord, folder: str, age_ms: int) -> Flow[Record
 
 def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
     for _ in range(CLAIM_TRIES_MAX):
-        job = yield from _read_holder(standing, folder, taker.created_ms - standing.created_ms)
+        job = yield from _read_holder(standing, folder, taker.created_ms)
         if standing.nonce in job.returned:
             return
         record = VoidRecord(

@@ -30,8 +30,10 @@ class Ownership:
     notes: tuple[str, ...] = ()
 
 
-def examine_owner(job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata) -> Flow[Ownership]:
-    """Who owns the snapshot, and whether that lets this job start from it, and claim it if it asks for that."""
+def examine_owner(
+    job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, now_ms: int
+) -> Flow[Ownership]:
+    """Who owns the snapshot, and whether that lets this job start from it, and claim it if it asks for that. By the wall clock."""
     if not is_absolute_folder(base.folder):
         return Ownership()
     if base.claim:  # claimed by an older submission, and still needed
@@ -45,7 +47,7 @@ def examine_owner(job: RecordedJob, submission: Submission, base: RestorePoint, 
         return Ownership(notes=(f"who owns the snapshot can't be read: {error.message}",))
     directory = yield from _directory_nonce()
     if owner is not None:
-        mine = OwnerRecord(job.job_id, directory or owner.directory, "")
+        mine = OwnerRecord(job.job_id, directory or owner.directory, "", now_ms)
         return (yield from _judge_owner(owner, mine, base.folder, derive_releases(job), claims=claims))
     if claims:
         yield from _check_foreign(base.folder, job.job_id, directory)
@@ -72,16 +74,16 @@ def _judge_owner(
         check_owner(owner, mine, folder)
     except SnapshotClaimedError:
         if claims:
-            return (yield from _judge_claim(owner, folder))
+            return (yield from _judge_claim(owner, folder, mine.created_ms))
         who = f"job {owner.job_id} owns the snapshot" if owner.job_id else "the snapshot is being deleted by its user"
         return Ownership(owner.job_id, notes=(f"{who}: it may be gone before it is restored",))
     return Ownership(owner.job_id)
 
 
-def _judge_claim(owner: OwnerRecord, folder: str) -> Flow[Ownership]:
+def _judge_claim(owner: OwnerRecord, folder: str, now_ms: int) -> Flow[Ownership]:
     """Whether a snapshot that another job owns can be claimed: if that needs it no more."""
     try:
-        yield from check_returnable(owner, folder)
+        yield from check_returnable(owner, folder, now_ms)
     except SnapshotClaimedError as error:
         return Ownership(owner.job_id, (Refusal.of(error),))
     note = f"job {owner.job_id}, which had claimed the snapshot, has no checkpoint since and needs it no more: it is given back"

@@ -22,6 +22,7 @@ from coordinator.jobmaster import JobMaster
 from coordinator.jobservice import JobService
 from coordinator.leadership import OtherLeader, find_leader, open_directory
 from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
+from coordinator.preflight import PreflightReport
 from coordinator.records import JobPaths, RestorePoint, is_job_id
 from coordinator.recovering import RecoveryQueue
 from coordinator.registry import JobRegistry
@@ -29,7 +30,7 @@ from coordinator.running import Clock, FlowRunner, Owner
 from coordinator.store import list_jobs, read_job
 from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
 from statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
-from statebackends.storage.operations import InParallel, Operation, StatFile, Storage, drive, perform
+from statebackends.storage.operations import Flow, InParallel, Operation, StatFile, Storage, drive, perform
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +262,10 @@ class JobHost:
 
     # ---------------------------------------------------------------------------------------------------- submission
 
+    def preflight(self, submission: Submission) -> Flow[PreflightReport]:
+        """Judge a submission without changing anything, as a start would now."""
+        return preflight(identify_job(submission), submission, now_ms=self._clock.wall_ms())
+
     def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
         """Start a job, or replace the running submission of its name; errors as `interface.Coordinator.submit`."""
         job_id = identify_job(submission)
@@ -271,7 +276,7 @@ class JobHost:
         repeated = newest is not None and submission.driver_nonce and newest.submission.driver_nonce == submission.driver_nonce
         if repeated and newest is not None and current is not None and current.submission == newest.number:
             return self._accepted(current, newest.base, newest.notes)
-        (yield from preflight(job_id, submission, recorded)).check()
+        (yield from preflight(job_id, submission, recorded, now_ms=self._clock.wall_ms())).check()
         if current is not None:
             yield from self._replace(current)
         try:

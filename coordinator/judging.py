@@ -123,15 +123,16 @@ def find_sinks(graph: JobGraph, *, repeats: Collection[str], moved: Iterable[Mov
         for operator in vertex.operators:
             if operator.sink_id:
                 found.setdefault(operator.sink_id, operator)
-    stored = {sink.sink_id: sink.stored for sink in moved}
+    elsewhere = {sink.sink_id: sink for sink in moved}
     return tuple(
         SinkFinding(
             sink_id,
             operator.uid,
             sink_id in repeats,
             path=operator.properties.get(PLACE_PROPERTY),
-            is_moved=sink_id in stored,
-            stored_path=stored.get(sink_id),
+            is_moved=sink_id in elsewhere,
+            stored_path=elsewhere[sink_id].stored if sink_id in elsewhere else None,
+            stored_id=elsewhere[sink_id].stored_id if sink_id in elsewhere else None,
         )
         for sink_id, operator in sorted(found.items())
     )

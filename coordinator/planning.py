@@ -10,11 +10,11 @@ import msgspec
 
 from barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
 from coordinator.events import CompletedCheckpoint
-from coordinator.examining import examine_owner
+from coordinator.examining import Ownership, examine_owner
 from coordinator.jobevents import JobSetup
-from coordinator.judging import find_sinks, judge_snapshot
+from coordinator.judging import Judgement, find_sinks, judge_snapshot
 from coordinator.ownership import derive_releases
-from coordinator.preflight import PreflightReport, Refusal, SnapshotFinding, gravest_first
+from coordinator.preflight import PreflightReport, Refusal, SkippedFinding, SnapshotFinding, gravest_first
 from coordinator.publication import (
     CheckpointFact,
     Completed,
@@ -25,8 +25,8 @@ from coordinator.publication import (
     derive_finishing,
 )
 from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
-from coordinator.resolving import FALLBACK_HINT, is_path, resolve_snapshot
-from coordinator.rewinding import find_rewind
+from coordinator.resolving import FALLBACK_HINT, deleted_error, is_path, resolve_snapshot
+from coordinator.rewinding import Rewind, find_rewind
 from coordinator.sinkforks import SinkJudgement, examine_sinks
 from coordinator.snapshots import damage_error, file_finding, find_missing_external, find_problems, load_snapshot
 from coordinator.stopping import derive_cut_off_stops
@@ -40,7 +40,12 @@ from statebackends.errors import (
     SnapshotClaimedError,
 )
 from statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from statebackends.metadata import SnapshotMetadata
+from statebackends.snapshot import SnapshotProblem
 from statebackends.storage.operations import Flow, ListFolder
+
+SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
+"""How the names of a snapshot's folder begin, below the folder that a user gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +89,35 @@ def check_graph(graph: JobGraph) -> None:
                 raise GraphError(f"uid {operator.uid!r} is given twice", operator=operator.uid)
             seen.add(operator.uid)
 
-SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
-"""How the names of a snapshot's folder begin, below the folder that a user gives."""
 
-
-def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True) -> Flow[SubmissionPlan]:
+def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True, now_ms: int = 0) -> Flow[SubmissionPlan]:
     """Resolve and judge the snapshot that a submission starts from; reads only.
 
     `checksums`: of a snapshot given by its path every byte is read; without, lengths alone are compared.
 
     Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
-    plan = yield from examine_submission(job, submission, checksums=checksums)
+    plan = yield from examine_submission(job, submission, checksums=checksums, now_ms=now_ms)
     plan.report.check()
     return plan
 
 
 def examine_submission(
-    job: RecordedJob, submission: Submission, *, external: bool = True, checksums: bool = True
+    job: RecordedJob, submission: Submission, *, external: bool = True, checksums: bool = True, now_ms: int = 0
 ) -> Flow[SubmissionPlan]:
     """As `plan_submission`, but what is wrong with the snapshot is in the report. `external`: relative paths can be looked up.
+    `now_ms`: wall clock; without it a claim whose submission is not on record counts as made just now.
 
     Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError where there is no snapshot to
     judge: none to go on from, or none whose `_metadata` can be read."""
-    if submission.fresh and submission.restore is not None:
-        raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
-    if submission.claim_mode is ClaimMode.CLAIM and (submission.restore is None or not is_path(submission.restore)):
-        raise InvalidConfigError(
-            "claim_mode=CLAIM is for restore=PATH: a job owns its own checkpoints anyway", setting="claim_mode"
-        )
+    _check_restore(submission)
     try:
         resolved = yield from resolve_snapshot(job, submission)
     except CorruptStateError as error:
         raise (yield from _explain_missing(job, submission, error)) from error
     base = resolved.base
     if base is None:
-        report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
-        graph = SinkJudgement().applied_to(submission.graph)
-        return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), None, job.last_checkpoint_id + 1, report)
-    metadata = yield from load_snapshot(base.folder)
+        return _begin_empty(job, submission)
+    metadata = yield from _load_base(job, base)
     judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
     forks = SinkJudgement()
     problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
@@ -129,41 +125,95 @@ def examine_submission(
         forks = yield from examine_sinks(job, submission, base, metadata, is_directory=external)
     if external:
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
-    ownership = yield from examine_owner(job, submission, base, metadata)
+    ownership = yield from examine_owner(job, submission, base, metadata, now_ms=now_ms)
     rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
-    sinks = find_sinks(submission.graph, repeats=rewind.sinks if rewind is not None else (), moved=forks.moved)
-    refusals = [*ownership.refusals, *judgement.refusals, *forks.refusals]
-    notes = [*judgement.notes, *ownership.notes, *forks.notes]
-    if problems:
-        refusals.append(Refusal.of(damage_error(base.folder, problems, hint="" if base.explicit else FALLBACK_HINT)))
-    if rewind is not None and submission.allow_output_repeat:
-        notes.append(rewind.error().message)
-    elif rewind is not None:
-        refusals.append(Refusal.of(rewind.error()))
-    report = PreflightReport(
-        job_id=job.job_id,
-        job_name=submission.graph.name,
-        snapshot=SnapshotFinding(
-            location=base.folder,
+    examined = _Examined(base, resolved.skipped, metadata, judgement, forks, tuple(problems), ownership, rewind)
+    report = examined.report(job.job_id, submission, external=external)
+    first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
+    graph = forks.applied_to(judgement.graph)
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first, report)
+
+
+def _check_restore(submission: Submission) -> None:
+    """Raise InvalidConfigError on words that exclude each other."""
+    if submission.fresh and submission.restore is not None:
+        raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
+    if submission.claim_mode is ClaimMode.CLAIM and (submission.restore is None or not is_path(submission.restore)):
+        raise InvalidConfigError(
+            "claim_mode=CLAIM is for restore=PATH: a job owns its own checkpoints anyway", setting="claim_mode"
+        )
+
+
+def _begin_empty(job: RecordedJob, submission: Submission) -> SubmissionPlan:
+    report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
+    graph = SinkJudgement().applied_to(submission.graph)
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), None, job.last_checkpoint_id + 1, report)
+
+
+def _load_base(job: RecordedJob, base: RestorePoint) -> Flow[SnapshotMetadata]:
+    """Raises NotFoundError for a snapshot of its user's that was deleted; a checkpoint that is gone is damage."""
+    try:
+        return (yield from load_snapshot(base.folder))
+    except CorruptStateError as error:
+        if error.fields.get("reason") != "missing" or not (base.explicit or base.kind.is_savepoint):
+            raise
+        raise deleted_error(job, base) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """All that was found of the snapshot that a submission starts from."""
+
+    base: RestorePoint
+    skipped: tuple[SkippedFinding, ...]
+    metadata: SnapshotMetadata
+    judgement: Judgement
+    forks: SinkJudgement
+    problems: tuple[SnapshotProblem, ...]
+    ownership: Ownership
+    rewind: Rewind | None
+
+    def report(self, job_id: str, submission: Submission, *, external: bool) -> PreflightReport:
+        refusals, notes = self._verdict(allow_output_repeat=submission.allow_output_repeat)
+        repeats = self.rewind.sinks if self.rewind is not None else ()
+        return PreflightReport(
+            job_id=job_id,
+            job_name=submission.graph.name,
+            snapshot=self._snapshot(),
+            operators=self.judgement.operators,
+            files=tuple(file_finding(problem) for problem in self.problems),
+            unchecked=() if external else tuple(entry for entry in self.metadata.external if entry not in self.forks.forgone),
+            skipped=self.skipped,
+            sinks=find_sinks(submission.graph, repeats=repeats, moved=self.forks.moved),
+            refusals=gravest_first(refusals),
+            notes=tuple(notes),
+        )
+
+    def _verdict(self, *, allow_output_repeat: bool) -> tuple[list[Refusal], list[str]]:
+        """(refusals, notes)."""
+        refusals = [*self.ownership.refusals, *self.judgement.refusals, *self.forks.refusals]
+        notes = [*self.judgement.notes, *self.ownership.notes, *self.forks.notes]
+        if self.problems:
+            hint = "" if self.base.explicit else FALLBACK_HINT
+            refusals.append(Refusal.of(damage_error(self.base.folder, self.problems, hint=hint)))
+        if self.rewind is not None and allow_output_repeat:
+            notes.append(self.rewind.error().message)
+        elif self.rewind is not None:
+            refusals.append(Refusal.of(self.rewind.error()))
+        return refusals, notes
+
+    def _snapshot(self) -> SnapshotFinding:
+        metadata = self.metadata
+        return SnapshotFinding(
+            location=self.base.folder,
             job_id=metadata.job_id,
             job_name=metadata.job_name,
             checkpoint_id=metadata.checkpoint_id,
             kind=metadata.kind,
             size=metadata.size,
             timestamp_ms=metadata.trigger_timestamp_ms,
-            owner=ownership.owner,
-        ),
-        operators=judgement.operators,
-        files=tuple(file_finding(problem) for problem in problems),
-        unchecked=() if external else tuple(entry for entry in metadata.external if entry not in forks.forgone),
-        skipped=resolved.skipped,
-        sinks=sinks,
-        refusals=gravest_first(refusals),
-        notes=tuple(notes),
-    )
-    first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
-    graph = forks.applied_to(judgement.graph)
-    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first, report)
+            owner=self.ownership.owner,
+        )
 
 
 def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> Flow[HoldfastError]:

@@ -108,6 +108,8 @@ class SinkFinding(msgspec.Struct, frozen=True):
     """The snapshot knows it elsewhere."""
     stored_path: str | None = None
     """Where, if it is moved and that is known."""
+    stored_id: str | None = None
+    """Under which sink id, likewise."""
 
 
 class SnapshotFinding(msgspec.Struct, frozen=True):

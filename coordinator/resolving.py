@@ -116,6 +116,30 @@ def _nothing_error(job: RecordedJob, submission: Submission) -> RestoreError:
     )
 
 
+def deleted_error(job: RecordedJob, base: RestorePoint) -> NotFoundError:
+    """Of a snapshot outside the job's directory that the job goes on from, and that is not there: nothing is damaged.
+
+    Says what can be restored instead."""
+    folder = base.folder.rstrip("/")
+    others = [
+        each.checkpoint_id
+        for each in derive_descent(_without_leftovers(job))
+        if isinstance(each, RecordedCheckpoint) and each.checkpoint_id != base.checkpoint_id
+    ]
+    choices = "restore='PATH' names another snapshot, fresh=True starts anew"
+    if others:
+        kept = ", ".join(map(str, sorted(others)))
+        choices = f"The job has kept {kept}: restore={str(max(others))!r} goes on from there. {FALLBACK_HINT}; {choices}"
+    return NotFoundError(
+        f"job {job.job_id} would go on from checkpoint {base.checkpoint_id}, a {base.kind.value.replace('_', ' ')} at {folder}, "
+        f"which was deleted or moved: {folder}/_metadata does not exist. Put it back, or choose. {choices}",
+        path=folder,
+        job=job.job_id,
+        checkpoint=base.checkpoint_id,
+        kept=sorted(others),
+    )
+
+
 def _ended_error(job: RecordedJob, name: str, state: str) -> JobExistsError:
     """Says only what can be done: a job that finished kept no checkpoint to go on from."""
     kept = job.with_fact(CheckpointFact.COMPLETED)

@@ -32,7 +32,7 @@ from coordinator.preflight import PreflightReport
 from coordinator.reading import ReadModels
 from coordinator.routing import RoutedStorage
 from coordinator.running import PoolRunner, SystemClock, ThreadOwner
-from coordinator.submitting import identify_job, preflight
+from coordinator.submitting import identify_job
 from coordinator.subscription import Subscription
 from coordinator.views import TriggerView
 from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
@@ -158,7 +158,7 @@ class CoordinatorService(ReadModels):
             return self._perform(self._host.submit(submission))
 
     def preflight(self, submission: Submission) -> PreflightReport:
-        return self._perform(preflight(identify_job(submission), submission))
+        return self._perform(self._host.preflight(submission))
 
     def _perform(self, flow: HostFlow[T]) -> T:
         return run_host_flow(flow, self._storage, self._wait_for)

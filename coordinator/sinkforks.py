@@ -34,7 +34,7 @@ from barriers.sinklog import (
 from coordinator.preflight import Refusal
 from coordinator.publication import RecordedCheckpoint, RecordedJob
 from coordinator.records import JobPaths, RestorePoint, SavepointRecord, is_job_id
-from coordinator.snapshots import read_lists
+from coordinator.snapshots import find_missing_external, read_lists
 from coordinator.store import read_job
 from statebackends.decoding import UNDECODABLE
 from statebackends.errors import (
@@ -48,7 +48,6 @@ from statebackends.errors import (
 )
 from statebackends.handles import OperatorState, external_places
 from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import external_exists
 from statebackends.storage import is_absolute_folder
 from statebackends.storage.operations import Flow, ListFolder
 from statebackends.storage.whole import read_whole
@@ -65,7 +64,9 @@ class Fate(StrEnum):
     ENDED = "ended"
     """This very job staged them: it commits them there before it begins the new log."""
     LEFT = "left"
-    """Their job runs, or ended with all its rows committed: it commits them, or what it wrote again in their place."""
+    """Their job has no end on record: it commits them, or writes them again, if it runs, or once it is started again."""
+    REPLACED = "replaced"
+    """Their job finished without them: it had failed over behind them, and wrote their rows again."""
     ABANDONED = "abandoned"
     """Nobody is known to commit them."""
 
@@ -79,6 +80,8 @@ class MovedSink:
     path: str
     stored: str | None
     """Path in the snapshot; None: not known."""
+    stored_id: str | None = None
+    """Sink id in the snapshot; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,32 @@ class _Log:
     known: LogPosition | None
     pending: tuple[PendingCheckpoint, ...]
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(file.name for each in self.pending for file in each.files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a log holds, read from where the snapshot knows it."""
+
+    committed: frozenset[str] = frozenset()
+    """Of the files that the snapshot has staged for it."""
+    stands: bool = False
+    """It is the snapshot's, and nothing else was committed to it since."""
+    heir: str = ""
+    """The other job that took it over since, and alone commits to it; empty: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Of one log."""
+
+    fates: Mapping[int, Fate] = field(default_factory=dict)
+    """Checkpoint id -> what becomes of what it staged."""
+    heir: str = ""
+    """As of `_Found`."""
+
 
 def examine_sinks(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, is_directory: bool = True
@@ -178,7 +207,7 @@ def _examine(asked: _Asked, operator: OperatorDescription, state: OperatorState)
     if not begun and (yield from _is_moved_along(here, elsewhere.values())):
         return SinkJudgement()
     old = next(iter(elsewhere))
-    moved = MovedSink(sink_id, operator.uid, path, split_place(old)[0] if old else None)
+    moved = MovedSink(sink_id, operator.uid, path, *(split_place(old) if old else (None, None)))
     if not begun and asked.submission.sinks is SinkMode.KEEP:
         return SinkJudgement((moved,), (Refusal.of(_moved_error(moved)),), forgone=_external_of(state))
     refusals, notes = [], []
@@ -187,10 +216,10 @@ def _examine(asked: _Asked, operator: OperatorDescription, state: OperatorState)
         refusals += yield from _taken(asked, moved)
     ends = []
     for place, log in elsewhere.items():
-        fates = yield from _judge(asked, place, log)
-        if any(fate is Fate.ENDED for fate in fates.values()):
+        judged = yield from _judge(asked, place, log)
+        if Fate.ENDED in judged.fates.values():
             ends.append(place)
-        _tell(asked, moved, place, log, fates, refusals, notes)
+        _tell(asked, moved, place, log, judged, refusals, notes)
     forgone = _external_of(state, keep=(here, *ends))
     fork = SinkFork(unnamed, tuple(ends))
     return SinkJudgement((moved,), tuple(Refusal.of(error) for error in refusals), tuple(notes), {operator.uid: fork}, forgone)
@@ -307,59 +336,67 @@ def _taken(asked: _Asked, moved: MovedSink) -> Flow[list[HoldfastError]]:
     ]
 
 
-def _judge(asked: _Asked, place: str, log: _Log) -> Flow[dict[int, Fate]]:
-    """Checkpoint id -> what becomes of what it staged for the log at a place."""
+def _judge(asked: _Asked, place: str, log: _Log) -> Flow[_Judged]:
+    """What becomes of what a snapshot has staged for the log at a place."""
     if not log.pending:
-        return {}
+        return _Judged()
+    owner = log.known.owner_job if log.known is not None else asked.metadata.job_id
     try:
-        committed, stands = yield from _look(place, log)
+        found = yield from _look(place, log, owner)
     except StorageUnavailableError:
         if asked.submission.sinks is not SinkMode.ABANDON:
             raise
-        committed, stands = frozenset(), False
-    left = [each for each in log.pending if not {file.name for file in each.files} <= committed]
-    fate = Fate.COMMITTED if not left else (yield from _fate_of(asked, place, log, left, stands=stands))
-    return {each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}
+        found = _Found()
+    left = [each for each in log.pending if not {file.name for file in each.files} <= found.committed]
+    fate = Fate.COMMITTED if not left else (yield from _fate_of(asked, place, owner, left, found))
+    return _Judged({each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}, found.heir)
 
 
-def _look(place: str, log: _Log) -> Flow[tuple[frozenset[str], bool]]:
-    """(files that are committed, whether the log is where the snapshot left it but for those).
+def _look(place: str, log: _Log, owner: str) -> Flow[_Found]:
+    """What has become of the log at a place, which was the job's `owner`.
 
-    No more of it is read than tells: behind a commit of other files, or another owner, none of these is committed any more."""
-    names = {file.name for each in log.pending for file in each.files}
+    No more of it is read than tells: behind a commit of other files none of these is committed any more. Behind another owner they
+    may be, by that one: it was restored from this snapshot then, or from one beside it."""
     found: set[str] = set()
+    heir = ""
     if not place or (log.known is not None and log.known.next_sequence and not (yield from _holds(place, log.known))):
-        return frozenset(), False
+        return _Found()
     sequence = log.known.next_sequence if log.known is not None else 0
-    while not names <= found:
+    while not log.names <= found:
         path = _log_file(place, sequence)
         try:
             entry = decode_entry((yield from read_whole(path)), path)
         except ObjectMissingError:
-            return frozenset(found), True
-        committed = {file.name for file in entry.files} if isinstance(entry, CommitEntry) else set()
-        if isinstance(entry, CommitEntry) and not committed <= names:
-            return frozenset(found), False
-        found |= committed
+            break
+        if isinstance(entry, OwnerEntry):
+            heir = entry.job_id if entry.job_id != owner else ""
+        else:
+            committed = {file.name for file in entry.files}
+            if not committed <= log.names:
+                return _Found(frozenset(found), heir=heir)
+            found |= committed
         sequence += 1
-    return frozenset(found), True
+    return _Found(frozenset(found), stands=True, heir=heir)
 
 
-def _fate_of(asked: _Asked, place: str, log: _Log, left: list[PendingCheckpoint], *, stands: bool) -> Flow[Fate]:
-    """Of rows that are not committed."""
+def _fate_of(asked: _Asked, place: str, owner: str, left: list[PendingCheckpoint], found: _Found) -> Flow[Fate]:
+    """Of rows that are not committed to a log which was the job's `owner`."""
     job, metadata = asked.job, asked.metadata
-    owner = log.known.owner_job if log.known is not None else metadata.job_id
-    if owner != metadata.job_id or not is_job_id(owner):
+    if found.heir or owner != metadata.job_id or not is_job_id(owner):
+        # Whoever took the log over fences its owner off, whether it lives to commit them itself or not: no record here tells.
         return Fate.ABANDONED
     if owner == job.job_id:
         is_own = _took(job, asked.base, metadata) and asked.base.checkpoint_id >= job.newest_completed
-        return Fate.ENDED if is_own and stands and (yield from _are_staged(place, left)) else Fate.ABANDONED
+        return Fate.ENDED if is_own and found.stands and (yield from _are_staged(place, left)) else Fate.ABANDONED
     try:
         other = yield from read_job(JobPaths(owner))
     except (CorruptStateError, ObjectMissingError):
         return Fate.ABANDONED
-    goes_on = other.is_live or (other.result is not None and other.result.state == "FINISHED")
-    return Fate.LEFT if goes_on and _took(other, asked.base, metadata) else Fate.ABANDONED
+    if not _took(other, asked.base, metadata):
+        return Fate.ABANDONED
+    if other.is_live:
+        return Fate.LEFT
+    return Fate.REPLACED if other.result is not None and other.result.state == "FINISHED" else Fate.ABANDONED
 
 
 def _took(job: RecordedJob, base: RestorePoint, metadata: SnapshotMetadata) -> bool:
@@ -377,24 +414,26 @@ def _took(job: RecordedJob, base: RestorePoint, metadata: SnapshotMetadata) -> b
 def _are_staged(place: str, left: Iterable[PendingCheckpoint]) -> Flow[bool]:
     path, sink_id = split_place(place)
     root, paths = path.rstrip("/"), SinkPaths(sink_id)
-    for each in left:
-        for file in each.files:
-            if not (yield from external_exists(f"{root}/{paths.staged(file.name)}|{root}/{paths.data(file.name)}")):
-                return False
-    return True
+    files = [file.name for each in left for file in each.files]
+    missing = yield from find_missing_external(f"{root}/{paths.staged(name)}|{root}/{paths.data(name)}" for name in files)
+    return not missing
 
 
 # ------------------------------------------------------------------------------------------------------- what is told
 
 
 def _moved_error(moved: MovedSink) -> SinkMovedError:
-    stored = moved.stored or "another place, which it does not name"
+    if moved.stored == split_place(place_of(moved.path, moved.sink_id))[0]:
+        where = f"keeps a log of its own at {moved.path}, and the snapshot's is of sink_id {moved.stored_id!r}: name it so again"
+    else:
+        stored = moved.stored or "another place, which it does not name"
+        where = f"writes to {moved.path}, and the snapshot's writes to {stored}: put it back there"
     return SinkMovedError(
-        f"sink {moved.sink_id!r} (operator {moved.operator!r}) writes to {moved.path}, and the snapshot's writes to {stored}: put "
-        "it back there, or begin a new log where it is with sinks='fork'",
+        f"sink {moved.sink_id!r} (operator {moved.operator!r}) {where}, or begin a new log where it is with sinks='fork'",
         sink=moved.sink_id,
         path=moved.path,
         stored=moved.stored,
+        stored_id=moved.stored_id,
     )
 
 
@@ -403,34 +442,48 @@ def _tell(
     moved: MovedSink,
     place: str,
     log: _Log,
-    fates: Mapping[int, Fate],
+    judged: _Judged,
     refusals: list[HoldfastError],
     notes: list[str],
 ) -> None:
     """What becomes of staged rows, fate by fate."""
     where = split_place(place)[0] if place else "a place that is not known"
     owner = f"job {asked.metadata.job_name!r} ({asked.metadata.job_id})"
-    for fate in (Fate.ENDED, Fate.LEFT, Fate.ABANDONED):
-        some = [each for each in log.pending if fates[each.checkpoint_id] is fate]
-        if not some:
+    for fate in Fate:
+        some = [each for each in log.pending if judged.fates[each.checkpoint_id] is fate]
+        if not some or fate is Fate.COMMITTED:
             continue
         what = f"sink {moved.sink_id!r}: {_counted(some)}, staged at {where}"
-        if fate is Fate.ENDED:
-            notes.append(f"{what}, are committed there first")
-        elif fate is Fate.LEFT:
-            notes.append(f"{what}, are left to {owner}, which commits them there, or writes them again")
-        elif asked.submission.sinks is SinkMode.ABANDON:
-            notes.append(f"{what}, are ABANDONED, nobody commits them: {_named(some)}")
-        elif not asked.is_directory:
-            notes.append(f"{what}, are not committed: whether {owner} goes on to commit them its state directory tells")
-        else:
-            refusals.append(_left_error(moved, what, owner, where, some))
+        match fate:
+            case Fate.ENDED:
+                notes.append(f"{what}, are committed there first")
+            case Fate.LEFT:
+                notes.append(
+                    f"{what}, are left to {owner}, which has no end on record: it commits them there, or writes them again, if it "
+                    "runs, or once it is started again; whether it runs now is not known here"
+                )
+            case Fate.REPLACED:
+                notes.append(f"{what}, are left: {owner} has finished, and had written them again")
+            case Fate.ABANDONED if asked.submission.sinks is SinkMode.ABANDON:
+                notes.append(f"{what}, are ABANDONED, nobody commits them: {_named(some)}")
+            case _ if asked.is_directory:
+                refusals.append(_left_error(moved, what, owner, where, some, judged.heir))
+            case _:
+                whose = f"job {judged.heir}, which took that log over," if judged.heir else owner
+                notes.append(f"{what}, are not committed: whether {whose} goes on to commit them its state directory tells")
 
 
-def _left_error(moved: MovedSink, what: str, owner: str, where: str, some: list[PendingCheckpoint]) -> CommittablesLeftError:
+def _left_error(
+    moved: MovedSink, what: str, owner: str, where: str, some: list[PendingCheckpoint], heir: str
+) -> CommittablesLeftError:
+    if heir:
+        why = f"job {heir}, which took that log over and alone commits to it, has not yet. Let it run, with the sink at {where}"
+        advice = "which commits them, or writes them again"
+    else:
+        why = f"{owner} is not known to go on and do it. Start that job from this snapshot once more, with the sink at {where}"
+        advice = "which commits them"
     return CommittablesLeftError(
-        f"{what}, would be lost: they are not committed, and {owner} is not known to go on and do it. Start that job from this "
-        f"snapshot once more, with the sink at {where}, which commits them; or give them up with sinks='abandon'",
+        f"{what}, would be lost: they are not committed, and {why}, {advice}; or give them up with sinks='abandon'",
         sink=moved.sink_id,
         path=where,
         rows=sum(each.rows for each in some),

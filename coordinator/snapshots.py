@@ -19,12 +19,12 @@ from statebackends.operator_state import read_entries
 from statebackends.snapshot import (
     ProblemKind,
     SnapshotProblem,
-    external_exists,
     file_handles,
     read_metadata_file,
     verify_snapshot,
 )
 from statebackends.snapshots.contents import check_described
+from statebackends.snapshots.external import check_external
 from statebackends.storage import is_absolute_folder, split_folder
 from statebackends.storage.operations import (
     DeleteFolder,
@@ -133,12 +133,14 @@ def find_problems(
 
 
 def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]:
-    """Those of a snapshot's external files that are at none of their places."""
-    problems = []
-    for entry in entries:
-        if not (yield from external_exists(entry)):
-            problems.append(SnapshotProblem(ProblemKind.MISSING, "", -1, entry, "the external file is missing"))
-    return problems
+    """Those of a snapshot's external files that are at none of their places, or at none that may be one; nothing is read of them.
+
+    Raises the storage's own error where it can't tell."""
+    report = yield from check_external(entries, contents=False)
+    for file in report.unchecked:
+        if file.error is not None:
+            raise file.error
+    return list(report.problems)
 
 
 def _path_problems(metadata: SnapshotMetadata, folder: str) -> Iterator[SnapshotProblem]:

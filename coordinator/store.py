@@ -5,7 +5,8 @@ No flow decides by what it remembers: after an ambiguous or lost write it reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -227,63 +228,79 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     `known`: what was read of the job before. What is written once and stays is not read again: submissions, which may be megabytes
     with the functions of their graphs, results, and aborted ids. Each leader leaves a number and an id more. Of an aborted id only
     the deletion may follow, which is the same as if it were found now and deleted again."""
+    listed = yield from _list_job(paths)
+    known = known if known is not None else RecordedJob(paths.job_id, (), {}, {}, {}, {})
+    unread = [number for number in listed.numbers if number not in known.submissions and number not in known.voids]
+    ended = [number for number in listed.results if number not in known.results]
+    aborted = {number: each for number, each in known.checkpoints.items() if each.is_aborted}
+    # What has been listed is written once, so its contents may be read in any order, and at one time.
+    readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in unread]
+    readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in listed.attempts]
+    readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
+    readers += [partial(read_checkpoint, paths, number) for number in listed.ids if number not in aborted]
+    read = iter((yield from read_in_group(readers)))  # in the order of the readers
+    job = _with_numbers(known, listed.numbers, {number: next(read) for number in unread})
+    attempts = {number: next(read) for number in listed.attempts}
+    results = {number: known.results[number] for number in listed.results if number in known.results}
+    results |= {number: next(read) for number in ended}
+    found = {number: aborted[number] if number in aborted else next(read) for number in listed.ids}
+    checkpoints = {number: _owned(each, job.given.get(number)) for number, each in found.items()}
+    return replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints, shared=listed.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What a job's directory has, by name."""
+
+    epochs: tuple[int, ...]
+    numbers: list[int]
+    """Of submissions, and those that none can have."""
+    attempts: list[int]
+    """The last two."""
+    results: list[int]
+    ids: list[int]
+    """Of checkpoints."""
+    shared: tuple[str, ...]
+
+
+def _list_job(paths: JobPaths) -> Flow[_Listed]:
     epochs: list[str] = yield ListFolder(paths.leaders)
     numbers: list[int] = yield from _numbers(paths.submissions)
-    last_attempts = (yield from _numbers(paths.attempts))[-2:]
-    ended = yield from _numbers(paths.results)
+    attempts: list[int] = yield from _numbers(paths.attempts)
+    results: list[int] = yield from _numbers(paths.results)
     folders: list[str] = yield ListFolder(paths.job_id)
     shared: list[str] = []
     if f"{SHARED_FOLDER}/" in folders:
         shared = yield ListFolder(paths.shared)
-    # What has been listed is written once, so its contents may be read in any order, and at one time.
-    ids = [number for number in map(parse_checkpoint_folder, folders) if number is not None]
-    known_submissions = known.submissions if known is not None else {}
-    voids = set(known.voids) if known is not None else set()
-    unread = [number for number in numbers if number not in known_submissions and number not in voids]
-    known_results = {number: known.results[number] for number in ended if number in known.results} if known is not None else {}
-    ended = [number for number in ended if number not in known_results]
-    readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in unread]
-    readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in last_attempts]
-    readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
-    found_before = known.checkpoints if known is not None else {}
-    aborted = {number: found_before[number] for number in ids if number in found_before and found_before[number].is_aborted}
-    readers += [partial(read_checkpoint, paths, number) for number in ids if number not in aborted]
-    read = iter((yield from read_in_group(readers)))  # in the order of the readers
-    submissions = {number: known_submissions[number] for number in numbers if number in known_submissions}
-    given: dict[int, OwnerRecord] = dict(known.given) if known is not None else {}
-    returned = set(known.returned) if known is not None else set()
-    for number in unread:
-        record = next(read)
-        if isinstance(record, SubmissionRecord):
-            submissions[number] = record
-            continue
-        voids.add(number)
-        if record.given and record.owner is not None:
-            given[record.given] = record.owner
-        if record.returned:
-            returned.add(record.returned)
-    attempts = {number: next(read) for number in last_attempts}
-    results = known_results | {number: next(read) for number in ended}
-    checkpoints: dict[int, RecordedCheckpoint] = {}
-    for number in ids:
-        found = aborted[number] if number in aborted else next(read)
-        checkpoints[number] = found
-        if number in given:
-            owner = given[number].job_id
-            checkpoints[number] = msgspec.structs.replace(found, owner=owner, is_disposed=not owner)
-    return RecordedJob(
-        job_id=paths.job_id,
+    return _Listed(
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
-        submissions=submissions,
-        last_submission=max(numbers, default=0),
-        attempts=attempts,
+        numbers=numbers,
+        attempts=attempts[-2:],
         results=results,
-        checkpoints=checkpoints,
+        ids=[number for number in map(parse_checkpoint_folder, folders) if number is not None],
         shared=tuple(shared),
-        given=given,
-        returned=frozenset(returned),
-        voids=frozenset(voids),
     )
+
+
+def _with_numbers(known: RecordedJob, numbers: list[int], read: Mapping[int, SubmissionRecord | VoidRecord]) -> RecordedJob:
+    """A job as far as its submissions tell: those that are there, and what others took their numbers for."""
+    voids = {number: record for number, record in read.items() if isinstance(record, VoidRecord)}
+    submissions = {number: known.submissions[number] for number in numbers if number in known.submissions}
+    return replace(
+        known,
+        submissions=submissions | {number: record for number, record in read.items() if isinstance(record, SubmissionRecord)},
+        last_submission=max(numbers, default=0),
+        given={**known.given, **{void.given: void.owner for void in voids.values() if void.given and void.owner is not None}},
+        returned=known.returned | {void.returned for void in voids.values() if void.returned},
+        voids=known.voids | voids.keys(),
+    )
+
+
+def _owned(checkpoint: RecordedCheckpoint, owner: OwnerRecord | None) -> RecordedCheckpoint:
+    """`owner`: who took it from its job; a record without a job is its user's, who deletes it."""
+    if owner is None:
+        return checkpoint
+    return msgspec.structs.replace(checkpoint, owner=owner.job_id, is_disposed=not owner.job_id)
 
 
 def _read_number(path: str) -> Flow[SubmissionRecord | VoidRecord]:

@@ -59,26 +59,30 @@ def identify_job(submission: Submission) -> str:
 
 
 def preflight(
-    job_id: str, submission: Submission, job: RecordedJob | None = None, *, external: bool = True
+    job_id: str, submission: Submission, job: RecordedJob | None = None, *, external: bool = True, now_ms: int = 0
 ) -> Flow[PreflightReport]:
     """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
 
-    `job`: its records, if they have just been read. `external`: relative paths in the snapshot can be looked up. Raises
-    InvalidConfigError, JobExistsError, NotFoundError."""
+    `job`: its records, if they have just been read. `external`, `now_ms`: as of `examine_submission`. Raises InvalidConfigError,
+    JobExistsError, NotFoundError."""
+    if job is None:
+        job = yield from read_job(JobPaths(job_id))
     while True:
-        if job is None:
-            job = yield from read_job(JobPaths(job_id))
+        missing: NotFoundError | None = None
         try:
-            report = (yield from examine_submission(job, submission, external=external)).report
+            report = (yield from examine_submission(job, submission, external=external, now_ms=now_ms)).report
         except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
             report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
-        damaged = any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals)
-        if not damaged:
+        except NotFoundError as error:
+            missing = error
+        if missing is None and not any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals):
             return report
         seen, job = job, (yield from read_job(JobPaths(job_id)))
-        if job == seen:
-            return report
-        # The job went on, or ended, and dropped what we were looking at.
+        if job != seen:
+            continue  # the job went on, or ended, and dropped what we were looking at
+        if missing is not None:
+            raise missing
+        return report
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:
@@ -88,7 +92,7 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
     paths = JobPaths(job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
-    plan = yield from plan_submission(job, submission, checksums=not verified)
+    plan = yield from plan_submission(job, submission, checksums=not verified, now_ms=starter.now_ms)
     base = plan.base
     if base is not None and submission.claim_mode is ClaimMode.CLAIM and not base.claim and is_absolute_folder(base.folder):
         yield from check_leadership(paths, epoch)

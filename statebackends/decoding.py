@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from statebackends.errors import CorruptStateError, UnsupportedVersionError
+
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Not the format, or not the type; a text that is not UTF-8; nested deeper than the interpreter's stack."""
 
@@ -40,3 +42,21 @@ def decode_msgpack(content: bytes | bytearray | memoryview, kind: type[T]) -> T:
             decoder = _msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
     value: T = decoder.decode(content)
     return value
+
+
+def decode_versioned(content: bytes, kind: type[T], path: str, *, supported: int, what: str) -> T:
+    """A value of a type with a `version`, from the JSON of the file at `path`. `what`: as messages call it, `an input manifest`.
+
+    Raises UnsupportedVersionError for another version than the supported one, CorruptStateError for what is none of these."""
+    try:
+        version = decode_json(content, dict[str, object]).get("version")
+        if version != supported:
+            raise UnsupportedVersionError(
+                f"{path}: {what} of version {version}, this Holdfast reads {supported}",
+                path=path,
+                version=version,
+                supported=supported,
+            )
+        return decode_json(content, kind)
+    except UNDECODABLE as error:
+        raise CorruptStateError(f"{path}: not {what}: {error}", path=path, reason=str(error)) from error

@@ -147,8 +147,8 @@ class OutputMayRepeatError(RestoreError):
 
 
 class SinkMovedError(RestoreError):
-    """A sink writes elsewhere than the log that the snapshot knows, or to a log of another job. Fields: sink, path, stored (the
-    path in the snapshot; None if not known)."""
+    """A sink writes elsewhere than the log that the snapshot knows, or to a log of another job. Fields: sink, path, stored and
+    stored_id (path and sink id in the snapshot; None if not known)."""
 
 
 class CommittablesLeftError(RestoreError):

@@ -23,7 +23,6 @@ from statebackends.handles import (
     PlaceholderHandle,
     SegmentHandle,
     StateHandle,
-    external_places,
 )
 from statebackends.metadata import SnapshotMetadata, decode_metadata, promised_length
 from statebackends.sharedpaths import is_checkpoint_folder, shared_name
@@ -198,15 +197,6 @@ def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool 
                     sizes.append(min(handle.length, VERIFY_BYTES) if checksums else 0)
     problems += yield InParallel(looks, sizes)
     return [problem for problem in problems if problem is not None]
-
-
-def external_exists(entry: str) -> Flow[bool]:
-    """Whether an external file is at one of its places."""
-    for place in external_places(entry):
-        size: int | None = yield StatFile(place)
-        if size is not None:
-            return True
-    return False
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:

@@ -96,8 +96,9 @@ class FileCommitter(Operator):
         for entry in self.context.operator_state.list_state(COMMITTABLES).entries:
             restored = decode_committer_state(entry, self.context.uid)
             place = restored.place or (fork.unnamed if fork is not None else "")
-            if fork is None or place in ("", self._settings.place):
-                # Also of another place: is it the same log, moved along with its folder? Opening it tells.
+            if fork is None or place == self._settings.place:
+                # Without a fork of whatever place: is it the same log, moved along with its folder? Opening it tells.
+                # With one, what is of no known place is not of this log: the coordinator has judged it as another one's.
                 self._known = self._take(restored, self._pending, self._known)
             elif place in fork.ends:
                 ending = self._endings.setdefault(place, _Ending())

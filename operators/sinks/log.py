@@ -237,14 +237,23 @@ def end_log_flow(
 ) -> Flow[None]:
     """Commit what a log of this very job still has to get; the job writes to another one from here on.
 
-    Where another job took the sink over, what was staged is that job's. Raises OutputMayRepeatError when the log went on with
-    other files than these, which would then be committed twice over; CommittableLostError when one is gone."""
+    Raises FencedError where another job took the sink over and has not committed all of it: whether that one lives to do so can't
+    be seen here, and the new log begins when the old one has everything. OutputMayRepeatError when the log went on with other files
+    than these, which would then be committed twice over; CommittableLostError when one is gone."""
     try:
         log = yield from open_log_flow(paths, known, pending, replace(claimant, allow_output_repeat=False))
         for checkpoint in pending:
             log = yield from commit_flow(paths, log, checkpoint, claimant)
-    except FencedError:
-        return
+    except FencedError as error:
+        entries = yield from _standing_entries(paths, known.next_sequence if known is not None else 0)
+        left = [each for each in pending if not _names(each.files) <= _committed(entries)]
+        if left:
+            raise FencedError(
+                f"{error.message}, and has not committed {sum(each.rows for each in left)} rows of checkpoint "
+                f"{left[0].checkpoint_id} that this job had staged there. Let that one commit them, or start this one again, "
+                "which tells what becomes of them",
+                **error.fields,
+            ) from error
 
 
 def _commit_entry(position: LogPosition, checkpoint: PendingCheckpoint, claimant: Claimant) -> CommitEntry:

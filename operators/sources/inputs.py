@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError, UnsupportedVersionError
+from statebackends.decoding import decode_versioned
+from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError
 from statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
 from statebackends.storage.whole import read_whole
 
@@ -84,18 +84,7 @@ def make_manifest(schema: pa.Schema, files: list[ChunkFile], writer: str) -> Inp
 
 def decode_manifest(data: bytes, path: str) -> InputManifest:
     """Raises CorruptStateError, UnsupportedVersionError."""
-    try:
-        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
-        if version != MANIFEST_VERSION:
-            raise UnsupportedVersionError(
-                f"{path}: input manifest version {version}, this version reads {MANIFEST_VERSION}",
-                path=path,
-                version=version,
-                supported=MANIFEST_VERSION,
-            )
-        return decode_json(data, InputManifest)
-    except UNDECODABLE as error:
-        raise CorruptStateError(f"{path}: not an input manifest: {error}", path=path, reason=str(error)) from error
+    return decode_versioned(data, InputManifest, path, supported=MANIFEST_VERSION, what="an input manifest")
 
 
 def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:

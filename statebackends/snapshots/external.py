@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
+from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from statebackends.handles import FileHandle, external_places
 from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem
 from statebackends.storage import is_absolute_folder
@@ -42,6 +42,8 @@ class UncheckedFile:
     path: str
     """As `_metadata` names it."""
     reason: str
+    error: HoldfastError | None = field(default=None, compare=False)
+    """What storage raised, where that is the reason."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -84,14 +86,19 @@ _Look: TypeAlias = SnapshotProblem | UncheckedFile | _Found
 NO_DIRECTORY = "relative to the state directory of its job, which a savepoint does not name"
 
 
-def check_external(entries: Iterable[str], *, relative: bool = True) -> Flow[ExternalReport]:
-    """Look at each entry, several at one time. `relative`: paths that are not absolute can be looked up."""
+def check_external(entries: Iterable[str], *, relative: bool = True, contents: bool = True) -> Flow[ExternalReport]:
+    """Look at each entry, several at one time. `relative`: paths that are not absolute can be looked up. `contents`: without, it is
+    enough that a file is there."""
     problems: list[SnapshotProblem] = []
     unchecked: list[UncheckedFile] = []
     for batch in batches(list(dict.fromkeys(entries))):
-        looks: list[_Look] = yield InParallel([_look(entry, relative=relative) for entry in batch], [0] * len(batch))
+        flows = [_look(entry, relative=relative, contents=contents) for entry in batch]
+        looks: list[_Look] = yield InParallel(flows, [0] * len(batch))
         for look in looks:
-            found = (yield from _check_input(look)) if isinstance(look, _Found) else [look]
+            if isinstance(look, _Found):
+                found = (yield from _check_input(look)) if contents else []
+            else:
+                found = [look]
             problems += (each for each in found if isinstance(each, SnapshotProblem))
             unchecked += (each for each in found if isinstance(each, UncheckedFile))
     return ExternalReport(tuple(problems), tuple(unchecked))
@@ -101,9 +108,10 @@ def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + FILES_AT_ONCE] for start in range(0, len(items), FILES_AT_ONCE))
 
 
-def _look(entry: str, *, relative: bool) -> Flow[_Look]:
+def _look(entry: str, *, relative: bool, contents: bool) -> Flow[_Look]:
     """The first of the places where there is a file; one that can't be asked is no answer about the others."""
     reason = ""
+    refused: HoldfastError | None = None
     for place in external_places(entry):
         if not place or "\0" in place or any(name in (".", "..") for name in place.split("/")):
             return SnapshotProblem(ProblemKind.PATH, "", -1, entry, "no path of a file: a restore would refuse it")
@@ -113,14 +121,14 @@ def _look(entry: str, *, relative: bool) -> Flow[_Look]:
         try:
             size: int | None = yield StatFile(place)
             if size is not None:
-                detail = (yield from _wrong_ends(place, size)) if place.endswith(".parquet") else ""
+                detail = (yield from _wrong_ends(place, size)) if contents and place.endswith(".parquet") else ""
                 return SnapshotProblem(ProblemKind.FORMAT, "", -1, place, detail) if detail else _Found(entry, place)
         except ObjectMissingError:
             continue  # it has moved on
         except (InvalidConfigError, StorageUnavailableError) as error:
-            reason = error.message
+            reason, refused = error.message, error
     if reason:
-        return UncheckedFile(entry, reason)
+        return UncheckedFile(entry, reason, refused)
     return SnapshotProblem(ProblemKind.MISSING, "", -1, entry, "the external file is missing")
 
 

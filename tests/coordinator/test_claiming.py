@@ -37,6 +37,7 @@ from statebackends.errors import (
     InvalidConfigError,
     JobExistsError,
     NotFoundError,
+    ObjectMissingError,
     RestoreError,
     SnapshotClaimedError,
     StorageUnavailableError,
@@ -809,6 +810,21 @@ class Linked(DictStorage):
         return super().execute(operation)
 
 
+@pytest.mark.parametrize("age_ms", [0, STARTING_MS_MAX - 1, STARTING_MS_MAX])
+def test_a_preflight_and_the_start_say_the_same_of_a_claim_whose_submission_never_came(storage: DictStorage, age_ms: int) -> None:
+    mine = OwnerRecord(JOB, "directory", "cut off", 1_000, folder=SAVEPOINT)
+    run_flow(claim_snapshot(RestorePoint(7, SAVEPOINT, 1, explicit=True), mine), storage)
+    now_ms = 1_000 + age_ms
+    report = run_flow(preflight(OTHER, asked(OTHER, **CLAIM), now_ms=now_ms), storage)
+    begins = start_submission(OTHER, asked(OTHER, **CLAIM), Starter("t", "", "directory", now_ms))
+    if report.fits:
+        assert run_flow(begins, storage).base is not None
+    else:
+        with pytest.raises(SnapshotClaimedError, match="may be starting just now"):
+            run_flow(begins, storage)
+    assert report.fits == (age_ms >= STARTING_MS_MAX)
+
+
 def copy_folder(storage: DictStorage, source: str, target: str) -> None:
     """As `cp -r` does."""
     found = {path.replace(source, target, 1): content for path, content in storage.files.items() if path.startswith(f"{source}/")}
@@ -988,13 +1004,14 @@ def test_the_same_folder_by_another_name_is_no_copy() -> None:
     assert in_folder(storage) == files, "nothing of the probe is left"
 
 
-def test_storage_that_fails_makes_no_copy_of_a_folder() -> None:
+@pytest.mark.parametrize("kind", [StorageUnavailableError, ObjectMissingError])
+def test_storage_that_fails_makes_no_copy_of_a_folder(kind: type[HoldfastError]) -> None:
     """Whoever took it for one would take the snapshot from the job that needs it, or delete it."""
 
     class Hiccup(Linked):
         def execute(self, operation: Any) -> Any:
             if isinstance(operation, StatFile) and "_probe-" in operation.path:
-                raise StorageUnavailableError("no answer", path=operation.path)
+                raise kind("no answer", path=operation.path)
             return super().execute(operation)
 
     storage = Hiccup()
@@ -1002,7 +1019,7 @@ def test_storage_that_fails_makes_no_copy_of_a_folder() -> None:
     put_snapshot(storage, SAVEPOINT)
     start(storage, **CLAIM)
     files = in_folder(storage)
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(kind):
         run_flow(dispose_snapshot("/link", "user", 1), storage)
     assert in_folder(storage) == files
 

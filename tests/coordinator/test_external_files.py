@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator.routing import RoutedStorage
+from coordinator.snapshots import find_missing_external
 from operators.sources.inputs import ChunkFile, InputManifest, make_manifest, manifest_path
 from statebackends.errors import StorageUnavailableError
 from statebackends.snapshot import ProblemKind
@@ -160,3 +161,26 @@ def test_many_are_looked_at(state: LocalStorage, tmp_path: Path) -> None:
         Path(entry).parent.mkdir()
         Path(entry).write_bytes(b"x")
     assert found(check(state, *entries)) == [("missing", entry) for entry in entries[1::2]]
+
+
+def test_without_contents_it_is_enough_that_a_file_is_there(state: LocalStorage, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(b"rows")
+    state.execute(PutIfAbsent("job/sources/s/1/manifest.json", b"no manifest"))
+    entries = (str(cut), "job/sources/s/1/manifest.json", "gone", "../leaves")
+    report = run_flow(check_external(entries, contents=False), RoutedStorage(state))
+    assert found(report) == [("missing", "gone"), ("path", "../leaves")]
+    assert [kind for kind, _ in found(check(state, *entries))] == ["format", "format", "missing", "path"]
+
+
+def test_what_a_start_can_not_ask_of_is_no_answer(state: LocalStorage) -> None:
+    """It raises what storage did, so that one that passes is tried again."""
+
+    class Failing:
+        root = state.root
+
+        def execute(self, operation: Operation) -> Any:
+            raise StorageUnavailableError("no answer", path="x")
+
+    with pytest.raises(StorageUnavailableError, match="no answer"):
+        run_flow(find_missing_external(["x"]), Failing())

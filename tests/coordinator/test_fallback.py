@@ -8,13 +8,16 @@ import msgspec
 import pytest
 
 from barriers.jobgraph import JobGraph
+from barriers.messages import CheckpointKind
 from coordinator.planning import SubmissionPlan, plan_submission
 from coordinator.preflight import PreflightReport
 from coordinator.publication import derive_descent
 from coordinator.records import (
+    ClaimRecord,
     JobPaths,
     RestorePoint,
     ResultRecord,
+    SavepointRecord,
     SubmissionRecord,
     encode_record,
 )
@@ -22,6 +25,7 @@ from coordinator.store import read_job
 from coordinator.submitting import Starter, preflight, start_submission
 from statebackends.errors import (
     CorruptStateError,
+    NotFoundError,
     OutputMayRepeatError,
     RestoreError,
     SnapshotClaimedError,
@@ -236,3 +240,57 @@ def test_r24_a_job_of_another_id_that_shares_a_sink_is_held_to_what_the_first_on
     unknown = {"name": "of a newer version", "vertices": 7}
     put_snapshot(storage, SAVEPOINT, job_id=JOB, checkpoint_id=4, graph=unknown)
     assert planned(storage, SAVEPOINT, OTHER).report.fits
+
+
+def put_stop(storage: DictStorage, number: int) -> str:
+    """A stop with a savepoint, whose folder its user deleted afterwards; that folder."""
+    folder = f"/savepoints/savepoint-{number}"
+    claim = ClaimRecord(number, 1, 1, 1, CheckpointKind.STOP_SAVEPOINT, folder, "n")
+    storage.files[PATHS.claim(number)] = encode_record(claim)
+    decision = SavepointRecord(number, folder, CheckpointKind.STOP_SAVEPOINT, 1, 1, "n")
+    storage.files[PATHS.decision(number)] = encode_record(decision)
+    put_result(storage, 1, number)
+    return folder
+
+
+@pytest.mark.parametrize("restore", ["latest", "6"])
+def test_a_savepoint_of_the_job_that_its_user_deleted_is_missing_and_not_corrupt(storage: DictStorage, restore: str) -> None:
+    folder = put_stop(storage, 6)
+    for ask in (planned, report):
+        with pytest.raises(NotFoundError, match=f"from checkpoint 6, a stop savepoint at {folder}, which was deleted") as caught:
+            ask(storage, restore)
+        error = caught.value
+        assert (error.path, error.job, error.checkpoint, error.kept) == (folder, JOB, 6, [3, 4, 5])
+        assert "has kept 3, 4, 5: restore='5' goes on from there" in error.message
+        assert "restore='latest-readable' with allow_output_repeat=True" in error.message
+        assert "corrupt" not in error.message
+    assert planned(storage, "5", allow_output_repeat=True).base is not None, "as the message says"
+
+
+@pytest.mark.parametrize("restore", ["latest", None])
+def test_a_deleted_savepoint_that_a_job_began_from_is_missing_too(restore: str | None) -> None:
+    storage = DictStorage()
+    storage.files["_holdfast"] = b"directory"
+    put_submission(storage, 1, RestorePoint(7, SAVEPOINT, 1, explicit=True, kind=CheckpointKind.SAVEPOINT), 8)
+    with pytest.raises(NotFoundError, match=f"{SAVEPOINT}, which was deleted or moved") as caught:
+        planned(storage, restore)
+    assert caught.value.kept == []
+    assert "latest-readable" not in caught.value.message, "there is none"
+
+
+def test_a_savepoint_that_goes_while_the_job_goes_on_is_looked_for_again(storage: DictStorage) -> None:
+    """What the report says is of one moment: what was latest when the records were read may be subsumed and deleted since."""
+    files = dict(storage.files)
+    put_stop(storage, 6)
+
+    class Goes(DictStorage):
+        def execute(self, operation: Any) -> Any:
+            if getattr(operation, "path", "") == "/savepoints/savepoint-6/_metadata":
+                self.files = dict(files)
+            return super().execute(operation)
+
+    going = Goes()
+    going.files = dict(storage.files)
+    found = report(going, "latest")
+    assert found.snapshot is not None
+    assert found.snapshot.checkpoint_id == 5

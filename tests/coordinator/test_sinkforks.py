@@ -178,7 +178,12 @@ def test_a_folder_that_was_moved_with_its_log_is_the_same_sink() -> None:
 def test_a_sink_id_that_was_changed_is_another_log() -> None:
     scene = Scene()
     scene.record()
-    assert scene.kinds(graph=graph_at(OLD, "other")) == ["SinkMovedError"]
+    plan = scene.plan(graph=graph_at(OLD, "other"))
+    with pytest.raises(SinkMovedError, match=r"'other' .* a log of its own at /old, .* of sink_id 'out': name it so") as caught:
+        plan.report.check()
+    assert "put it back" not in caught.value.message
+    assert (caught.value.stored, caught.value.stored_id) == (OLD, "out")
+    assert [(sink.stored_path, sink.stored_id) for sink in plan.report.sinks] == [(OLD, "out")]
 
 
 # -------------------------------------------------------------------------------------------------------------------- fork
@@ -192,10 +197,35 @@ def test_a_job_that_runs_keeps_what_it_staged_and_its_fork_is_not_told_that_outp
     assert plan.report.fits
     assert told(plan) == {"unnamed": place_of(OLD, "out"), "ends": []}, "this job never writes to the log of another"
     left = "40 rows in 1 file of checkpoint 7, staged at /old, are left to job 'word count'"
-    assert any(left in note for note in plan.report.notes)
+    (note,) = [note for note in plan.report.notes if left in note]
+    assert "has no end on record" in note
+    assert "whether it runs now is not known here" in note, "a job that was killed looks the same"
     assert not any("written again" in note and "accept" in note for note in plan.report.notes)
     assert [sink.may_repeat for sink in plan.report.sinks] == [False]
     assert scene.kinds(path=OLD) == ["OutputMayRepeatError"], "in the same place it would"
+
+
+def test_a_job_that_finished_without_them_had_written_them_again() -> None:
+    scene = Scene()
+    scene.record(state="FINISHED")
+    plan = scene.plan("fork")
+    assert plan.report.fits
+    assert any("are left: job 'word count'" in note and "written them again" in note for note in plan.report.notes)
+
+
+@pytest.mark.parametrize("owner", [OTHER, JOB])
+@pytest.mark.parametrize("state", [None, "CANCELED"])
+def test_rows_of_a_log_that_a_third_job_took_over_are_that_job_s_and_it_is_named(owner: str, state: str | None) -> None:
+    heir = "ef" * 16
+    scene = Scene(owner=owner)
+    scene.record(state=state)
+    scene.log(OLD, OwnerEntry(1, 1, 2, "heir", heir, 1, 7, "", 0))
+    with pytest.raises(CommittablesLeftError, match=f"job {heir}, which took that log over") as caught:
+        scene.plan("fork").report.check()
+    assert caught.value.files == [FILE.name]
+    assert told(scene.plan("abandon"))["ends"] == []
+    scene.log(OLD, CommitEntry(1, 2, 2, "heir", heir, 1, 7, 40, (FILE,), "w", 0))
+    assert scene.plan("fork").report.fits, "it has committed them"
 
 
 def checkpoint_of(job_id: str, number: int) -> dict[str, bytes]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ from coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRe
 from coordinator.sinkforks import Fate
 from coordinator.store import read_job
 from operators.sinks.parquet import read_log
-from statebackends.errors import HoldfastError
+from statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
 from statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
 from statebackends.metadata import SnapshotMetadata, encode_metadata
 from statebackends.storage.operations import run_flow
@@ -34,11 +36,12 @@ from tests.coordinator.test_sinkforks import STATE, checkpoint_of, graph_at
 from tests.coordinator.world import JOB
 from tests.coordinator.world import DictStorage as StateDirectory
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import ROOT, MiniJob, MortalStorage, Snapshot, committed
+from tests.operators.sinks.minijob import ROOT, Crash, MiniJob, MortalStorage, Snapshot, committed
 
 ELSEWHERE = "/elsewhere"
 SAVEPOINT = "/savepoints/s"
 SEEDS = range(120)
+THIRD = "ef" * 16
 ROWS_AFTER = 3
 """Of the fork, at the least."""
 
@@ -50,15 +53,17 @@ class Wrong(AssertionError):
 class Scene:
     """One seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_own: bool | None = None) -> None:
         self.random = random.Random(seed)
-        self.is_own = self.random.random() < 0.3
+        self.is_own = self.random.random() < 0.3 if is_own is None else is_own
         self.job = MiniJob(MortalStorage({}), DictStorage(), JOB if self.is_own else OTHER)
         self.state = ""
         """How the first job ended; empty: it runs."""
         self.savepoint = Snapshot(0, 0, [])
         self.metadata: SnapshotMetadata | None = None
         self.fork: MiniJob | None = None
+        self.heir: MiniJob | None = None
+        """A third job, started from the savepoint where the first one wrote."""
 
     def run(self) -> str:
         """What the coordinator said: `accepted`, or why not."""
@@ -68,6 +73,8 @@ class Scene:
         self._steps(self.random.choice((0, 0, 1, 4)))
         if self.is_own or self.random.random() < 0.6:
             self._end()
+        if self.state in ("CANCELED", "FAILED") and self.random.random() < 0.4:
+            self.take_over(self.random.randrange(9), after=self.random.random() < 0.5)
         plan = self._ask()
         if plan.report.refusals:
             return plan.report.refusals[0].kind
@@ -128,6 +135,19 @@ class Scene:
         else:
             self.state = self.random.choice(("CANCELED", "FAILED"))
 
+    # ------------------------------------------------------------------------------------------------------- the third job
+
+    def take_over(self, dies_at: int | None, *, after: bool = False) -> int:
+        """The third job starts, and may die for good at one change of the output; how many changes there were."""
+        storage = self.job.storage
+        if self.heir is None:
+            self.heir = MiniJob(storage, self.job.state, THIRD, restored=self.savepoint)
+        storage.changes, storage.dies_at, storage.after = 0, dies_at, after
+        with suppress(Crash, OutputMayRepeatError):
+            self.heir.start()
+        storage.dies_at = None
+        return storage.changes
+
     # ---------------------------------------------------------------------------------------------------------- the fork
 
     def _directory(self) -> StateDirectory:
@@ -163,6 +183,12 @@ class Scene:
         return plan
 
     def _start_fork(self, plan: SubmissionPlan) -> None:
+        fork = self._deploy_fork(plan)
+        for _ in range(self.random.randrange(1, 3)):
+            self._restart(fork)
+        self._write_fork(fork)
+
+    def _deploy_fork(self, plan: SubmissionPlan) -> MiniJob:
         told = plan.submission.graph.vertices[-1].operators[0].properties[FORK_PROPERTY]
         fork = MiniJob(self.job.storage, self.job.state, JOB, restored=self.savepoint)
         fork.attempt = self.job.attempt if self.is_own else 0
@@ -170,8 +196,9 @@ class Scene:
         fork.path, fork.stores = ELSEWHERE, {ELSEWHERE: MortalStorage({}, ELSEWHERE), ROOT: self.job.storage}
         fork.properties = {FORK_PROPERTY: told}
         self.fork = fork
-        for _ in range(self.random.randrange(1, 3)):
-            self._restart(fork)
+        return fork
+
+    def _write_fork(self, fork: MiniJob) -> None:
         fork.emit(ROWS_AFTER)
         fork.checkpoint()
         self._restart(fork)
@@ -186,7 +213,8 @@ class Scene:
             raise Wrong(f"the new output is not exact: {new}")
         if len(old) < begins:
             raise Wrong(f"rows {len(old)} to {begins} are in neither output")
-        strangers = {entry.job_id for entry in read_log(self.job.storage, "out")} - {self.job.job_id}
+        heirs = {self.heir.job_id} if self.heir is not None else set()
+        strangers = {entry.job_id for entry in read_log(self.job.storage, "out")} - {self.job.job_id} - heirs
         if strangers:
             raise Wrong(f"{strangers} wrote to the log of {self.job.job_id}")
 
@@ -208,6 +236,49 @@ def test_no_row_is_lost_or_repeated_by_a_fork_and_no_log_is_written_by_another_j
     assert counts["CommittablesLeftError"] >= 5, "rows of nobody are refused"
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("order", ["before the judgement", "behind the judgement"])
+def test_rows_of_a_log_that_a_third_job_took_over_before_it_died_are_dropped_by_nobody(order: str, *, after: bool) -> None:
+    """At each of its deaths: the rows are in the old output, or the fork is refused, or it does not begin until they are there."""
+
+    def staged() -> Scene:
+        scene = Scene(0, is_own=True)
+        scene.job.start()
+        scene._take_savepoint()
+        scene.state = "CANCELED"
+        return scene
+
+    changes = staged().take_over(None)
+    assert changes >= 4
+    seen = set()
+    for kill in range(changes):
+        scene = staged()
+        if order == "before the judgement":
+            scene.take_over(kill, after=after)
+        plan = scene._ask()
+        if order == "behind the judgement":
+            scene.take_over(kill, after=after)
+        if plan.report.refusals:
+            (refusal,) = plan.report.refusals
+            assert refusal.kind == "CommittablesLeftError"
+            assert f"job {THIRD}, which took that log over" in refusal.message
+            scene.take_over(None)
+            plan = scene._ask()
+            assert plan.report.fits, "now they are committed"
+            seen.add("refused")
+        fork = scene._deploy_fork(plan)
+        try:
+            fork.start()
+        except FencedError as error:
+            seen.add(f"fenced by {error.fields['owner']}")
+            assert committed(fork.stores[ELSEWHERE]) == []
+            scene.take_over(None)
+            fork.start()
+        scene._write_fork(fork)
+        scene._check()
+    assert seen == ({"refused"} if order == "before the judgement" else {f"fenced by {THIRD}"})
+
+
 def _always(fate: Fate) -> Callable[..., Any]:
     def fate_of(*arguments: Any, **options: Any) -> Any:
         yield from ()
@@ -219,6 +290,20 @@ def _always(fate: Fate) -> Callable[..., Any]:
 def _forgets(*arguments: Any) -> Any:
     yield from ()
 
+
+def _passes_over_owners(original: Callable[..., Any]) -> Callable[..., Any]:
+    def look(*arguments: Any) -> Any:
+        return replace((yield from original(*arguments)), heir="")
+
+    return look
+
+
+def _lets_go_where_fenced(original: Callable[..., Any]) -> Callable[..., Any]:
+    def end_log_flow(*arguments: Any) -> Any:
+        with suppress(FencedError):
+            yield from original(*arguments)
+
+    return end_log_flow
 
 
 
@@ -234,4 +319,15 @@ def _forgets(*arguments: Any) -> Any:
 def test_a_wrong_judgement_is_seen(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Any, seen: str) -> None:
     monkeypatch.setattr(module, name, mutant)
     with pytest.raises(Wrong, match=seen):
+        verdicts()
+
+
+def test_a_log_that_another_job_took_is_seen_by_the_coordinator_and_by_the_committer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either alone is enough for no row to be lost; without both it is seen."""
+    mutant = _passes_over_owners(sinkforks_module._look)
+    monkeypatch.setattr(sinkforks_module, "_look", mutant)
+    with pytest.raises(Wrong, match="can't recover"):
+        verdicts()
+    monkeypatch.setattr(committer_module, "end_log_flow", _lets_go_where_fenced(committer_module.end_log_flow))
+    with pytest.raises(Wrong, match="in neither output"):
         verdicts()

@@ -50,6 +50,16 @@ def moved(job: MiniJob, snapshot: Snapshot, *, job_id: str = "job-a", ends: bool
     return new
 
 
+def forget_places(savepoint: Snapshot) -> None:
+    """As an older Holdfast stored it."""
+    nameless = []
+    for entry in savepoint.committer:
+        fields = msgspec.msgpack.decode(entry)
+        del fields["place"]
+        nameless.append(msgspec.msgpack.encode(fields))
+    savepoint.committer = nameless
+
+
 def elsewhere(job: MiniJob) -> MortalStorage:
     return job.stores[ELSEWHERE]
 
@@ -123,6 +133,36 @@ def test_what_another_job_took_over_meanwhile_is_that_job_s() -> None:
     assert committed(elsewhere(new)) == [6, 7, 8]
 
 
+def test_what_another_job_took_over_and_has_not_committed_is_waited_for() -> None:
+    job = job_at(1)
+    savepoint = savepoint_of(job)
+    heir = MiniJob(job.storage, job.state, "job-b", restored=savepoint)
+    heir.start(flows=1)
+    new = moved(job, savepoint, ends=True)
+    for _ in range(2):
+        with pytest.raises(FencedError, match=r"owned by job job-b.* has not committed 3 rows of checkpoint 2"):
+            new.start()
+    assert elsewhere(new).files == {}
+    heir.start()
+    new.start()
+    assert committed(job.storage) == list(range(6))
+
+
+def test_entries_of_a_place_that_nobody_knows_are_given_up_and_no_reason_to_fail_for_ever() -> None:
+    """A snapshot of an older Holdfast whose log was empty of staged files and whose graph is not stored."""
+    job = job_at(1)
+    savepoint = savepoint_of(job)
+    forget_places(savepoint)
+    new = moved(job, savepoint, ends=False)
+    new.properties = {FORK_PROPERTY: msgspec.to_builtins(SinkFork())}
+    new.start()
+    new.emit(ROWS)
+    new.checkpoint()
+    new.start()
+    assert committed(elsewhere(new)) == [6, 7, 8]
+    assert committed(job.storage) == [0, 1, 2]
+
+
 def test_an_attempt_that_lives_on_can_not_commit_behind_the_move() -> None:
     job = job_at(1)
     job.emit(ROWS)
@@ -162,15 +202,9 @@ def test_without_the_coordinator_s_word_a_sink_elsewhere_still_loses_nothing() -
 
 
 def test_a_state_without_places_is_of_the_place_that_the_coordinator_names() -> None:
-    """As an older Holdfast stored it."""
     job = job_at(1)
     savepoint = savepoint_of(job)
-    nameless = []
-    for entry in savepoint.committer:
-        fields = msgspec.msgpack.decode(entry)
-        del fields["place"]
-        nameless.append(msgspec.msgpack.encode(fields))
-    savepoint.committer = nameless
+    forget_places(savepoint)
     new = moved(job, savepoint, ends=True)
     new.start()
     assert committed(job.storage) == list(range(6))
