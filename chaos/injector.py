@@ -211,8 +211,8 @@ class Injector:
     # --------------------------------------------------------------------------------------------------------- operators
 
     def operator(self, uid: str, clock: ProcessClock) -> None:
-        """An operator of user code is called. Raises UserFunctionError, which counts as the user's, when it is to fail; a slow one uses
-        up its clock's time."""
+        """An operator of user code is called. Raises UserFunctionError, which counts as the user's, when it is to fail; a slow one
+        uses up its clock's time."""
         if not self._windows and not self._armed:
             return
         for window in self._open("slow_operator"):
