@@ -201,8 +201,8 @@ def serve(
 def jobs(
     url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, offline: Offline = False, as_json: Json = False
 ) -> None:
-    """List jobs, newest first, with the rows that they have read, written and dropped because they came too late; of a state
-    directory that no coordinator serves, what it holds."""
+    """List jobs, newest first, with the rows that they have read, written, dropped because they came too late, and skipped because
+    a function failed on them; of a state directory that no coordinator serves, what it holds."""
     client = connect_to_read(url, token_file, state_dir, offline=offline)
     found, totals = client.jobs(), client.totals()
     if as_json:
@@ -216,11 +216,11 @@ def jobs(
             f"{job['tasks']['running']}/{job['tasks']['total']}" if "failure" not in job else "-",  # nobody was asked
             console.time_text(job["start-time"]),
             console.duration_text(job["duration"]),
-            *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped")),
+            *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped", "rows_skipped")),
         )
         for job in found
     ]
-    columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE")
+    columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE", "SKIPPED")
     console.show_table(columns, rows, empty="no jobs")
     for job in found:
         if job.get("failure"):

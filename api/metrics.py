@@ -32,6 +32,10 @@ USER_COUNTERS_MAX = 10_000
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
+_MAY_SKIP = frozenset({"map", "filter", "flat_map", "timestamps"})
+"""Kinds of operators that have `on_error`."""
+
+
 class JobMetrics:
     """One scrape's families of jobs, filled job by job."""
 
@@ -48,6 +52,11 @@ class JobMetrics:
         self.late = CounterMetricFamily(
             "holdfast_operator_late_records_dropped",
             "Records that came too late for the operator.",
+            labels=(*labels, "operator"),
+        )
+        self.skipped = CounterMetricFamily(
+            "holdfast_operator_rows_skipped",
+            'Rows that the operator left out because of on_error="skip".',
             labels=(*labels, "operator"),
         )
         self.user = CounterMetricFamily(
@@ -103,6 +112,8 @@ class JobMetrics:
             entry = job.reached.get(operator.uid, NOTHING)
             if operator.kind == "window" or entry.late_dropped:  # from 0 on, or an alarm would miss the first ones
                 self.late.add_metric((*labels, operator.uid), entry.late_dropped)
+            if operator.kind in _MAY_SKIP or entry.rows_skipped:
+                self.skipped.add_metric((*labels, operator.uid), entry.rows_skipped)
             for name, count in sorted(entry.counters.items()):
                 if len(self.user.samples) < USER_COUNTERS_MAX:
                     self.user.add_metric((*labels, operator.uid, name), count)

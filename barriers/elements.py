@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.rows import columns_to_rows, rows_to_columns
+from barriers.rows import columns_to_rows, fitting_columns, rows_to_columns
 from statebackends.errors import InvalidConfigError
 
 MIN_WATERMARK = -(2**63)
@@ -76,6 +76,12 @@ class Batch:
                 raise InvalidConfigError("rows without a declared schema can't become columns: declare returns=")
             self._columns = rows_to_columns(self._rows or (), self.schema, self.producer)
         return self._columns
+
+    def fits(self) -> bool:
+        """Whether the rows fit the declared columns, which are then at hand: `columns()` would raise, and search for the row."""
+        if self._columns is None and self.schema is not None:
+            self._columns = fitting_columns(self._rows or (), self.schema)
+        return self._columns is not None
 
     def rows(self, row_factory: Callable[..., Row] | None = None) -> Sequence[Row]:
         """The records as rows: dicts by column name, or the declared record type (of the batch, or `row_factory`)."""

@@ -16,6 +16,8 @@ from statebackends.handles import OperatorSubtaskState
 
 TEXT_BYTES_MAX = 1024
 """Of a text that a worker sends, once it is taken: what is longer is clipped, or refused where it is a name."""
+SKIPPED_REASON_BYTES_MAX = 512
+"""Of the text that tells why an operator left out its first row: it is in every heartbeat from then on, and in snapshots."""
 SOCKET_PATH_BYTES_MAX = 107
 """Of a unix socket's path, by the kernel (`sun_path` and its end)."""
 TRACEBACK_BYTES_MAX = 8 * 1024
@@ -132,6 +134,9 @@ class AckStatus(StrEnum):
     """The checkpoint is gone; the leader deletes the state that came with it."""
 
 
+SkippedReason: TypeAlias = Annotated[str, msgspec.Meta(max_length=SKIPPED_REASON_BYTES_MAX)]
+
+
 class SubtaskKey(msgspec.Struct, frozen=True, order=True):
     """One parallel instance of one job vertex."""
 
@@ -154,6 +159,10 @@ class OperatorMetrics(msgspec.Struct, frozen=True):
     """How far the event time of the latest of these lay behind the watermark."""
     counters: Counters = {}
     """The function's own (`ctx.counter(name)`)."""
+    rows_skipped: _Count = 0
+    """Of `records_in`: left out by on_error="skip"; of a flat_map also rows that it made and that fit no column."""
+    first_skipped: SkippedReason = ""
+    """Why the first of these was."""
 
 
 OPERATORS_MAX = 4_096
@@ -212,7 +221,6 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     records_out: _Count = 0
     bytes_in: _Count = 0
     bytes_out: _Count = 0
-    late_dropped: _Count = 0
     busy_ms: _Count = 0
     idle_ms: _Count = 0
     backpressured_ms: _Count = 0
@@ -221,8 +229,6 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Files of the restored snapshot that were read from this host's own copies."""
     restored_remote_bytes: _Count = 0
     """Files of it that were read from storage."""
-    rows_skipped: _Count = 0
-    """Left out by on_error="skip"."""
     operators: OperatorCounts = ()
     """Of each operator of the chain."""
 

@@ -5,7 +5,7 @@ A row is a dict by column name or an instance of a declared record type. What do
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -28,6 +28,8 @@ PYTHON_TYPES: dict[pa.DataType, str] = {
     pa.timestamp("us", "UTC"): "datetime",
 }
 """What a column of the type is called by who declares it with an annotation."""
+_MISFIT = (pa.ArrowException, LookupError, AttributeError, TypeError, ValueError, OverflowError)
+"""What a conversion raises on a row that doesn't fit."""
 
 
 def columns_to_rows(columns: pa.RecordBatch, row_factory: Callable[..., Any] | None = None) -> list[Any]:
@@ -81,13 +83,42 @@ def rows_to_columns(rows: Sequence[Any], schema: pa.Schema, producer: str = "") 
     another type, a null where none is allowed, a naive datetime where a zone is declared."""
     try:
         arrays = _arrays(rows, schema)
-    except (pa.ArrowException, LookupError, AttributeError, TypeError, ValueError, OverflowError) as error:
+    except _MISFIT as error:
         raise _mismatch(rows, schema, producer, error) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
-    as_dicts = not rows or isinstance(rows[0], dict)
+def fitting_columns(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch | None:
+    """As rows_to_columns; None where that would raise SchemaMismatchError, without its search for the row and its story."""
+    try:
+        return pa.RecordBatch.from_arrays(_arrays(rows, schema), schema=schema)
+    except _MISFIT:
+        return None
+
+
+def misfits(rows: Sequence[Any], schema: pa.Schema) -> Iterator[int]:
+    """Positions of the rows that don't fit, in order; all others together do. Each is found by bisection, so that k of n rows cost
+    O(k log n) conversions. Where one row is a dict, all have to be."""
+    as_dicts = any(isinstance(row, dict) for row in rows)
+    blocks = [(0, len(rows))]
+    while blocks:
+        start, stop = blocks.pop()
+        if start == stop:
+            continue
+        try:
+            _arrays(rows[start:stop], schema, as_dicts=as_dicts)
+        except _MISFIT:
+            if stop - start == 1:
+                yield start
+            else:
+                middle = (start + stop) // 2
+                blocks += [(middle, stop), (start, middle)]
+
+
+def _arrays(rows: Sequence[Any], schema: pa.Schema, *, as_dicts: bool | None = None) -> list[pa.Array]:
+    """`as_dicts`: whether rows are dicts; None: as the first one is."""
+    if as_dicts is None:
+        as_dicts = not rows or isinstance(rows[0], dict)
     getter: Callable[[str], Callable[[Any], Any]] = itemgetter if as_dicts else attrgetter
     arrays = []
     for field in schema:
@@ -144,11 +175,16 @@ def _exact_types(declared: pa.DataType) -> tuple[set[type], tuple[type, ...], tu
 
 def _mismatch(rows: Sequence[Any], schema: pa.Schema, producer: str, cause: Exception) -> SchemaMismatchError:
     """Find the first row and column that don't fit, now that something is known not to."""
-    for index, row in enumerate(rows):
-        column, reason = _first_misfit(row, schema)
-        if reason:
-            return _error(producer, index, column, reason, row)
-    return _error(producer, None, None, str(cause), rows[0] if rows else None)
+    index = next(misfits(rows, schema), None)
+    if index is None:
+        return _error(producer, None, None, str(cause), rows[0] if rows else None)
+    return misfit_error(rows[index], index, schema, producer)
+
+
+def misfit_error(row: Any, index: int, schema: pa.Schema, producer: str = "") -> SchemaMismatchError:
+    """The error for a row that `misfits` found at `index`, naming the column."""
+    column, reason = _first_misfit(row, schema)
+    return _error(producer, index, column, reason or f"it is of type {type(row).__name__}, and others of its batch are dicts", row)
 
 
 def _first_misfit(row: Any, schema: pa.Schema) -> tuple[str | None, str]:

@@ -17,6 +17,7 @@ from chaos.forgeries import forge
 from chaos.observations import FaultBegan, Observation
 from chaos.processes import Kernel, Process, ProcessClock
 from chaos.stores import LATE_MS, OK, Outcome, StoreDecision
+from statebackends.errors import UserFunctionError
 from statebackends.storage.operations import Operation, path_of
 
 
@@ -25,10 +26,6 @@ class Hands(Protocol):
 
     def strike(self, fault: Fault, process: Process | None) -> bool:
         """Carry out a fault that happens at one moment; `process` is the one that passed the fault's point, if it has one."""
-
-
-class InjectedError(Exception):
-    """What user code raises because a fault says so."""
 
 
 @dataclass(eq=False, slots=True)
@@ -214,7 +211,8 @@ class Injector:
     # --------------------------------------------------------------------------------------------------------- operators
 
     def operator(self, uid: str, clock: ProcessClock) -> None:
-        """An operator of user code is called. Raises InjectedError when it is to fail; a slow one uses up its clock's time."""
+        """An operator of user code is called. Raises UserFunctionError, which counts as the user's, when it is to fail; a slow one
+        uses up its clock's time."""
         if not self._windows and not self._armed:
             return
         for window in self._open("slow_operator"):
@@ -226,7 +224,7 @@ class Injector:
             self._armed.remove((index, fault))
             self._count(index, fault)
             if fault.kind == "user_error":
-                raise InjectedError(f"injected into {uid}")
+                raise UserFunctionError(f"operator {uid!r}: the user's function raised what was injected", operator=uid, frames="")
             clock.spent_us += fault.amount * 1000
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from barriers.jobgraph import JobGraph
-from barriers.messages import COUNTERS_MAX, INT_MAX, Counters, OperatorMetrics
+from barriers.messages import COUNTERS_MAX, INT_MAX, Counters, OperatorMetrics, SkippedReason
 from statebackends.decoding import UNDECODABLE, decode_json
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
@@ -23,13 +23,16 @@ COUNTERS_PROPERTY = "counters"
 
 
 class OperatorTotals(msgspec.Struct, frozen=True):
-    """One operator over all of its subtasks: the sums of `OperatorMetrics`, and the latest record of all."""
+    """One operator over all of its subtasks: the sums of `OperatorMetrics`, the latest record, and why the first row that was left
+    out was."""
 
     records_in: _Count = 0
     records_out: _Count = 0
     late_dropped: _Count = 0
     late_ms_max: _Count = 0
     counters: Counters = {}
+    rows_skipped: _Count = 0
+    first_skipped: SkippedReason = ""
 
     def at_least(self, other: OperatorTotals) -> OperatorTotals:
         """Of each number the higher one; of the counters COUNTERS_MAX at most, those of `other` first. A function's subtasks may
@@ -44,6 +47,8 @@ class OperatorTotals(msgspec.Struct, frozen=True):
             max(self.late_dropped, other.late_dropped),
             max(self.late_ms_max, other.late_ms_max),
             counters,
+            max(self.rows_skipped, other.rows_skipped),
+            other.first_skipped or self.first_skipped,
         )
 
 
@@ -80,11 +85,12 @@ class Tally:
 class _Sum:
     """COUNTERS_MAX counters at most, those that came first."""
 
-    __slots__ = ("counters", "late_dropped", "late_ms_max", "records_in", "records_out")
+    __slots__ = ("counters", "first_skipped", "late_dropped", "late_ms_max", "records_in", "records_out", "rows_skipped")
 
     def __init__(self, base: OperatorTotals) -> None:
         self.records_in, self.records_out = base.records_in, base.records_out
         self.late_dropped, self.late_ms_max = base.late_dropped, base.late_ms_max
+        self.rows_skipped, self.first_skipped = base.rows_skipped, base.first_skipped
         self.counters = dict(base.counters)
 
     def change(self, before: OperatorMetrics | None, now: OperatorMetrics) -> None:
@@ -93,6 +99,8 @@ class _Sum:
         self.records_out += now.records_out - old.records_out
         self.late_dropped += now.late_dropped - old.late_dropped
         self.late_ms_max = max(self.late_ms_max, now.late_ms_max)
+        self.rows_skipped += now.rows_skipped - old.rows_skipped
+        self.first_skipped = self.first_skipped or now.first_skipped
         for name, count in now.counters.items():
             if name in self.counters or len(self.counters) < COUNTERS_MAX:
                 self.counters[name] = self.counters.get(name, 0) + count - old.counters.get(name, 0)
@@ -101,7 +109,13 @@ class _Sum:
         """No number is more than a record can hold."""
         counters = {name: _fit(count) for name, count in self.counters.items()}
         return OperatorTotals(
-            _fit(self.records_in), _fit(self.records_out), _fit(self.late_dropped), _fit(self.late_ms_max), counters
+            _fit(self.records_in),
+            _fit(self.records_out),
+            _fit(self.late_dropped),
+            _fit(self.late_ms_max),
+            counters,
+            _fit(self.rows_skipped),
+            self.first_skipped,
         )
 
 
@@ -120,6 +134,7 @@ class JobTotals(msgspec.Struct, frozen=True):
     records_out: int = 0
     """Taken by its sinks: committed, or to be with the next checkpoint."""
     late_dropped: int = 0
+    rows_skipped: int = 0
 
 
 def derive_job_totals(graph: JobGraph, totals: Totals) -> JobTotals:
@@ -129,7 +144,8 @@ def derive_job_totals(graph: JobGraph, totals: Totals) -> JobTotals:
             entry = totals.get(operator.uid, NOTHING)
             read += entry.records_out if operator.kind == "source" else 0
             written += entry.records_in if operator.kind == "sink_writer" else 0
-    return JobTotals(read, written, sum(entry.late_dropped for entry in totals.values()))
+    late = sum(entry.late_dropped for entry in totals.values())
+    return JobTotals(read, written, late, sum(entry.rows_skipped for entry in totals.values()))
 
 
 def reached(before: Totals, now: Totals) -> Totals:

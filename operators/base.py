@@ -59,7 +59,7 @@ class OperatorCounters:
     late_dropped: int = 0
     late_ms_max: int = 0
     rows_skipped: int = 0
-    """Left out by on_error="skip"."""
+    first_skipped: str = ""
     records_in: int = 0
     records_out: int = 0
     named: dict[str, int] = field(default_factory=dict)
@@ -69,8 +69,16 @@ class OperatorCounters:
 
     def metrics(self, operator: str) -> OperatorMetrics:
         counters = {name: counter.count for name, counter in self.user.items()}
-        late_ms_max = min(INT_MAX, self.late_ms_max)
-        return OperatorMetrics(operator, self.records_in, self.records_out, self.late_dropped, late_ms_max, counters)
+        return OperatorMetrics(
+            operator,
+            records_in=self.records_in,
+            records_out=self.records_out,
+            late_dropped=self.late_dropped,
+            late_ms_max=min(INT_MAX, self.late_ms_max),
+            counters=counters,
+            rows_skipped=self.rows_skipped,
+            first_skipped=self.first_skipped,
+        )
 
 
 class Counter:

@@ -38,7 +38,8 @@ class CoordinatorClient(Protocol):
         """GET /v1/jobs/:jobid/workers: {"submission": n, "state": text, "attempt": n, "restarts": n, "failure": text or null,
         "last_failure": text or null, "epoch": n, "late_dropped": n, "rows_skipped": n, "restored_local_bytes": n,
         "restored_remote_bytes": n,
-        "operators": [{"uid", "name", "kind", "records_in", "records_out", "late_dropped", "late_ms_max", "counters"}],
+        "operators": [{"uid", "name", "kind", "records_in", "records_out", "late_dropped", "late_ms_max", "counters",
+        "rows_skipped", "first_skipped"}],
         "workers": [{"slot", "pid", "nonce", "registered", "spawn", "timed_out", "fingerprint"}]}."""
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
@@ -97,6 +98,10 @@ class OperatorProgress:
     """How far the event time of the latest of these lay behind the watermark."""
     counters: Mapping[str, int] = field(default_factory=dict)
     """The function's own: `ctx.counter(name)`."""
+    rows_skipped: int = 0
+    """Left out by on_error="skip"."""
+    first_skipped: str = ""
+    """Why the first of these was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ class Progress:
     """Failovers since the submission's start, over restarts of the coordinator, too."""
     late_dropped: int = 0
     """Total: came too late for their windows, over all operators."""
+    rows_skipped: int = 0
+    """Total: left out by on_error="skip", over all operators."""
     checkpoints: int = 0
     """Completed, savepoints among them, since the submission's start or since this driver watches, whichever is later."""
     seconds: float = 0.0

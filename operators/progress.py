@@ -73,6 +73,8 @@ def operators_of(workers: dict[str, Any]) -> tuple[OperatorProgress, ...]:
             late_dropped=int(each["late_dropped"]),
             late_ms_max=int(each["late_ms_max"]),
             counters={str(name): int(count) for name, count in each["counters"].items()},
+            rows_skipped=int(each.get("rows_skipped") or 0),
+            first_skipped=str(each.get("first_skipped") or ""),
         )
         for each in workers.get("operators", ())
     )
@@ -123,6 +125,7 @@ def derive_progress(now: Look, before: Look | None, *, checkpoints: int = 0) -> 
         last_checkpoint_duration_ms=None if duration is None else int(duration),
         restarts=int(now.workers.get("restarts") or 0),
         late_dropped=sum(operator.late_dropped for operator in operators),
+        rows_skipped=sum(operator.rows_skipped for operator in operators),
         checkpoints=checkpoints,
         seconds=max(0, int(now.job.get("duration") or 0)) / 1000,
         operators=operators,
@@ -162,6 +165,8 @@ def format_progress(name: str, progress: Progress, registered: int, slots: int) 
     parts.append(f"restarts {progress.restarts}")
     if progress.late_dropped:
         parts.append(f"late {progress.late_dropped:,}")
+    if progress.rows_skipped:
+        parts.append(f"skipped {progress.rows_skipped:,}")
     if registered < slots:
         parts.append(f"{registered} of {slots} workers")
     return "  ".join(parts)
@@ -174,6 +179,8 @@ def format_totals(name: str, progress: Progress) -> str:
     parts += [f"{_rows(sink.records_in)} out to {sink.uid}" for sink in sinks]
     parts += [_counted(progress.checkpoints, "checkpoint"), _counted(progress.restarts, "restart")]
     parts.append(f"{_rows(progress.late_dropped)} dropped as late")
+    if progress.rows_skipped:
+        parts.append(f"{_rows(progress.rows_skipped)} skipped")
     return f"{name} {progress.state} after {progress.seconds:,.1f} s: {', '.join(parts)}"
 
 
@@ -196,6 +203,16 @@ def describe_late(name: str, progress: Progress) -> list[str]:
         "assign_timestamps() waits longer for such rows"
         for operator in progress.operators
         if operator.late_dropped
+    ]
+
+
+def describe_skipped(name: str, progress: Progress) -> list[str]:
+    """A warning for each operator that left rows out: what is wrong with the first may be wrong with all."""
+    return [
+        f"{name}: operator {operator.uid!r} left out {_rows(operator.rows_skipped)} of {operator.records_in:,} (on_error='skip'), "
+        f"the first since: {operator.first_skipped}"
+        for operator in progress.operators
+        if operator.rows_skipped
     ]
 
 

@@ -27,6 +27,7 @@ from operators.progress import (
     describe_late,
     describe_restart,
     describe_restored,
+    describe_skipped,
     format_counters,
     format_progress,
     format_totals,
@@ -416,7 +417,7 @@ class SparkJobHandle:
         counters = format_counters(name, progress)
         if counters is not None:
             self._line.say(counters)
-        for warning in describe_late(name, progress):
+        for warning in (*describe_late(name, progress), *describe_skipped(name, progress)):
             log.warning("%s", warning)
 
     def _told(self, restart: str, error: str) -> str:

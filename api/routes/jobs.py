@@ -40,6 +40,8 @@ class JobNumbers(schemas.Record):
     records_out: int
     """Taken by the sinks."""
     late_dropped: int
+    rows_skipped: int
+    """Left out by on_error="skip"."""
     restarts: int
 
 

@@ -65,6 +65,10 @@ class OperatorNumbers(schemas.Record):
     """How far the event time of the latest of these lay behind the watermark."""
     counters: dict[str, int]
     """Those of the user's function."""
+    rows_skipped: int
+    """Left out by on_error="skip"."""
+    first_skipped: str
+    """Why the first of these was; empty if there is none."""
 
 
 class Workers(schemas.Record):
@@ -81,7 +85,7 @@ class Workers(schemas.Record):
     late_dropped: int
     """Records that came behind the watermark and were dropped, over all operators."""
     rows_skipped: int
-    """Rows that functions with on_error="skip" have left out, in the running attempt."""
+    """Rows that functions with on_error="skip" have left out, over all operators."""
     restored_local_bytes: int
     restored_remote_bytes: int
     operators: list[OperatorNumbers]
@@ -126,7 +130,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         failure=view.failure,
         last_failure=view.exceptions[0].error if view.exceptions else None,
         late_dropped=sum(each.late_dropped for each in view.totals.values()),
-        rows_skipped=sum(each.rows_skipped for each in metrics),
+        rows_skipped=sum(each.rows_skipped for each in view.totals.values()),
         restored_local_bytes=sum(each.restored_local_bytes for each in metrics),
         restored_remote_bytes=sum(each.restored_remote_bytes for each in metrics),
         operators=_operators(view),

@@ -22,6 +22,7 @@ from chaos.checkers.reconciling import ReconcilingChecker
 from chaos.checkers.recovery import RecoveryChecker
 from chaos.checkers.registers import RegisterChecker
 from chaos.checkers.repair import RepairChecker
+from chaos.checkers.restarts import RestartsChecker
 from chaos.checkers.retention import RetentionChecker
 from chaos.checkers.stops import StopsChecker
 from chaos.checkers.workingfolders import WorkingFoldersChecker
@@ -46,6 +47,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RecoveryChecker,
     RepairChecker,
     PacingChecker,
+    RestartsChecker,
     ReconcilingChecker,
     EventTimeChecker,
     LateChecker,

@@ -108,7 +108,9 @@ class LateChecker(Checker):
             case Delivered(command=Deploy(deployment=deployment)):
                 self._deployed.setdefault(deployment.attempt, deployment)
             case Reported(item=SubtaskStatus(drained=True, metrics=metrics) as status) if metrics is not None:
-                self._dropped.setdefault((status.attempt, status.vertex), {})[status.subtask] = metrics.late_dropped
+                self._dropped.setdefault((status.attempt, status.vertex), {})[status.subtask] = sum(
+                    each.late_dropped for each in metrics.operators
+                )
             case Stored() if observation.added:
                 for change in self.ledger.changes(observation):
                     if isinstance(change, Decided) and change.snapshot is not None:

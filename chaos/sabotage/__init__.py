@@ -9,6 +9,7 @@ from chaos.sabotage.fencing import SABOTAGES as FENCING
 from chaos.sabotage.keys import SABOTAGES as KEYS
 from chaos.sabotage.lateness import SABOTAGES as LATENESS
 from chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
+from chaos.sabotage.restarts import SABOTAGES as RESTARTS
 from chaos.sabotage.retention import SABOTAGES as RETENTION
 from chaos.sabotage.rewinding import SABOTAGES as REWINDING
 from chaos.sabotage.sinks import SABOTAGES as SINKS
@@ -24,7 +25,7 @@ SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
         *(CHANNELS, LATENESS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
-        *(COORDINATION, RETENTION, REWINDING, FENCING, SINKS, STORES),
+        *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area
 }

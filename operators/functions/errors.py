@@ -68,16 +68,26 @@ def function_name(function: Callable[..., Any]) -> str:
 def raise_told(
     error: Exception, *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any = NO_RECORD, key: str = ""
 ) -> NoReturn:
-    """Raise what `function` raised as an error that says where: operator, subtask, the user's line, record, and key (its repr, if
-    one is current). What has gone wrong in us passes as it is."""
-    if not isinstance(error, HoldfastError):
-        raise user_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key) from error
-    if "frames" in error.fields or not isinstance(error, _OF_USERS):
+    """Raise what `function` raised as `told_error`."""
+    told = told_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
+    if told is error:
         raise error
+    raise told from error
+
+
+def told_error(
+    error: Exception, *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any = NO_RECORD, key: str = ""
+) -> HoldfastError:
+    """What `function` raised as an error that says where: operator, subtask, the user's line, record, and key (its repr, if one is
+    current). What has gone wrong in us is given back as it is."""
+    if not isinstance(error, HoldfastError):
+        return user_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
+    if "frames" in error.fields or not isinstance(error, _OF_USERS):
+        return error
     message = error.message if error.message.startswith("operator ") else f"{_where(operator, subtask)}: {error.message}"
     message += f"; in {_called(function, place_of_error(error, function))}{_on(record, key)}"
     fields = {**error.fields, "operator": operator, "subtask": subtask, "record": shown(record), "frames": _told(error)}
-    raise type(error)(message, **fields) from error
+    return type(error)(message, **fields)
 
 
 def user_error(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from barriers.elements import Batch
-from barriers.rows import rows_to_columns
-from operators.functions.errors import STOPPED, raise_told, returned_none
+from barriers.rows import misfit_error, misfits
+from operators.functions.errors import STOPPED, returned_none
 from operators.functions.rich import UserFunctionOperator
 from operators.functions.skipping import SkippingOperator
 from operators.schema import RowType
-from statebackends.errors import HoldfastError, SchemaMismatchError, UserFunctionError
+from statebackends.errors import HoldfastError
 
 _NONE = type(None)
 _MISSING: Any = object()
@@ -44,22 +45,8 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
                     return results
                 raise RuntimeError(STOPPED)
             except Exception as error:
-                self._failed(error, rows[len(results)])
+                self._failed(error, self.function, rows[len(results)])
                 results.append(_MISSING)
-
-    def _failed(self, error: Exception, record: Any) -> None:
-        """The function raised, or what it returned does not fit. Returns if the row is left out."""
-        try:
-            self._raise(error, record)
-        except UserFunctionError as told:
-            if self._skipped is None:
-                raise
-            self._skipped.skip(told)
-
-    def _raise(self, error: Exception, record: Any) -> NoReturn:
-        raise_told(
-            error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=record
-        )
 
     def _returned_none(self, record: Any, wanted: str) -> HoldfastError:
         context = self.context
@@ -75,24 +62,14 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
                 self.output.collect(self._batch(rows, timestamps))
             return
         batch = self._present(rows, timestamps)
-        if batch is not None and self.output_type.schema is not None:
-            try:
-                batch.columns()  # kept: whoever needs columns has them
-            except SchemaMismatchError:
-                batch = self._present([row if self._fits(row) else _MISSING for row in rows], timestamps)
+        if batch is not None and batch.schema is not None and not batch.fits():
+            found = list(batch.rows())
+            for position in misfits(batch.rows(), batch.schema):
+                self._refuse(partial(misfit_error, found[position], position, batch.schema, self.context.uid))
+                found[position] = _MISSING
+            batch = self._present(found, batch.timestamps)
         if batch is not None:
             self.output.collect(batch)
-
-    def _fits(self, row: Any) -> bool:
-        assert self._skipped is not None
-        assert self.output_type.schema is not None
-        try:
-            if row is not _MISSING:
-                rows_to_columns([row], self.output_type.schema, self.context.uid)
-        except SchemaMismatchError as error:
-            self._skipped.skip(error)
-            return False
-        return True
 
     def _present(self, rows: list[Any], timestamps: npt.NDArray[np.int64] | None) -> Batch | None:
         kept = np.fromiter((row is not _MISSING for row in rows), np.bool_, len(rows))
@@ -128,10 +105,7 @@ class MapOperator(RowFunctionOperator):
         """Where columns are declared None is no row: the next function would be blamed for it."""
         for position, row in enumerate(rows):
             if row is None:
-                error = self._returned_none(records[position], "a row")
-                if self._skipped is None:
-                    raise error
-                self._skipped.skip(error)
+                self._refuse(partial(self._returned_none, records[position], "a row"))
                 rows[position] = _MISSING
 
 
@@ -162,7 +136,7 @@ class FilterOperator(RowFunctionOperator):
                 try:
                     mask[position] = bool(verdict)
                 except Exception as error:
-                    self._failed(error, records[position])
+                    self._failed(error, self.function, records[position])
         return mask
 
 
@@ -190,4 +164,4 @@ class FlatMapOperator(RowFunctionOperator):
         if isinstance(error, TypeError) and str(error) == "'NoneType' object is not iterable" and error.__traceback__ is not None:
             raised_here = error.__traceback__.tb_next is None  # and in no frame of the user's
             error = self._returned_none(row, "the rows that it makes of one") if raised_here else error
-        self._failed(error, row)
+        self._failed(error, self.function, row)

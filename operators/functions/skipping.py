@@ -6,10 +6,13 @@ what it had already put into its state for that row would stay."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
+from barriers.messages import SKIPPED_REASON_BYTES_MAX, clip, printable
 from operators.base import Operator, OperatorContext, Output
-from operators.functions.errors import error_line
-from statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError
+from operators.functions.errors import error_line, raise_told, told_error
+from statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError, UserFunctionError
 
 log = logging.getLogger("holdfast.functions")
 
@@ -35,25 +38,34 @@ class SkippedRows:
         self._context = context
         self._since_checkpoint = 0
 
-    def skip(self, error: HoldfastError) -> None:
-        """The row that `error` tells of is left out. Raises TooManyRowsSkippedError."""
-        context = self._context
-        context.counters.rows_skipped += 1
+    def skip(self, tell: Callable[[], HoldfastError]) -> None:
+        """A row is left out; `tell` makes its story, and is called for the few that are told. Raises TooManyRowsSkippedError."""
+        counters, limit = self._context.counters, self._context.skipped_rows_max
+        counters.rows_skipped += 1
         self._since_checkpoint += 1
-        count, limit = context.counters.rows_skipped, context.skipped_rows_max
         if limit is not None and self._since_checkpoint > limit:
-            raise TooManyRowsSkippedError(
-                f"operator {context.uid!r}, subtask {context.subtask}: on_error='skip' has left out {limit} rows since the last "
-                f"checkpoint, which is all that skipped_rows_max allows; the next one: {error.message}",
-                operator=context.uid,
-                subtask=context.subtask,
-                limit=limit,
-                frames=error.fields.get("frames", ""),
-            ) from error
-        if _is_told(count):
-            frames = error.fields.get("frames")
-            told = f"{error_line(error)}\n{frames}" if frames else error_line(error)
-            log.warning("on_error='skip' left out a row, %d by now: %s", count, told)
+            error = tell()
+            raise self._too_many(limit, error) from error
+        if _is_told(counters.rows_skipped):
+            self._tell(tell(), counters.rows_skipped)
+
+    def _tell(self, error: HoldfastError, count: int) -> None:
+        frames = error.fields.get("frames")
+        told = f"{error_line(error)}\n{frames}" if frames else error_line(error)
+        log.warning("on_error='skip' left out a row, %d by now: %s", count, told)
+        if count == 1:
+            self._context.counters.first_skipped = clip(printable(error.message), SKIPPED_REASON_BYTES_MAX)
+
+    def _too_many(self, limit: int, error: HoldfastError) -> TooManyRowsSkippedError:
+        context = self._context
+        return TooManyRowsSkippedError(
+            f"operator {context.uid!r}, subtask {context.subtask}: on_error='skip' has left out {limit} rows since the last "
+            f"checkpoint, which is all that skipped_rows_max allows; the next one: {error.message}",
+            operator=context.uid,
+            subtask=context.subtask,
+            limit=limit,
+            frames=error.fields.get("frames", ""),
+        )
 
     def checkpoint_completed(self) -> None:
         self._since_checkpoint = 0
@@ -68,6 +80,19 @@ class SkippingOperator(Operator):
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._skipped = SkippedRows(context) if self.skips else None
+
+    def _refuse(self, tell: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
+        """A row can't be taken, for the reason that `tell` makes. Returns if it is left out; else raises that error."""
+        if self._skipped is None:
+            raise tell() from cause
+        self._skipped.skip(tell)
+
+    def _failed(self, error: Exception, function: Callable[[Any], Any], record: Any) -> None:
+        """`function` raised on a row. Returns if the row is left out: what is no row's fault never is."""
+        where = {"operator": self.context.uid, "subtask": self.context.subtask, "function": function, "record": record}
+        if self._skipped is None or (isinstance(error, HoldfastError) and not isinstance(error, UserFunctionError)):
+            raise_told(error, **where)
+        self._skipped.skip(lambda: told_error(error, **where))
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         if self._skipped is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barriers.elements import Batch
-from operators.functions.errors import raise_told, shown
-from operators.functions.skipping import SkippedRows, SkippingOperator
+from operators.functions.errors import shown
+from operators.functions.skipping import SkippingOperator
 from operators.schema import RowType
 from operators.time import BoundedOutOfOrderness, datetime_ms
-from statebackends.errors import GraphError, InvalidTimestampError, UserFunctionError
+from statebackends.errors import GraphError, InvalidTimestampError
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40
 """Event times lie within this of the epoch, so that the ends of windows fit timestamp[us] (2**40 ms are 34 years)."""
@@ -57,89 +58,83 @@ class TimestampsOperator(SkippingOperator):
         self._watermarks = BoundedOutOfOrderness(bound_ms)
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
-        if self._skipped is not None:
-            batch = self._valid(batch, self._skipped)
+        if isinstance(self.source, str):
+            batch, timestamps = self._from_column(batch, self.source)
+        else:
+            batch, timestamps = self._from_function(batch, self.source)
         if not batch.num_rows:
             return
-        timestamps = self._timestamps(batch)
-        latest = int(timestamps.max())
-        if not self._in_range(timestamps):
-            raise self._beyond(timestamps, batch)
         self.output.collect(batch.with_timestamps(timestamps))
-        watermark_ms = self._watermarks.advance(latest)
+        watermark_ms = self._watermarks.advance(int(timestamps.max()))
         if watermark_ms is not None:
             self.output.emit_watermark(watermark_ms)
 
-    def _timestamps(self, batch: Batch) -> npt.NDArray[np.int64]:
-        if isinstance(self.source, str):
-            return self._from_column(batch, self.source)
-        return self._from_function(batch, self.source)
-
-    def _valid(self, batch: Batch, skipped: SkippedRows) -> Batch:
-        """The rows that have an event time; looked at one by one only if one of them has none."""
-        try:
-            if not batch.num_rows or self._in_range(self._timestamps(batch)):
-                return batch
-        except (UserFunctionError, InvalidTimestampError):
-            pass
-        kept = np.ones(batch.num_rows, np.bool_)
-        for position in range(batch.num_rows):
-            one = batch.slice(position, 1)
-            try:
-                timestamps = self._timestamps(one)
-                if not self._in_range(timestamps):
-                    raise self._beyond(timestamps, one)
-            except (UserFunctionError, InvalidTimestampError) as error:
-                skipped.skip(error)
-                kept[position] = False
-        return batch.filter(kept)
-
-    @staticmethod
-    def _in_range(timestamps: npt.NDArray[np.int64]) -> bool:
-        return int(timestamps.max()) <= TIME_MS_MAX and int(timestamps.min()) >= -TIME_MS_MAX
-
-    def _beyond(self, timestamps: npt.NDArray[np.int64], batch: Batch) -> InvalidTimestampError:
-        row = int(np.argmax((timestamps > TIME_MS_MAX) | (timestamps < -TIME_MS_MAX)))
-        reason = f"the event time {timestamps[row]} ms is beyond the year 294,000: is it in another unit?"
-        return self._refused(reason, batch.slice(row, 1).rows(self.input_type.record)[0])
-
-    def _from_column(self, batch: Batch, name: str) -> npt.NDArray[np.int64]:
+    def _from_column(self, batch: Batch, name: str) -> tuple[Batch, npt.NDArray[np.int64]]:
+        """The rows that have an event time, and these."""
         column = batch.columns().column(name)
         if column.null_count:
-            row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
-            raise self._refused(f"column {name!r} is null", batch.slice(row, 1).rows(self.input_type.record)[0])
-        numbers: npt.NDArray[np.int64]
+            has_none = np.asarray(column.is_null())
+            for row in np.flatnonzero(has_none).tolist():
+                self._refuse(partial(self._null, name, batch, row))
+            batch = batch.filter(~has_none)
+            column = batch.columns().column(name)
         if column.type == pa.int64():
-            numbers = column.to_numpy()
-            return numbers
+            return self._in_range(batch, column.to_numpy())
         factor, divisor = _PER_MS[column.type.unit]
         numbers = column.view(pa.int64()).to_numpy()
-        return numbers * factor if divisor == 1 else numbers // divisor
+        return self._in_range(batch, numbers * factor if divisor == 1 else numbers // divisor)
 
-    def _from_function(self, batch: Batch, function: Callable[[Any], Any]) -> npt.NDArray[np.int64]:
+    def _from_function(self, batch: Batch, function: Callable[[Any], Any]) -> tuple[Batch, npt.NDArray[np.int64]]:
+        """As `_from_column`; the function is called once for each row."""
         stamps: list[int] = []
-        for row in batch.rows(self.input_type.record):
+        rows = batch.rows(self.input_type.record)
+        kept = np.ones(len(rows), np.bool_)
+        for position, row in enumerate(rows):
             try:
                 moment = function(row)
             except Exception as error:
-                raise_told(error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=row)
-            stamps.append(moment if type(moment) is int else self._milliseconds(moment, row))
+                self._failed(error, function, row)
+                kept[position] = False
+                continue
+            stamp = moment if type(moment) is int else _milliseconds(moment)
+            if stamp is None:
+                self._refuse(partial(self._no_moment, moment, row))
+                kept[position] = False
+            else:
+                stamps.append(stamp)
+        if not kept.all():
+            batch = batch.filter(kept)
         try:
-            return np.array(stamps, np.int64)
-        except OverflowError as error:
-            raise self._refused("an event time is beyond int64 ms", None) from error
+            timestamps = np.array(stamps, np.int64)
+        except OverflowError:
+            timestamps = np.array(stamps, np.object_)
+        return self._in_range(batch, timestamps)
 
-    def _milliseconds(self, moment: Any, row: Any) -> int:
-        if isinstance(moment, datetime):
-            try:
-                return datetime_ms(moment)
-            except ValueError as error:
-                raise self._refused(str(error), row) from error
-        if isinstance(moment, np.integer):
-            return int(moment)
+    def _in_range(self, batch: Batch, timestamps: npt.NDArray[Any]) -> tuple[Batch, npt.NDArray[np.int64]]:
+        """The rows whose event times are ones. `timestamps`: ints of any size."""
+        if batch.num_rows and (int(timestamps.max()) > TIME_MS_MAX or int(timestamps.min()) < -TIME_MS_MAX):
+            beyond = np.asarray((timestamps > TIME_MS_MAX) | (timestamps < -TIME_MS_MAX), np.bool_)
+            for row in np.flatnonzero(beyond).tolist():
+                self._refuse(partial(self._beyond, timestamps[row], batch, row))
+            batch, timestamps = batch.filter(~beyond), timestamps[~beyond]
+        return batch, timestamps.astype(np.int64, copy=False)
+
+    def _null(self, name: str, batch: Batch, row: int) -> InvalidTimestampError:
+        return self._refused(f"column {name!r} is null", self._record(batch, row))
+
+    def _beyond(self, moment_ms: int, batch: Batch, row: int) -> InvalidTimestampError:
+        reason = f"the event time {moment_ms} ms is beyond the year 294,000: is it in another unit?"
+        return self._refused(reason, self._record(batch, row))
+
+    def _no_moment(self, moment: Any, row: Any) -> InvalidTimestampError:
         if moment is None:
-            raise self._refused("the function returned None, which is no event time: does it lack a `return`?", row)
-        raise self._refused(f"{moment!r} is not an event time (ms as an int, or an aware datetime)", row)
+            return self._refused("the function returned None, which is no event time: does it lack a `return`?", row)
+        if isinstance(moment, datetime):
+            return self._refused(f"{shown(moment)} is naive: give it a time zone", row)
+        return self._refused(f"{shown(moment)} is not an event time (ms as an int, or an aware datetime)", row)
+
+    def _record(self, batch: Batch, row: int) -> Any:
+        return batch.slice(row, 1).rows(self.input_type.record)[0]
 
     def _refused(self, reason: str, row: Any) -> InvalidTimestampError:
         context = self.context
@@ -149,3 +144,10 @@ class TimestampsOperator(SkippingOperator):
             subtask=context.subtask,
             record=shown(row),
         )
+
+
+def _milliseconds(moment: Any) -> int | None:
+    """What a function gave, as an event time; None for what is none."""
+    if isinstance(moment, datetime):
+        return None if moment.tzinfo is None else datetime_ms(moment)
+    return int(moment) if isinstance(moment, np.integer) else None

@@ -114,7 +114,7 @@ def make_job(state: str = "RUNNING") -> JobView:
 
 
 def make_totals() -> Totals:
-    late = OperatorTotals(1_200, 0, 3, 4_500, {"refunds": 2})
+    late = OperatorTotals(1_200, 0, 3, 4_500, {"refunds": 2}, 5, "no number")
     return {"in": OperatorTotals(records_out=1_200), "out": late}
 
 

@@ -50,15 +50,16 @@ def fails(*arguments: str, code: int = 1) -> str:
 
 def test_jobs(flags: list[str]) -> None:
     lines = run("jobs", *flags).splitlines()
-    assert lines[0].split() == ["JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE"]
+    assert lines[0].split() == ["JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE", "SKIPPED"]
     assert lines[1].split()[:4] == [JOB, NAME, "RUNNING", "2/2"]
-    assert lines[1].split()[-3:] == ["1,200", "0", "3"]
+    assert lines[1].split()[-4:] == ["1,200", "0", "3", "5"]
 
 
 def test_jobs_as_json(flags: list[str]) -> None:
     (job,) = json.loads(run("jobs", "--json", *flags))
     assert (job["jid"], job["state"]) == (JOB, "RUNNING")
-    assert job["totals"] == {"jid": JOB, "records_in": 1_200, "records_out": 0, "late_dropped": 3, "restarts": 1}
+    counted = {"records_in": 1_200, "records_out": 0, "late_dropped": 3, "rows_skipped": 5}
+    assert job["totals"] == {"jid": JOB, **counted, "restarts": 1}
 
 
 def test_jobs_of_a_coordinator_that_has_no_totals(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

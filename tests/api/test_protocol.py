@@ -418,7 +418,7 @@ def test_cancel(worker: Worker, client: RestClient) -> None:
 
 
 def _counters() -> tuple[SubtaskMetrics, ...]:
-    late = OperatorMetrics("out", 7, 0, 3, 4_500, {"shop.refunds": 2})
+    late = OperatorMetrics("out", 7, 0, 3, 4_500, {"shop.refunds": 2}, 4, "no number")
     return (
         SubtaskMetrics(SOURCE, 0, operators=(OperatorMetrics("in", records_out=7),)),
         SubtaskMetrics(SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1}))),
@@ -445,6 +445,7 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
         f"holdfast_job_source_records_total{{{label}}} 7.0",
         f"holdfast_job_sink_records_total{{{label}}} 0.0",
         f'holdfast_operator_late_records_dropped_total{{{label},operator="out"}} 3.0',
+        f'holdfast_operator_rows_skipped_total{{{label},operator="out"}} 4.0',
         f'holdfast_user_counter_total{{counter="shop.refunds",{label},operator="out"}} 2.0',
         f'holdfast_checkpoints_total{{{label},outcome="completed"}} 1.0',
         f"holdfast_last_checkpoint_id{{{label}}} 1.0",

@@ -149,7 +149,7 @@ def test_workers_are_listed(served: Served) -> None:
     known = {"attempt", "submission", "state", "epoch", "restarts", "failure", "last_failure", "late_dropped", "workers"}
     known |= {"rows_skipped", "restored_local_bytes", "restored_remote_bytes", "operators"}
     assert set(body) == known
-    assert body["late_dropped"] == 3
+    assert (body["late_dropped"], body["rows_skipped"]) == (3, 5)
     source, late = body["operators"]
     assert (source["uid"], source["kind"], source["records_out"], source["counters"]) == ("in", "source", 1_200, {})
     assert late == {
@@ -161,6 +161,8 @@ def test_workers_are_listed(served: Served) -> None:
         "late_dropped": 3,
         "late_ms_max": 4_500,
         "counters": {"refunds": 2},
+        "rows_skipped": 5,
+        "first_skipped": "no number",
     }
     assert (body["submission"], body["state"]) == (1, "RUNNING")
     assert body["workers"] == [

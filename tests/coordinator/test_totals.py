@@ -132,6 +132,44 @@ def test_what_is_read_again_after_a_restart_counts_once() -> None:
     assert totals(rig) == (170, 7, 40)
 
 
+def skip(rig: Rig, slot: int, attempt: int, count: int, reason: str) -> None:
+    vertex = rig.graph.vertices[1]
+    operators = (OperatorMetrics(vertex.operators[0].uid, count, rows_skipped=count, first_skipped=reason),)
+    rig.heartbeat(slot, attempt, metrics=(SubtaskMetrics(vertex.vertex_id, slot, operators=operators),))
+
+
+def test_skipped_rows_are_counted_as_late_ones_are_and_the_first_reason_stays() -> None:
+    rig = Rig().run()
+    uid = rig.graph.vertices[1].operators[0].uid
+
+    def skipped() -> tuple[int, str]:
+        entry = view_job(rig.master, 0).totals.get(uid, OperatorTotals())
+        return entry.rows_skipped, entry.first_skipped
+
+    skip(rig, 0, 1, 4, "the first")
+    skip(rig, 1, 1, 2, "another")
+    assert skipped() == (6, "the first")
+    number = rig.master.coordinator.next_checkpoint_id
+    rig.feed_request()
+    for slot, count in ((0, 4), (1, 2)):
+        metrics = CheckpointMetrics(operators=(OperatorMetrics(uid, count, rows_skipped=count, first_skipped="the first"),))
+        acks = [each for each in rig.acks(slot, 1, number) if isinstance(each, AcknowledgeCheckpoint)]
+        acks[1] = msgspec.structs.replace(acks[1], metrics=metrics)
+        batch = AckBatch(rig.setup.epoch, slot, rig.sessions[slot], tuple(acks))
+        rig.call(lambda ticket, batch=batch: job.AckBatchReceived(ticket, batch))
+    skip(rig, 0, 1, 9, "the first")
+    assert skipped() == (11, "the first")
+    restart(rig, 1)
+    assert skipped() == (6, "the first"), "back at the cut, and not at 0"
+    skip(rig, 0, 2, 5, "read again")
+    assert skipped() == (11, "the first"), "what is read again counts once"
+    assert derive_job_totals(rig.graph, view_job(rig.master, 0).totals).rows_skipped == 11
+    led_on(rig)
+    for slot in (0, 1):
+        rig.register(slot, attempt=2)
+    assert skipped() == (6, "the first"), "the next leader knows them"
+
+
 def test_a_restart_without_a_checkpoint_begins_at_nothing() -> None:
     rig = Rig().run()
     beat(rig, 0, 1, 60, 6)

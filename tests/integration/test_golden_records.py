@@ -73,8 +73,8 @@ STATE = OperatorSubtaskState(
     ),
     external=("jobs/sources/u/1/manifest.json",),
 )
-COUNTED = (OperatorMetrics("u", 5, 4, 1, 250, {"refunds": 2}),)
-TOTALS = {"u": OperatorTotals(5, 4, 1, 250, {"refunds": 2})}
+COUNTED = (OperatorMetrics("u", 5, 4, 1, 250, {"refunds": 2}, 3, "no number"),)
+TOTALS = {"u": OperatorTotals(5, 4, 1, 250, {"refunds": 2}, 3, "no number")}
 ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": STATE}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 20, 30, COUNTED))
 INCREMENT = OperatorSubtaskState(
     keyed=(
@@ -157,3 +157,15 @@ def test_records_from_before_counters_were_kept_are_read(name: str) -> None:
     stored.pop("totals")
     without = codec.decode(msgspec.json.encode(stored), type(RECORDS[name]))
     assert without == msgspec.structs.replace(RECORDS[name], totals={})
+
+
+def test_counters_from_before_skipped_rows_were_among_them_are_read() -> None:
+    stored = msgspec.json.decode(GOLDEN.read_text())
+    beat, result = stored["heartbeat"], stored["result"]
+    counted, totals = beat["metrics"][0]["operators"][0], result["totals"]["u"]
+    for each in (counted, totals):
+        del each["rows_skipped"], each["first_skipped"]
+    beat["metrics"][0] |= {"late_dropped": 4, "rows_skipped": 5}  # those of the subtask, which nobody read but the workers' page
+    read = codec.decode(msgspec.json.encode(beat), Heartbeat)
+    assert read.metrics[0].operators == (OperatorMetrics("u", 5, 4, 1, 250, {"refunds": 2}),)
+    assert codec.decode(msgspec.json.encode(result), ResultRecord).totals == {"u": OperatorTotals(5, 4, 1, 250, {"refunds": 2})}

@@ -17,6 +17,7 @@ from operators.progress import (
     describe_late,
     describe_restart,
     describe_restored,
+    describe_skipped,
     format_counters,
     format_progress,
     format_totals,
@@ -81,6 +82,19 @@ def test_the_last_line_says_what_the_job_has_done() -> None:
     assert format_totals("job", progress) == (
         "job RUNNING after 12.3 s: 3,000 rows in, 1 row out to c, 4 checkpoints, 2 restarts, 2,980 rows dropped as late"
     )
+
+
+def test_skipped_rows_are_in_the_line_the_last_line_and_a_warning() -> None:
+    now = look(0, 3_000, 1)
+    now.workers["operators"][1] |= {"rows_skipped": 1_200, "first_skipped": "operator 'b', subtask 0: no number"}
+    progress = derive_progress(now, None)
+    assert (progress.rows_skipped, progress.operators[1].rows_skipped) == (1_200, 1_200)
+    assert format_progress("job", progress, 1, 1).endswith("restarts 2  skipped 1,200")
+    assert format_totals("job", progress).endswith("0 rows dropped as late, 1,200 rows skipped")
+    assert describe_skipped("job", progress) == [
+        "job: operator 'b' left out 1,200 rows of 3,000 (on_error='skip'), the first since: operator 'b', subtask 0: no number"
+    ]
+    assert describe_skipped("job", derive_progress(look(0, 3_000, 1), None)) == []
 
 
 def test_late_rows_are_a_warning_that_names_the_operator_and_the_latest() -> None:

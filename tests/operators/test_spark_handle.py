@@ -123,6 +123,19 @@ def test_dropped_rows_are_told_at_the_end_whether_progress_is_shown_or_not(
     handle.close()
 
 
+def test_skipped_rows_are_told_at_the_end_with_the_first_reason(caplog: pytest.LogCaptureFixture) -> None:
+    parse = {**NUMBERS, "uid": "parse", "kind": "map", "records_in": 3_000, "rows_skipped": 20, "first_skipped": "no number"}
+    workers = Workers()
+    handle = started(Client(("RUNNING", 0, {}), ("FINISHED", 0, {"operators": [parse]})), workers)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    assert handle.wait(10) == "FINISHED"
+    assert handle.progress().rows_skipped == 20
+    (warning,) = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
+    assert warning == "job: operator 'parse' left out 20 rows of 3,000 (on_error='skip'), the first since: no number"
+    handle.close()
+
+
 ERROR = "UserFunctionError: operator 'parse', subtask 0: parse (mine.py:7) raised KeyError: 'price'; record {}"
 FRAMES = '  File "/home/ann/mine.py", line 7, in parse\n    return row["price"]'
 

@@ -11,9 +11,11 @@ import msgspec
 import coordinator.claiming as claiming_module
 import coordinator.effects as effects_module
 import coordinator.store as store_module
+from barriers.jobgraph import RestartStrategy
 from barriers.launches import launch_token
 from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
 from coordinator import events as on
+from coordinator.incidents import Incident, Incidents
 from coordinator.leadership import become_leader
 from coordinator.publication import CheckpointFact, RecordedJob
 from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
@@ -143,6 +145,20 @@ def test_lasting_and_tolerated_failures() -> None:
 
     assert_changes("lasting_failures", failed, [4], [3])
     assert_changes("tolerated_failures", failed, [4], [])
+
+
+def test_pauses_before_restarts() -> None:
+    def pauses() -> list[int | None]:
+        incidents, found = Incidents(RestartStrategy(), 0), []
+        for _ in range(2):
+            found += [incidents.restart_delay_ms(Incident("UserFunctionError: no"), same_incident=False) for _ in range(2)]
+            incidents.progressed()
+        return found
+
+    right = [1_000, 2_000, 1_000, 2_000]
+    assert_changes("hasty_restarts", pauses, right, [0, 1_000, 0, 1_000])
+    assert_changes("even_pauses", pauses, right, [1_000] * 4)
+    assert_changes("lasting_pauses", pauses, right, [1_000, 2_000, 4_000, 8_000])
 
 
 class Ambiguous(DictStorage):

@@ -156,6 +156,9 @@ SCENES = {
     "sweep_of_the_living": Scene("fanout", (throughout("store_slow", "worker:", amount=5),), 3),
     "no_sweep": Scene("counter", (Fault("kill_worker", "workers", on="worker.WriteFile.staged.done", nth=3),)),
     "unsynced_write": Scene("counter", (at(600, "power_loss", amount=1),)),
+    "hasty_restarts": drawn("hasty_restarts", first=0),
+    "even_pauses": drawn("even_pauses", first=0),
+    "lasting_pauses": drawn("lasting_pauses", first=0),
     "overwriting_put": Scene("counter", (COORDINATOR_DIES,)),
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from barriers import rows as rows_module
 from operators.environment import Environment
 from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from operators.functions.timestamps import TimestampsOperator
@@ -152,6 +153,89 @@ class Named:
 
     def __repr__(self) -> str:
         return self.name
+
+
+class Untold:
+    """A record that counts how often it is shown."""
+
+    shown = 0
+
+    def __repr__(self) -> str:
+        Untold.shown += 1
+        return "Untold()"
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        MapOperator(lambda row: 1 / 0, ANY, ANY, skips=True),
+        MapOperator(lambda row: None, ANY, NUMBERS, skips=True),
+        MapOperator(lambda row: row, ANY, NUMBERS, skips=True),
+        TimestampsOperator(lambda row: 1 / 0, 0, ANY, skips=True),
+        TimestampsOperator(lambda row: None, 0, ANY, skips=True),
+        TimestampsOperator(lambda row: 2**70, 0, ANY, skips=True),
+    ],
+    ids=["raises", "none", "misfit", "timestamps-raise", "no-timestamp", "beyond"],
+)
+def test_only_the_rows_that_are_told_have_a_story_made(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Untold, "shown", 0)
+    one = run(operator, [Untold() for _ in range(500)])
+    assert one.context.counters.rows_skipped == 500
+    assert 3 <= Untold.shown <= 6, "the 1st, the 10th, the 100th; one of them may be shown twice"
+    assert one.context.counters.first_skipped.startswith("operator 'op'")
+
+
+SEEN: list[str] = []
+
+
+def _moment(row: str) -> Any:
+    SEEN.append(row)
+    return {"3": 2**62, "": "soon", "5": 2**80, "x": None}[row] if row in ("3", "", "5", "x") else int(row) * 10
+
+
+def test_the_function_of_event_times_is_called_once_for_each_row() -> None:
+    SEEN.clear()
+    one = run(TimestampsOperator(_moment, 0, ANY, skips=True), ["1", "x", "3", "", "5", "7", "y"])
+    assert SEEN == ["1", "x", "3", "", "5", "7", "y"]
+    assert (one.output.rows(), one.output.timestamps(), one.context.counters.rows_skipped) == (["1", "7"], [10, 70], 5)
+
+
+@pytest.mark.parametrize("stamps", [[None, 10, 2**62, 20], [None, None, None, None], [10, 20, 30, 40]])
+def test_event_times_of_a_column_are_judged_at_once(stamps: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    declared = RowType(pa.schema([pa.field("at", pa.int64())]))
+    with OperatorHarness(TimestampsOperator("at", 0, declared, skips=True)) as one:
+        one.process([{"at": stamp} for stamp in stamps], schema=declared.schema)
+        kept = [stamp for stamp in stamps if stamp is not None and stamp < 2**60]
+        assert one.output.timestamps() == kept
+        assert one.context.counters.rows_skipped == len(stamps) - len(kept)
+
+
+@pytest.mark.parametrize("lost", [[], [0], [499], [3, 250, 251, 400], list(range(500))])
+def test_rows_that_fit_no_column_are_found_by_bisection(lost: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions = 0
+    original = rows_module._arrays
+
+    def count(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal conversions
+        conversions += 1
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(rows_module, "_arrays", count)
+    rows = [{"n": "x" if number in lost else number} for number in range(500)]
+    one = run(MapOperator(lambda row: row, ANY, NUMBERS, skips=True), rows)
+    assert [row["n"] for row in one.output.rows()] == [number for number in range(500) if number not in lost]
+    assert one.context.counters.rows_skipped == len(lost)
+    assert conversions <= 2 + 2 * len(lost) * 9 + 5, "each in so many as 500 can be halved; and stories of some"
+    assert all(batch.is_columnar for batch in one.output.batches) or lost, "they are converted once"
+
+
+def test_a_row_that_is_no_dict_among_dicts_is_left_out() -> None:
+    class Row:
+        n = 5
+
+    one = run(MapOperator(lambda row: row, ANY, NUMBERS, skips=True), [Row(), {"n": 1}, Row(), {"n": 2}])
+    assert (one.output.rows(), one.context.counters.rows_skipped) == ([{"n": 1}, {"n": 2}], 2)
+    assert "it is of type Row, and others of its batch are dicts" in one.context.counters.first_skipped
 
 
 def test_what_is_no_rows_fault_fails_all_the_same() -> None:
