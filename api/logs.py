@@ -155,3 +155,40 @@ def writing_log(
     finally:
         _log.leave(writer)
         handler.close()
+
+
+_TOLD = frozenset({"state_changed", "request"})
+"""Events whose text a driver gets anyway: as the error of `execute` or `wait`, and in its own lines."""
+
+
+class LastResort(logging.Handler):
+    """What Python writes to standard error by itself where nobody configured logging, but for what the driver is told anyway.
+
+    Silent where any other handler gets the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "fields", {})
+        final = fields.get("event") == "attempt_failed" and fields.get("restart_in_ms") is None
+        if fields.get("event") in _TOLD or final or logging.lastResort is None or _is_handled(record.name, self):
+            return
+        if record.levelno >= logging.lastResort.level:
+            logging.lastResort.handle(record)
+
+
+def _is_handled(name: str, but_for: logging.Handler) -> bool:
+    """As `Logger.callHandlers` looks for them."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if any(handler is not but_for for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+_last_resort = LastResort()
+
+
+def leave_log_to_driver() -> None:
+    """Of a coordinator inside a driver that said nothing about its log: the driver's handlers get all of it. Idempotent."""
+    for name in ("coordinator.jobs", "holdfast.requests"):
+        logging.getLogger(name).addHandler(_last_resort)

@@ -108,6 +108,8 @@ def _discover(path: str | os.PathLike[str] | Sequence[str]) -> tuple[pafs.FileSy
             raise InvalidConfigError(f"no Parquet file in {', '.join(paths)}", path=paths[0])
         schema = ds.dataset(files, format="parquet", filesystem=filesystem).schema
         sizes = [int(info.size) for info in filesystem.get_file_info(files)]
+    except FileNotFoundError as error:
+        raise InvalidConfigError(f"{', '.join(paths)}: there is no such file or folder", path=paths[0]) from error
     except (OSError, pa.ArrowInvalid) as error:
         raise InvalidConfigError(f"{', '.join(paths)} can't be read as Parquet: {error}", path=paths[0]) from error
     return filesystem, [_FileEntry(file, size) for file, size in zip(files, sizes, strict=True)], schema.remove_metadata()

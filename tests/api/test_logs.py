@@ -11,7 +11,7 @@ import pytest
 
 from api.client import RestClient
 from api.errors import BusyError
-from api.logs import LOGGERS, writing_log
+from api.logs import LOGGERS, leave_log_to_driver, writing_log
 from api.main import EmbeddedCoordinator
 from api.settings import ServerSettings, server_settings
 from barriers.jobgraph import Submission
@@ -277,3 +277,55 @@ def test_a_start_that_fails_leaves_no_handler(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailableError):
         EmbeddedCoordinator(settings, open_service=broken).start()
     assert not any(logging.getLogger(name).handlers for name in LOGGERS)
+
+
+LINES = {
+    "state_changed": "FAILED, was FAILING: why",
+    "attempt_failed": "attempt 1 failed; no restart is left: why",
+    "checkpoint_failed": "checkpoint 3 failed, EXPIRED",
+}
+
+
+def _write_lines() -> None:
+    for event, text in LINES.items():
+        fields = {"event": event, **({"restart_in_ms": None} if event == "attempt_failed" else {})}
+        logging.getLogger("coordinator.jobs").error(text, extra={"fields": fields})
+    logging.getLogger("holdfast.requests").warning("submit: 409", extra={"fields": {"event": "request"}})
+
+
+def no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that has configured nothing, as most drivers; called in the test, since pytest adds its own before."""
+    for name in (None, "holdfast", "coordinator", "coordinator.jobs", "holdfast.requests"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+
+
+def test_a_driver_without_logging_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    no_handlers(monkeypatch)
+    leave_log_to_driver()
+    leave_log_to_driver()
+    _write_lines()
+    restarted = {"event": "attempt_failed", "restart_in_ms": 1_000}
+    logging.getLogger("coordinator.jobs").warning("attempt 1 failed; restart 1", extra={"fields": restarted})
+    assert capsys.readouterr().err.splitlines() == [LINES["checkpoint_failed"], "attempt 1 failed; restart 1"]
+
+
+@pytest.mark.parametrize("name", [None, "coordinator"])
+def test_a_drivers_own_handlers_get_every_line_once(
+    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_handlers(monkeypatch)
+    leave_log_to_driver()
+    stream = io.StringIO()
+    logging.getLogger(name).addHandler(logging.StreamHandler(stream))
+    _write_lines()
+    assert stream.getvalue().splitlines()[:3] == list(LINES.values())
+    assert "checkpoint 3" not in capsys.readouterr().err
+
+
+def test_an_embedded_coordinator_leaves_its_log_to_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_handlers(monkeypatch)
+    with EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0)):
+        _write_lines()
+    assert "why" not in capsys.readouterr().err

@@ -46,7 +46,7 @@ def drain(reader: ParquetReader, context: ManualContext, rows_max: int = 70) -> 
 def test_no_file_and_unknown_column_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError):
         ParquetSource(tmp_path)
-    with pytest.raises(InvalidConfigError):
+    with pytest.raises(InvalidConfigError, match="missing: there is no such file or folder"):
         ParquetSource(tmp_path / "missing")
     with pytest.raises(UnknownColumnError) as caught:
         ParquetSource(write_files(tmp_path), columns=["nope"])
