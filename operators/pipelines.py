@@ -18,10 +18,10 @@ from operators.environment import Environment
 from statebackends.errors import InvalidConfigError
 
 
-def load_function(name: str, what: str) -> tuple[Callable[[Any], Any], ModuleType]:
-    """The function that builds the pipeline, and its module; `what` the pipeline is for is said in errors.
+def load_function(name: str, what: str, *, takes: str = "the Environment") -> tuple[Callable[[Any], Any], ModuleType]:
+    """The function that builds the pipeline, and its module; `what` it is for, and what it takes, are said in errors.
 
-    Raises InvalidConfigError: no such file, module or function, or one that can't be called with one Environment."""
+    Raises InvalidConfigError: no such file, module or function, or one that can't be called with one argument."""
     where, _, function_name = name.rpartition(":")
     if not where:
         raise refused(name, what, "name a function as FILE.py:function or module:function")
@@ -32,7 +32,7 @@ def load_function(name: str, what: str) -> tuple[Callable[[Any], Any], ModuleTyp
     try:
         inspect.signature(function).bind(object())
     except (TypeError, ValueError) as error:
-        raise refused(name, what, f"the function must take one argument, the Environment: {error}") from error
+        raise refused(name, what, f"the function must take one argument, {takes}: {error}") from error
     return function, module
 
 

@@ -179,7 +179,7 @@ def edit(
     else:
         if uid is None or state is None or (function is None) == (rows is None):
             raise typer.BadParameter("give --uid, --state, and either --function or --rows")
-        change = load_function(function, "function")[0] if function is not None else parquet_rows(rows or "")
+        change = load_function(function, "function", takes="a RecordBatch")[0] if function is not None else parquet_rows(rows or "")
         edited = Snapshot(path).edit(target, {(uid, state): change})
     settle()
     _show_written(edited, as_json=as_json)
@@ -244,7 +244,7 @@ def bootstrap(
     from api.snapshots.savepoints import Savepoint, filled_by
     from operators.pipelines import load_function
 
-    apply, _ = load_function(function, "function")
+    apply, _ = load_function(function, "function", takes="the Savepoint")
     if base is not None:
         given = Savepoint.from_snapshot(base, max_parallelism=max_parallelism, parallelism=parallelism)
     elif max_parallelism is None:

@@ -26,6 +26,11 @@ def test_edit_prints_where_the_savepoint_is(savepoint: Path, tmp_path: Path) -> 
     assert json.loads(run("edit", savepoint, tmp_path / "b", *arguments, "--json"))["location"] == str(tmp_path / "b")
     assert "nothing is overwritten" in fails("edit", savepoint, tmp_path / "edited", *arguments)
     assert "has no function 'other'" in fails("edit", savepoint, tmp_path / "c", *arguments[:-1], f"{tmp_path / 'change.py'}:other")
+    (tmp_path / "none.py").write_text("def change():\n    pass\n")
+    named = f"{tmp_path / 'none.py'}:change"
+    assert "must take one argument, a RecordBatch" in fails("edit", savepoint, tmp_path / "c", *arguments[:-1], named)
+    bootstrap = ("bootstrap", tmp_path / "c", "--max-parallelism", "8", "--function", named)
+    assert "must take one argument, the Savepoint" in fails(*bootstrap)
     (tmp_path / "change.py").write_text("def lowered(batch):\n    return batch.select(['key'])\n")
     assert "operator 'totals', state 'count': no column 'value'" in fails("edit", savepoint, tmp_path / "c", *arguments)
     assert not (tmp_path / "c").exists()
