@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-from barriers.messages import clip_front
+from barriers.messages import FailureReason, clip_front
 from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -168,8 +168,10 @@ class LastResort(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
-        final = fields.get("event") == "attempt_failed" and fields.get("restart_in_ms") is None
-        if fields.get("event") in _TOLD or final or logging.lastResort is None or _is_handled(record.name, self):
+        event = fields.get("event")
+        of_it = event == "attempt_failed" and fields.get("restart_in_ms") is None
+        of_it |= event == "checkpoint_failed" and fields.get("reason") == FailureReason.JOB_FAILOVER
+        if event in _TOLD or of_it or logging.lastResort is None or _is_handled(record.name, self):
             return
         if record.levelno >= logging.lastResort.level:
             logging.lastResort.handle(record)

@@ -104,14 +104,21 @@ class ParquetSink:
 
     def committed_files(self) -> list[str]:
         """Absolute paths of the committed files, in the order of their commits."""
-        return committed_files(self.storage, self.sink_id)
+        return committed_files(self.storage, self._known_id())
+
+    def _known_id(self) -> str:
+        """Of a sink that was made to read what another program wrote: that of the only sink there."""
+        return self.sink_id or _only_sink(self.storage, self.path)
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
-        """Committed rows only, as of now; also while the job runs. Empty, with the sink's columns, when nothing is."""
+        """Committed rows only, as of now; also while the job runs. Empty, with the sink's columns, when nothing is.
+
+        Of another program's job the sink is found by its path; where several write to it, by `sink_id`, its uid there. Raises
+        NotFoundError when there is none, InvalidConfigError when there are several."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         storage = self.storage
-        entries = read_log(storage, self.sink_id)
+        entries = read_log(storage, self._known_id())
         schema = _schema_of(entries) or self._schema
         if schema is None:
             raise NotFoundError(
@@ -140,6 +147,15 @@ def sink_ids(storage: Storage) -> list[str]:
     return [unquote(name.rstrip("/")) for name in names if name.endswith("/")]
 
 
+def _only_sink(storage: Storage, path: str) -> str:
+    found = sink_ids(storage)
+    if len(found) > 1:
+        raise InvalidConfigError(f"{path} holds the sinks {', '.join(found)}: say which, by its sink_id", sinks=found)
+    if not found:
+        raise NotFoundError(f"no sink has written to {path}", path=path)
+    return found[0]
+
+
 def read_committed(
     path: str | os.PathLike[str], sink_id: str | None = None, *, open_storage: Callable[[str], Storage] = open_storage
 ) -> pa.Table:
@@ -148,13 +164,7 @@ def read_committed(
     Raises NotFoundError when there is none, InvalidConfigError when there are several."""
     text = os.fspath(path)
     storage = open_storage(text)
-    if sink_id is None:
-        found = sink_ids(storage)
-        if len(found) > 1:
-            raise InvalidConfigError(f"{text} holds the sinks {', '.join(found)}: say which", sinks=found)
-        if not found:
-            raise NotFoundError(f"no sink has written to {text}", path=text)
-        sink_id = found[0]
+    sink_id = _only_sink(storage, text) if sink_id is None else sink_id
     paths = SinkPaths(sink_id)
     entries = read_log(storage, sink_id)
     schema = _schema_of(entries)

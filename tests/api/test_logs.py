@@ -290,6 +290,8 @@ def _write_lines() -> None:
     for event, text in LINES.items():
         fields = {"event": event, **({"restart_in_ms": None} if event == "attempt_failed" else {})}
         logging.getLogger("coordinator.jobs").error(text, extra={"fields": fields})
+    with_it = {"event": "checkpoint_failed", "reason": "job_failure"}
+    logging.getLogger("coordinator.jobs").warning("checkpoint 4 failed with it", extra={"fields": with_it})
     logging.getLogger("holdfast.requests").warning("submit: 409", extra={"fields": {"event": "request"}})
 
 

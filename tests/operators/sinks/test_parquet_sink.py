@@ -78,6 +78,16 @@ def test_two_sinks_share_a_path(tmp_path: Path) -> None:
     assert read_committed(tmp_path, "a/b").column("i").to_pylist() == [1]
     with pytest.raises(InvalidConfigError, match="say which"):
         read_committed(tmp_path)
+    with pytest.raises(InvalidConfigError, match="a/b, c: say which, by its sink_id"):
+        ParquetSink(tmp_path).committed_files()
+    assert len(ParquetSink(tmp_path, sink_id="c").committed_files()) == 1
+
+
+def test_a_sink_that_was_made_to_read_finds_the_only_one_at_its_path(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no sink has written to"):
+        ParquetSink(tmp_path).committed_files()
+    written = run_once(tmp_path, "out", 1, 2)
+    assert ParquetSink(tmp_path).committed_files() == written.committed_files()
 
 
 class FullDisk(DictStorage):
