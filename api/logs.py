@@ -161,36 +161,28 @@ _TOLD = frozenset({"state_changed", "request"})
 """Events whose text a driver gets anyway: as the error of `execute` or `wait`, and in its own lines."""
 
 
-class LastResort(logging.Handler):
-    """What Python writes to standard error by itself where nobody configured logging, but for what the driver is told anyway.
+class ToldToDriver(logging.Filter):
+    """Keeps from Python's last resort, which writes to standard error what no handler takes, what the driver is told anyway.
 
-    Silent where any other handler gets the line."""
+    A job that restarts is the concern of the driver's line about it. Whoever has set logging up gets all of it."""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         fields = getattr(record, "fields", {})
         event = fields.get("event")
-        of_it = event == "attempt_failed" and fields.get("restart_in_ms") is None
-        of_it |= event == "checkpoint_failed" and fields.get("reason") == FailureReason.JOB_FAILOVER
-        if event in _TOLD or of_it or logging.lastResort is None or _is_handled(record.name, self):
-            return
-        if record.levelno >= logging.lastResort.level:
-            logging.lastResort.handle(record)
+        told = event in _TOLD
+        told |= event == "attempt_failed" and fields.get("restart_in_ms") is None
+        told |= event == "checkpoint_failed" and fields.get("reason") == FailureReason.JOB_FAILOVER
+        return not told or logging.getLogger(record.name).hasHandlers()
 
 
-def _is_handled(name: str, but_for: logging.Handler) -> bool:
-    """As `Logger.callHandlers` looks for them."""
-    logger: logging.Logger | None = logging.getLogger(name)
-    while logger is not None:
-        if any(handler is not but_for for handler in logger.handlers):
-            return True
-        logger = logger.parent if logger.propagate else None
-    return False
-
-
-_last_resort = LastResort()
-
-
-def leave_log_to_driver() -> None:
-    """Of a coordinator inside a driver that said nothing about its log: the driver's handlers get all of it. Idempotent."""
-    for name in ("coordinator.jobs", "holdfast.requests"):
-        logging.getLogger(name).addHandler(_last_resort)
+@contextlib.contextmanager
+def leaving_log_to_driver() -> Iterator[None]:
+    """Of a coordinator inside a driver that said nothing about its log, until the end of the block."""
+    told, loggers = ToldToDriver(), [logging.getLogger(name) for name in ("coordinator.jobs", "holdfast.requests")]
+    for logger in loggers:
+        logger.addFilter(told)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(told)

@@ -11,7 +11,7 @@ import pytest
 
 from api.client import RestClient
 from api.errors import BusyError
-from api.logs import LOGGERS, leave_log_to_driver, writing_log
+from api.logs import LOGGERS, leaving_log_to_driver, writing_log
 from api.main import EmbeddedCoordinator
 from api.settings import ServerSettings, server_settings
 from barriers.jobgraph import Submission
@@ -303,11 +303,10 @@ def no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_driver_without_logging_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     no_handlers(monkeypatch)
-    leave_log_to_driver()
-    leave_log_to_driver()
-    _write_lines()
     restarted = {"event": "attempt_failed", "restart_in_ms": 1_000}
-    logging.getLogger("coordinator.jobs").warning("attempt 1 failed; restart 1", extra={"fields": restarted})
+    with leaving_log_to_driver(), leaving_log_to_driver():
+        _write_lines()
+        logging.getLogger("coordinator.jobs").warning("attempt 1 failed; restart 1", extra={"fields": restarted})
     assert capsys.readouterr().err.splitlines() == [LINES["checkpoint_failed"], "attempt 1 failed; restart 1"]
 
 
@@ -316,10 +315,10 @@ def test_a_drivers_own_handlers_get_every_line_once(
     name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     no_handlers(monkeypatch)
-    leave_log_to_driver()
     stream = io.StringIO()
     logging.getLogger(name).addHandler(logging.StreamHandler(stream))
-    _write_lines()
+    with leaving_log_to_driver():
+        _write_lines()
     assert stream.getvalue().splitlines()[:3] == list(LINES.values())
     assert "checkpoint 3" not in capsys.readouterr().err
 
@@ -331,3 +330,4 @@ def test_an_embedded_coordinator_leaves_its_log_to_the_driver(
     with EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0)):
         _write_lines()
     assert "why" not in capsys.readouterr().err
+    assert not logging.getLogger("coordinator.jobs").filters
