@@ -117,15 +117,15 @@ class ParquetSink:
         NotFoundError when there is none, InvalidConfigError when there are several."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        storage = self.storage
-        entries = read_log(storage, self._known_id())
+        storage, sink_id = self.storage, self._known_id()
+        entries = read_log(storage, sink_id)
         schema = _schema_of(entries) or self._schema
         if schema is None:
             raise NotFoundError(
-                f"sink {self.sink_id} at {self.path} has written nothing, and its columns are not known", sink=self.sink_id
+                f"sink {sink_id} at {self.path} has written nothing, and its columns are not known", sink=sink_id
             )
         spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-        files = _files_of(entries, storage, self.sink_id)
+        files = _files_of(entries, storage, sink_id)
         if not files:
             return spark.createDataFrame([], spark_schema)
         return spark.read.schema(spark_schema).parquet(*(file if "://" in file else f"file://{file}" for file in files))

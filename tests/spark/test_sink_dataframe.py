@@ -56,6 +56,7 @@ def test_only_committed_rows_are_seen_also_while_the_job_runs(spark: SparkSessio
     context.run_pool()
     frame = ParquetSink(tmp_path, "out").dataframe(spark)
     assert [row.n for row in frame.orderBy("n").collect()] == [1, 11]
+    assert ParquetSink(tmp_path).dataframe(spark).count() == 2  # as another program finds it
     row = frame.selectExpr("*", "unix_micros(t) micros").first()
     assert row is not None
     assert (row.micros, row.d, row.x, row.s) == (1357016400000000, dt.date(2013, 1, 1), Decimal("1.25"), "é")
