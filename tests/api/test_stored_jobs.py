@@ -30,7 +30,7 @@ from coordinator.records import (
 from statebackends.errors import NotFoundError
 from statebackends.metadata import encode_metadata
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ListFiles, PutIfAbsent
+from statebackends.storage.operations import ListFiles, PutIfAbsent, Storage
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import contents
 from tests.s3_server import bucket as bucket
