@@ -3,14 +3,14 @@ PYTHON := .venv/bin/python
 export PYTHONHASHSEED ?= random
 
 SEEDS ?= 2000
-# Processes that `make test` runs tests in; some start a Spark session and workers of their own.
-TEST_PROCESSES ?= 2
+# Processes that `make test` runs tests in: one more than CI has cores, since tests on Spark and of worker processes mostly wait.
+TEST_PROCESSES ?= 3
 
 .PHONY: help setup demo test check bench chaos compat lock clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
-	@echo 'make test    all tests, in TEST_PROCESSES=2 processes'
+	@echo 'make test    all tests, in TEST_PROCESSES=3 processes'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
 	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark; property tests with more examples'
@@ -41,7 +41,8 @@ chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
 	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		tests/api tests/barriers tests/statebackends tests/coordinator tests/operators tests/scenarios tests/simulation/test_determinism.py
+		tests/api tests/barriers tests/statebackends tests/coordinator tests/operators tests/scenarios tests/simulation/test_determinism.py \
+		tests/simulation/test_user_pipelines.py
 
 compat: setup
 	@scripts/setup --flink

@@ -104,8 +104,14 @@ def is_user_module(name: str, module: ModuleType) -> bool:
     path = getattr(module, "__file__", None)
     if name == "__main__" or name.split(".")[0] in OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
         return False
+    return not _is_installed(path)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_installed(path: str) -> bool:
+    """Of the file of a module, which stays where it is: a program with pandas has two thousand, looked at for each submission."""
     real = os.path.realpath(path)
-    return not any(real.startswith(f"{folder}{os.sep}") for folder in _installed()) and "site-packages" not in real
+    return any(real.startswith(f"{folder}{os.sep}") for folder in _installed()) or "site-packages" in real
 
 
 @functools.cache

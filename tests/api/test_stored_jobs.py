@@ -30,7 +30,7 @@ from coordinator.records import (
 from statebackends.errors import NotFoundError
 from statebackends.metadata import encode_metadata
 from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ListFiles, PutIfAbsent
+from statebackends.storage.operations import ListFiles, PutIfAbsent, Storage
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import contents
 from tests.s3_server import bucket as bucket
@@ -50,36 +50,37 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
 
 
-def put(location: str, path: str, record: msgspec.Struct | bytes) -> None:
+def put(storage: Storage, path: str, record: msgspec.Struct | bytes) -> None:
     content = record if isinstance(record, bytes) else encode_record(record)
-    assert open_storage(location).execute(PutIfAbsent(path, content))
+    assert storage.execute(PutIfAbsent(path, content))
 
 
-def put_job(location: str, job_id: str, state: str = "", *, cause: str = "", created_ms: int = 1_000) -> None:
+def put_job(storage: Storage, job_id: str, state: str = "", *, cause: str = "", created_ms: int = 1_000) -> None:
     """Checkpoint 3 complete, 4 aborted, 5 not decided."""
     paths = JobPaths(job_id)
-    put(location, paths.leader(1), LeaderRecord(1, "n"))
+    put(storage, paths.leader(1), LeaderRecord(1, "n"))
     graph = word_count(name=f"job {job_id[:2]}")
-    put(location, paths.submission(1), SubmissionRecord(1, 1, submission(graph, job_id=job_id), None, 1, "n", created_ms))
-    put(location, paths.attempt(3), AttemptRecord(3, 1, 1, "h", 2, None, 2, "n", created_ms))
+    put(storage, paths.submission(1), SubmissionRecord(1, 1, submission(graph, job_id=job_id), None, 1, "n", created_ms))
+    put(storage, paths.attempt(3), AttemptRecord(3, 1, 1, "h", 2, None, 2, "n", created_ms))
     for number in (3, 4, 5):
         claim = ClaimRecord(number, 1, 1, 3, CheckpointKind.CHECKPOINT, paths.checkpoint(number), "n", created_ms=created_ms)
-        put(location, paths.claim(number), claim)
+        put(storage, paths.claim(number), claim)
     metadata = contents(kind="checkpoint", job_id=job_id, checkpoint_id=3, trigger_timestamp_ms=created_ms + 500)
-    put(location, paths.decision(3), encode_metadata(metadata))
-    put(location, paths.decision(4), AbortRecord(4, FailureReason.EXPIRED, 1, "n", "took too long", created_ms + 700))
+    put(storage, paths.decision(3), encode_metadata(metadata))
+    put(storage, paths.decision(4), AbortRecord(4, FailureReason.EXPIRED, 1, "n", "took too long", created_ms + 700))
     if state:
-        put(location, paths.result(1), ResultRecord(1, state, 1, "n", 5, 3, cause, created_ms, created_ms + 2_000))
+        put(storage, paths.result(1), ResultRecord(1, state, 1, "n", 5, 3, cause, created_ms, created_ms + 2_000))
 
 
 @pytest.fixture(params=["folder", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     found = f"{request.getfixturevalue('bucket')}/state" if request.param == "s3" else str(tmp_path / "state")
-    put(found, "_holdfast", b"directory")
-    put_job(found, FINISHED, "FINISHED", created_ms=4_000)
-    put_job(found, FAILED, "FAILED", cause="ValueError: no such carrier", created_ms=3_000)
-    put_job(found, LIVE, created_ms=2_000)
-    put(found, JobPaths(DAMAGED).submission(1), b"{")
+    storage = open_storage(found)
+    put(storage, "_holdfast", b"directory")
+    put_job(storage, FINISHED, "FINISHED", created_ms=4_000)
+    put_job(storage, FAILED, "FAILED", cause="ValueError: no such carrier", created_ms=3_000)
+    put_job(storage, LIVE, created_ms=2_000)
+    put(storage, JobPaths(DAMAGED).submission(1), b"{")
     return found
 
 
@@ -128,8 +129,8 @@ def test_checkpoints_of_a_directory_whose_coordinator_is_gone(location: str) -> 
 @pytest.mark.parametrize("served", [False, True])
 def test_where_no_coordinator_answers_the_directory_is_read(tmp_path: Path, served: bool) -> None:
     state = tmp_path / "state"
-    put(str(state), "_holdfast", b"directory")
-    put_job(str(state), FINISHED, "FINISHED")
+    put(open_storage(str(state)), "_holdfast", b"directory")
+    put_job(open_storage(str(state)), FINISHED, "FINISHED")
     if served:
         write_run_record(state, RunRecord(NOBODY, 1, "here", 9))
     for arguments in (["jobs"], ["checkpoints", FINISHED]):
@@ -141,7 +142,7 @@ def test_where_no_coordinator_answers_the_directory_is_read(tmp_path: Path, serv
 
 
 def test_a_directory_named_by_the_environment_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(str(tmp_path / "state"), "_holdfast", b"directory")
+    put(open_storage(str(tmp_path / "state")), "_holdfast", b"directory")
     monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
     assert holdfast("jobs").stdout == "no jobs\n"
     monkeypatch.setenv("HOLDFAST_URL", NOBODY)
@@ -165,8 +166,8 @@ def test_what_is_no_state_directory_is_told_and_not_made(tmp_path: Path) -> None
 
 def test_beside_a_coordinator_its_answers_go_first_and_reading_takes_nothing_from_it(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    put(str(state), "_holdfast", b"directory")
-    put_job(str(state), LIVE)
+    put(open_storage(str(state)), "_holdfast", b"directory")
+    put_job(open_storage(str(state)), LIVE)
     coordinator = EmbeddedCoordinator(ServerSettings(state, token=TOKEN))
     coordinator.start()
     try:

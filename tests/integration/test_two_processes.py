@@ -292,10 +292,10 @@ def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_five_times_leave_no_more_than_one_folder(cluster: Cluster, tmp_path: Path) -> None:
+def test_workers_that_are_killed_again_and_again_leave_no_more_than_one_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Of each slot: the living worker's, and at most its predecessor's, which might not have been dead when the sweep came by."""
-    rows, kills = 6_000, 5
-    job = cluster.submit(counting_plan(rows, 6.0, tmp_path / "out", "rocksdb", PaddedCountPerKey)).job_id
+    rows, kills = 6_000, 3
+    job = cluster.submit(counting_plan(rows, 4.0, tmp_path / "out", "rocksdb", PaddedCountPerKey)).job_id
     assert cluster.slots is not None
     eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
     for _ in range(kills):

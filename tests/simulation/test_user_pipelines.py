@@ -16,6 +16,7 @@ from chaos.seedprocess import Task
 from chaos.workloads import find_workload
 from chaos.world import RunRequest, run_seed
 from statebackends.errors import InvalidConfigError
+from tests.examples import examples
 from tests.simulation.user_pipelines import HELPER, PIPELINES
 
 KILLED = (Fault("kill_worker", "worker-0", 900),)
@@ -43,7 +44,7 @@ def run(pipelines: Path, function: str, seed: int = 1, plan: tuple[Fault, ...] |
 
 @pytest.mark.parametrize("function", ["declared", "mapped", "windowed"])
 def test_output_that_is_a_function_of_the_input_is_compared_row_by_row(pipelines: Path, function: str) -> None:
-    for seed in range(3):
+    for seed in range(examples(2)):
         result = run(pipelines, function, seed)
         assert (result.violations, result.dependences) == ((), ()), seed
 
@@ -58,7 +59,7 @@ def test_output_that_is_a_function_of_the_input_is_compared_row_by_row(pipelines
     ],
 )
 def test_what_depends_on_order_or_time_is_judged_by_what_its_user_says(pipelines: Path, function: str, operator: str) -> None:
-    for seed in range(3):
+    for seed in range(examples(2)):
         result = run(pipelines, function, seed)
         assert result.violations == (), seed
         (found,) = result.dependences
@@ -149,7 +150,7 @@ def test_a_row_too_many_is_found_also_where_what_rows_hold_depends_on_their_orde
 
 
 def test_drawn_faults_find_it_too(pipelines: Path) -> None:
-    found = [run(pipelines, "in_class_later", seed).violations for seed in range(6)]
+    found = [run(pipelines, "in_class_later", seed).violations for seed in range(1, 1 + examples(2))]
     assert any(found)
     assert not all(found)  # where no process died behind the first records, nothing was lost
 
@@ -222,9 +223,8 @@ def test_a_seed_gives_the_same_run_whatever_ran_before(pipelines: Path) -> None:
     request = RunRequest(seed=3, workload=f"{pipelines}:in_class_later")
     userruns._known.clear()
     first = run_seed(request)
-    for seed in (5, 1):
-        run(pipelines, "totals", seed)
-        run(pipelines, "in_class_later", seed)
+    run(pipelines, "totals", 5)
+    run(pipelines, "in_class_later", 1)
     again = run_seed(request)
     userruns._known.clear()
     afresh = run_seed(request)
