@@ -1,6 +1,6 @@
 """The application factory: routes, middleware and error handlers around a coordinator.
 
-It owns no thread and no socket; `api.main` serves it. Every error leaves as Flink's `{"errors": [...]}`."""
+It owns no thread and no socket; `holdfast.api.main` serves it. Every error leaves as Flink's `{"errors": [...]}`."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import BearerAuth
-from api.bodies import REFERENCE
-from api.docs import page
-from api.errors import BusyError, encode_error, error_body
-from api.http_protocol import ConnectionGuard
-from api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
-from api.requestlog import LogChanges
-from api.routes import flink, health, jobs, snapshots, workers
-from api.settings import ServerSettings
-from api.snapshots.disposals import Disposals
-from api.snapshots.disposing import dispose_confined
-from api.version import VERSION
-from barriers.headers import UNREACHABLE_HEADER
-from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
-from coordinator.interface import Coordinator
-from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
-from coordinator.preflight import PreflightReport
-from statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
+from holdfast.api.auth import BearerAuth
+from holdfast.api.bodies import REFERENCE
+from holdfast.api.docs import page
+from holdfast.api.errors import BusyError, encode_error, error_body
+from holdfast.api.http_protocol import ConnectionGuard
+from holdfast.api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
+from holdfast.api.requestlog import LogChanges
+from holdfast.api.routes import flink, health, jobs, snapshots, workers
+from holdfast.api.settings import ServerSettings
+from holdfast.api.snapshots.disposals import Disposals
+from holdfast.api.snapshots.disposing import dispose_confined
+from holdfast.api.version import VERSION
+from holdfast.barriers.headers import UNREACHABLE_HEADER
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.loglines import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
 log = logging.getLogger("holdfast.api")
 
@@ -64,7 +64,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         title="Holdfast",
         version=VERSION,
         description="Coordinator of checkpoints: Flink's monitoring dialect, and the protocol of drivers and workers.",
-        openapi_url=None,  # the page and the description are our own: see api.docs
+        openapi_url=None,  # the page and the description are our own: see holdfast.api.docs
         docs_url=None,
         redoc_url=None,
     )

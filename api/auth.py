@@ -16,11 +16,11 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.connection_budget import Standing
-from api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
-from api.errors import encode_error
-from api.http_protocol import prove
-from statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
+from holdfast.api.connection_budget import Standing
+from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
+from holdfast.api.errors import encode_error
+from holdfast.api.http_protocol import prove
+from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.auth")
 

@@ -16,12 +16,12 @@ import msgspec
 from fastapi import Request
 from pydantic import ValidationError
 
-from api.connection_budget import Standing
-from api.errors import BodyTooLargeError, BusyError
-from api.http_protocol import connection_of
-from api.schemas import RequestBody
-from barriers import codec
-from statebackends.errors import InvalidConfigError
+from holdfast.api.connection_budget import Standing
+from holdfast.api.errors import BodyTooLargeError, BusyError
+from holdfast.api.http_protocol import connection_of
+from holdfast.api.schemas import RequestBody
+from holdfast.barriers import codec
+from holdfast.statebackends.errors import InvalidConfigError
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 Model = TypeVar("Model", bound=RequestBody)

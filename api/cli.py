@@ -14,17 +14,17 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 from typer.core import TyperGroup
 
-from api import console
-from api.client import RestClient
-from api.errors import ConnectionLostError
-from api.interrupts import EXIT_INTERRUPTED, interruptible
-from api.settings import NeverServedError, client_settings, named_state_directory, server_settings
-from api.snapshots import commands
-from api.snapshots.progress import Tool
-from api.version import VERSION
-from barriers.jobgraph import ClaimMode, SinkMode, Submission
-from coordinator.records import is_job_id
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
+from holdfast.api import console
+from holdfast.api.client import RestClient
+from holdfast.api.errors import ConnectionLostError
+from holdfast.api.interrupts import EXIT_INTERRUPTED, interruptible
+from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
+from holdfast.api.snapshots import commands
+from holdfast.api.snapshots.progress import Tool
+from holdfast.api.version import VERSION
+from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
+from holdfast.coordinator.records import is_job_id
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
@@ -122,7 +122,7 @@ def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | N
             why = error.message
         else:
             return client
-    from api.stored_jobs import StoredJobs  # reading takes libraries that no other command needs
+    from holdfast.api.stored_jobs import StoredJobs  # reading takes libraries that no other command needs
 
     assert directory is not None
     stored = StoredJobs(directory)
@@ -180,7 +180,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Run the coordinator on a state directory until interrupted."""
-    from api.main import serve as run  # the service's libraries take a while to import; other commands need none of them
+    from holdfast.api.main import serve as run  # the service's libraries take a while to import; other commands need none of them
 
     settings = server_settings(
         os.environ,
@@ -386,10 +386,10 @@ def preflight(
     as_json: Json = False,
 ) -> None:
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
-    from api.preflight import named_snapshot, preflight_offline
-    from api.render_preflight import show_report
-    from operators.pipelines import build_environment, load_function
-    from statebackends.snapshots.places import absolute_location
+    from holdfast.api.preflight import named_snapshot, preflight_offline
+    from holdfast.api.render_preflight import show_report
+    from holdfast.operators.pipelines import build_environment, load_function
+    from holdfast.statebackends.snapshots.places import absolute_location
 
     with console.trouble(), interruptible():
         function, _ = load_function(pipeline, "job")

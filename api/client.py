@@ -1,6 +1,6 @@
 """Typed client of the REST service, for drivers and the CLI: calls, waiting, retries, typed errors.
 
-It decides how long to keep trying; whom to ask is decided in operators.leader_retrieval, and of how a job runs it knows
+It decides how long to keep trying; whom to ask is decided in holdfast.operators.leader_retrieval, and of how a job runs it knows
 nothing. Every call may be repeated safely: submissions carry the driver's nonce and triggers an id drawn here."""
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import msgspec
 import tenacity
 import urllib3
 
-from api.errors import ConnectionLostError, decode_error
-from api.runfile import read_run_record
-from api.settings import check_url
-from barriers.headers import UNREACHABLE_HEADER
-from barriers.jobgraph import Submission, SubmissionAccepted
-from coordinator.preflight import PreflightReport
-from coordinator.records import DIRECTORY_FILE
-from operators.leader_retrieval import Target, is_safe_step, next_target
-from statebackends.decoding import decode_json
-from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
+from holdfast.api.errors import ConnectionLostError, decode_error
+from holdfast.api.runfile import read_run_record
+from holdfast.api.settings import check_url
+from holdfast.barriers.headers import UNREACHABLE_HEADER
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.records import DIRECTORY_FILE
+from holdfast.operators.leader_retrieval import Target, is_safe_step, next_target
+from holdfast.statebackends.decoding import decode_json
+from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds until a machine that does not answer at all counts as away."""
@@ -57,7 +57,7 @@ log = logging.getLogger("holdfast.client")
 class RestClient:
     """The coordinator at `url`, and whoever it says leads a job; thread-safe.
 
-    `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
+    `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of holdfast.statebackends.errors as the coordinator
     raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not come to the job since its start,
     NotLeaderError when it is stopping, or does not lead the job and whom it names does not either."""
 

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from barriers import codec
-from barriers.messages import NumberedCommand
-from coordinator.interface import CommandSubscription
+from holdfast.barriers import codec
+from holdfast.barriers.messages import NumberedCommand
+from holdfast.coordinator.interface import CommandSubscription
 
 MEDIA_TYPE = "application/x-ndjson"
 

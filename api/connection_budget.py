@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import assert_never
 
-from statebackends.errors import InvariantError
+from holdfast.statebackends.errors import InvariantError
 
 
 class Standing(IntEnum):

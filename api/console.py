@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from statebackends.errors import HoldfastError, InvalidConfigError
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2

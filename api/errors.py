@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from barriers.headers import ERROR_HEADER, FIELDS_HEADER, decode_fields
-from statebackends import errors as kinds
-from statebackends.errors import (
+from holdfast.barriers.headers import ERROR_HEADER, FIELDS_HEADER, decode_fields
+from holdfast.statebackends import errors as kinds
+from holdfast.statebackends.errors import (
     AuthenticationError,
     CorruptStateError,
     FencedError,

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from api import console
-from api.snapshots.snapshot import Snapshot, SnapshotOperator
-from statebackends.errors import CorruptStateError
+from holdfast.api import console
+from holdfast.api.snapshots.snapshot import Snapshot, SnapshotOperator
+from holdfast.statebackends.errors import CorruptStateError
 
 PROBLEMS_MAX = 5
 """Damaged files that one message names."""

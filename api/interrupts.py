@@ -15,12 +15,12 @@ from types import FrameType
 
 import typer
 
-from api import console
-from statebackends.errors import HoldfastError
+from holdfast.api import console
+from holdfast.statebackends.errors import HoldfastError
 
 EXIT_INTERRUPTED = 130
 """128 and the number of the signal, as shells have it."""
-_TARGETS = "statebackends.snapshots.targets"
+_TARGETS = "holdfast.statebackends.snapshots.targets"
 """Imported by commands that write: others need not wait for what it needs."""
 
 

@@ -1,7 +1,7 @@
 """The Environment that users make: it finds its Spark session and its coordinator by itself.
 
 Without a coordinator's URL one is embedded in the driver's process; all jobs of a driver on one state directory share
-it. How workers are started is for operators.spark."""
+it. How workers are started is for holdfast.operators.spark."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api.client import RestClient
-from api.preflight import named_snapshot, preflight_offline, preflight_online
-from api.settings import client_settings, server_settings, state_url
-from barriers.jobgraph import ClaimMode, SinkMode, Submission
-from coordinator.preflight import PreflightReport
-from operators.base import JobPlan
-from operators.environment import Environment as BaseEnvironment
-from operators.environment import claim_mode_of, sink_mode_of
-from operators.launcher import JobHandle, Launcher, LaunchOptions
-from operators.settings import signature_with_settings
-from statebackends.errors import InvalidConfigError
-from statebackends.snapshots.places import Location
-from statebackends.storage.paths import folder_of
+from holdfast.api.client import RestClient
+from holdfast.api.preflight import named_snapshot, preflight_offline, preflight_online
+from holdfast.api.settings import client_settings, server_settings, state_url
+from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment as BaseEnvironment
+from holdfast.operators.environment import claim_mode_of, sink_mode_of
+from holdfast.operators.launcher import JobHandle, Launcher, LaunchOptions
+from holdfast.operators.settings import signature_with_settings
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.snapshots.places import Location
+from holdfast.statebackends.storage.paths import folder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from api.main import EmbeddedCoordinator
-    from operators.spark import Connection, SparkLauncher
+    from holdfast.api.main import EmbeddedCoordinator
+    from holdfast.operators.spark import Connection, SparkLauncher
 
 
 class Environment(BaseEnvironment):
@@ -128,7 +128,7 @@ def _session_of(plan: JobPlan) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    from operators.sources.dataframe import DataFrameSource
+    from holdfast.operators.sources.dataframe import DataFrameSource
 
     for source in plan.sources.values():
         if isinstance(source, DataFrameSource) and source.session is not None:
@@ -147,7 +147,7 @@ _making_launchers = threading.Lock()
 
 
 def _launcher_of(session: SparkSession) -> SparkLauncher:
-    from operators.spark import SparkLauncher
+    from holdfast.operators.spark import SparkLauncher
 
     context = session.sparkContext
     with _making_launchers:
@@ -182,7 +182,7 @@ class Connector:
 
     def __call__(self, options: LaunchOptions) -> Connection:
         """Raises InvalidConfigError if neither a URL nor a state directory is given, or another process serves it."""
-        from operators.spark import Connection
+        from holdfast.operators.spark import Connection
 
         if options.coordinator_url is not None:
             settings = client_settings(
@@ -231,7 +231,7 @@ _embedding = threading.Lock()
 
 
 def _embed(directory: Path | str, token: str | None, exposure: Exposure) -> _Shared:
-    from api.main import EmbeddedCoordinator
+    from holdfast.api.main import EmbeddedCoordinator
 
     with _embedding:
         shared = _embedded.get(directory)

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from api.runfile import RUN_FILE, RunRecord, read_run_record
-from api.settings import ServerSettings
-from coordinator.config import ServiceConfig
-from coordinator.interface import Coordinator
-from coordinator.service import CoordinatorService
-from statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
-from statebackends.storage.permissions import permissions_of
+from holdfast.api.runfile import RUN_FILE, RunRecord, read_run_record
+from holdfast.api.settings import ServerSettings
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.storage.permissions import permissions_of
 
 log = logging.getLogger("holdfast.api")
 

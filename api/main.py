@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
-from api.logs import leaving_log_to_driver, writing_log
-from api.runfile import RunRecord, write_run_record
-from api.server import RestServer, advertised_url, bind, describe_exposure
-from api.settings import ServerSettings
-from barriers.descriptors import raise_descriptor_limit
-from coordinator.interface import Coordinator
-from statebackends.errors import InvariantError, StorageUnavailableError
+from holdfast.api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
+from holdfast.api.logs import leaving_log_to_driver, writing_log
+from holdfast.api.runfile import RunRecord, write_run_record
+from holdfast.api.server import RestServer, advertised_url, bind, describe_exposure
+from holdfast.api.settings import ServerSettings
+from holdfast.barriers.descriptors import raise_descriptor_limit
+from holdfast.coordinator.interface import Coordinator
+from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.api")
 

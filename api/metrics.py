@@ -14,12 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.connection_budget import CloseReason, Standing
-from api.http_protocol import ConnectionGuard
-from barriers.messages import AckStatus
-from coordinator.interface import Coordinator
-from coordinator.totals import NOTHING, derive_job_totals
-from coordinator.views import JobNumbersView
+from holdfast.api.connection_budget import CloseReason, Standing
+from holdfast.api.http_protocol import ConnectionGuard
+from holdfast.barriers.messages import AckStatus
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.totals import NOTHING, derive_job_totals
+from holdfast.coordinator.views import JobNumbersView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

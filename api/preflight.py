@@ -6,19 +6,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from api.client import RestClient
-from api.settings import client_settings
-from barriers.jobgraph import Submission
-from coordinator.preflight import PreflightReport
-from coordinator.records import DIRECTORY_FILE
-from coordinator.resolving import is_path
-from coordinator.routing import RoutedStorage
-from coordinator.submitting import identify_job, preflight
-from statebackends.errors import InvalidConfigError
-from statebackends.snapshots.places import Location, absolute_location
-from statebackends.snapshots.work import note
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Operation, ReadFile, StatFile, Storage, run_flow
+from holdfast.api.client import RestClient
+from holdfast.api.settings import client_settings
+from holdfast.barriers.jobgraph import Submission
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.records import DIRECTORY_FILE
+from holdfast.coordinator.resolving import is_path
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.submitting import identify_job, preflight
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.snapshots.places import Location, absolute_location
+from holdfast.statebackends.snapshots.work import note
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import Operation, ReadFile, StatFile, Storage, run_flow
 
 
 def is_in_directory(restore: str) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from api import checkpoint_schemas as schemas
-from api.flink.serialized_throwable import serialize_throwable
-from api.schemas import UNKNOWN
-from api.snapshots.disposals import Disposal
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.views import (
+from holdfast.api import checkpoint_schemas as schemas
+from holdfast.api.flink.serialized_throwable import serialize_throwable
+from holdfast.api.schemas import UNKNOWN
+from holdfast.api.snapshots.disposals import Disposal
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -24,7 +24,7 @@ from coordinator.views import (
     TriggerView,
     VertexCheckpointView,
 )
-from statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage import is_absolute_folder
 
 _CHECKPOINT_TYPES = {
     CheckpointKind.CHECKPOINT: "CHECKPOINT",

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from api import schemas
-from barriers.jobgraph import JobGraph
-from barriers.messages import SubtaskMetrics, TaskState
-from coordinator.views import ExceptionView, JobOverviewView, JobView, VertexView
+from holdfast.api import schemas
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import SubtaskMetrics, TaskState
+from holdfast.coordinator.views import ExceptionView, JobOverviewView, JobView, VertexView
 
 JOB_STATES = (
     "INITIALIZING",

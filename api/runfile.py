@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import StorageUnavailableError
-from statebackends.storage.permissions import permissions_of
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.storage.permissions import permissions_of
 
 RUN_FILE = "_coordinator.json"
 

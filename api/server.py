@@ -15,15 +15,15 @@ from types import FrameType
 
 import uvicorn
 
-from api.app import create_app
-from api.auth import is_loopback
-from api.connection_budget import BodyBudget, ConnectionLimits
-from api.http_protocol import ConnectionGuard, GuardedProtocol
-from api.runfile import read_run_record
-from api.settings import ServerSettings
-from barriers.descriptors import sockets_allowed
-from coordinator.interface import Coordinator
-from statebackends.errors import InvalidConfigError
+from holdfast.api.app import create_app
+from holdfast.api.auth import is_loopback
+from holdfast.api.connection_budget import BodyBudget, ConnectionLimits
+from holdfast.api.http_protocol import ConnectionGuard, GuardedProtocol
+from holdfast.api.runfile import read_run_record
+from holdfast.api.settings import ServerSettings
+from holdfast.barriers.descriptors import sockets_allowed
+from holdfast.coordinator.interface import Coordinator
+from holdfast.statebackends.errors import InvalidConfigError
 
 log = logging.getLogger("holdfast.api")
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
-from api.logs import FORMATS, LEVELS
-from api.runfile import RunRecord, read_run_record
-from statebackends.errors import InvalidConfigError
-from statebackends.storage.paths import folder_of
-from statebackends.storage.permissions import PRIVATE
-from statebackends.storage.s3_location import is_s3, location_of, parse_location
+from holdfast.api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
+from holdfast.api.logs import FORMATS, LEVELS
+from holdfast.api.runfile import RunRecord, read_run_record
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.permissions import PRIVATE
+from holdfast.statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 DEFAULT_HOST = "127.0.0.1"
 

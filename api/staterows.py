@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from statebackends.handles import OperatorState
-from statebackends.keyedtables import POSITION, VALUE
-from statebackends.snapshot import part_path
-from statebackends.snapshots.contents import StoredState, states_of
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.rows import SUBTASK, state_batches, state_schema
-from statebackends.snapshots.values import plain_entry
-from statebackends.storage.operations import Storage
+from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.keyedtables import POSITION, VALUE
+from holdfast.statebackends.snapshot import part_path
+from holdfast.statebackends.snapshots.contents import StoredState, states_of
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.rows import SUBTASK, state_batches, state_schema
+from holdfast.statebackends.snapshots.values import plain_entry
+from holdfast.statebackends.storage.operations import Storage
 
 Row = dict[str, Any]
 

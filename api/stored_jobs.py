@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from api import render_checkpoints, render_jobs
-from coordinator.jobview import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
-from coordinator.publication import RecordedJob
-from coordinator.records import DIRECTORY_FILE, JobPaths
-from coordinator.routing import RoutedStorage
-from coordinator.store import list_jobs, read_job
-from coordinator.totals import derive_job_totals
-from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
-from statebackends.snapshots.places import absolute_location
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Flow, InParallel, StatFile, run_flow
+from holdfast.api import render_checkpoints, render_jobs
+from holdfast.coordinator.jobview import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import DIRECTORY_FILE, JobPaths
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.store import list_jobs, read_job
+from holdfast.coordinator.totals import derive_job_totals
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
+from holdfast.statebackends.snapshots.places import absolute_location
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import Flow, InParallel, StatFile, run_flow
 
 UNREADABLE_STATE = "UNREADABLE"
 """Of a job of which a record is damaged."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from barriers.frames import CONTROL_BYTES_MAX, AnyFrame, ChannelId, EncodedFrame, FrameKind
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.frames import CONTROL_BYTES_MAX, AnyFrame, ChannelId, EncodedFrame, FrameKind
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 log = logging.getLogger("holdfast.data")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from barriers.alignment import (
+from holdfast.barriers.alignment import (
     ABORTED_IDS_MAX,
     AbortCheckpoint,
     AbortedIds,
@@ -26,8 +26,8 @@ from barriers.alignment import (
     TriggerSnapshot,
     UnblockChannels,
 )
-from barriers.elements import CheckpointBarrier
-from statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
+from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from barriers.elements import CheckpointBarrier
-from barriers.messages import FailureReason
+from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.barriers.messages import FailureReason
 
 ABORTED_IDS_MAX = 128
 """Abort notices remembered for checkpoints that have not reached the subtask yet."""

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from barriers.coalesce import Coalescer
-from barriers.credits import CreditAnnouncement, SenderCredit
-from barriers.elements import Batch, Element, ElementEvent, Watermark
-from barriers.frames import AnyFrame, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameKind, LastSequence
-from barriers.jobgraph import JobConfig
-from barriers.partition import Partitioner
-from statebackends.errors import InvariantError, ProtocolError
+from holdfast.barriers.coalesce import Coalescer
+from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
+from holdfast.barriers.elements import Batch, Element, ElementEvent, Watermark
+from holdfast.barriers.frames import AnyFrame, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameKind, LastSequence
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.partition import Partitioner
+from holdfast.statebackends.errors import InvariantError, ProtocolError
 
 HIGH_WATER_ELEMENTS = 1_000
 """Elements waiting on one output channel above which no further step is started; bounds events, which have no size."""

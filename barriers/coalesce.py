@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from barriers.elements import Batch, Row
+from holdfast.barriers.elements import Batch, Row
 
 MERGE_FRACTION = 4
 """A batch of at least a quarter of the row limit travels as it is: copying it would cost more than its message."""

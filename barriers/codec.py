@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 
-from statebackends.decoding import decode_json
-from statebackends.errors import ProtocolError
+from holdfast.statebackends.decoding import decode_json
+from holdfast.statebackends.errors import ProtocolError
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 ANNOUNCE_FRACTION = 4
 """The receiver speaks when a quarter of the allocation was consumed since it last did, or when its queue runs empty."""

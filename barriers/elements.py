@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.rows import columns_to_rows, fitting_columns, rows_to_columns
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.rows import columns_to_rows, fitting_columns, rows_to_columns
+from holdfast.statebackends.errors import InvalidConfigError
 
 MIN_WATERMARK = -(2**63)
 MAX_WATERMARK = 2**63 - 1

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.credits import CreditAnnouncement
-from barriers.elements import Batch, ElementEvent
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import ProtocolError
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import ProtocolError
 
 Part: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 """Anything with the buffer protocol."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from barriers.alignment import (
+from holdfast.barriers.alignment import (
     AbortCheckpoint,
     AbortNotice,
     AlignmentLimitExceeded,
@@ -30,9 +30,9 @@ from barriers.alignment import (
     TriggerSnapshot,
     UnblockChannels,
 )
-from barriers.credits import CreditAnnouncement, ReceiverCredit
-from barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit
+from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 QUEUED_ELEMENTS_MAX = 100_000
 """Elements queued on one channel. Batches are bounded by credit long before; this bounds events, which need none."""

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import StateMeta
-from statebackends.keygroups import check_parallelism, operator_id
-from statebackends.settings import StateBackendSettings
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keygroups import check_parallelism, operator_id
+from holdfast.statebackends.settings import StateBackendSettings
 
 JOB_NAME_CHARS_MAX = 255
 CANCELLATION_TIMEOUT_MS_MAX = 24 * 3_600_000

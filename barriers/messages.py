@@ -11,8 +11,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from statebackends.handles import OperatorSubtaskState
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.statebackends.handles import OperatorSubtaskState
 
 TEXT_BYTES_MAX = 1024
 """Of a text that a worker sends, once it is taken: what is longer is clipped, or refused where it is a name."""

@@ -11,12 +11,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from barriers.elements import Batch, Row
-from barriers.jobgraph import JobEdge, Partitioning
-from statebackends.errors import InvalidConfigError, InvariantError, UnknownColumnError
-from statebackends.keycolumn import ArrowKeyColumn
-from statebackends.keygroups import check_parallelism, subtasks_of_key_groups
-from statebackends.keys import KeyType
+from holdfast.barriers.elements import Batch, Row
+from holdfast.barriers.jobgraph import JobEdge, Partitioning
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, UnknownColumnError
+from holdfast.statebackends.keycolumn import ArrowKeyColumn
+from holdfast.statebackends.keygroups import check_parallelism, subtasks_of_key_groups
+from holdfast.statebackends.keys import KeyType
 
 REBALANCE_SLICE_ROWS_MIN = 1024
 """Rows; a batch is cut for rebalancing only if every slice has at least so many, else it goes whole to one channel."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackends.errors import InvalidConfigError, SchemaMismatchError
+from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
 
 REPR_CHARACTERS_MAX = 500
 """A record is shown in an error with at most this many characters."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import uuid
 
-from barriers.messages import SOCKET_PATH_BYTES_MAX
+from holdfast.barriers.messages import SOCKET_PATH_BYTES_MAX
 
 log = logging.getLogger("holdfast.data")
 

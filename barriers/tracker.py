@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from barriers.alignment import (
+from holdfast.barriers.alignment import (
     ABORTED_IDS_MAX,
     AbortCheckpoint,
     AbortedIds,
@@ -24,8 +24,8 @@ from barriers.alignment import (
     ChannelEnded,
     TriggerSnapshot,
 )
-from barriers.elements import CheckpointBarrier
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 PENDING_IDS_MAX = 50
 """Ids remembered with barriers outstanding; the oldest is forgotten first (E12)."""

@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from barriers.admission import EARLY_FRAMES_MAX, AttemptPeers
-from barriers.frames import AnyFrame, Frame
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.admission import EARLY_FRAMES_MAX, AttemptPeers
+from holdfast.barriers.frames import AnyFrame, Frame
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, WatermarkStatus
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, WatermarkStatus
+from holdfast.statebackends.errors import InvalidConfigError
 
 TimeSignal: TypeAlias = Watermark | WatermarkStatus
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from barriers.frames import ChannelId
-from barriers.jobgraph import JobEdge, JobGraph, Partitioning
+from holdfast.barriers.frames import ChannelId
+from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 
 
 class InputPlan(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils.z85 import encode as z85_encode
 
-from barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
+from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from barriers.admission import Admission, AttemptPeers, Peer
-from barriers.authentication import CANCELLATION_TIMEOUT_MS, HANDSHAKE_SLACK_MS, HELD_SLACK_MS
-from barriers.frames import PART_BYTES_MAX, PORT_PART_BYTES_MAX, Frame, FrameEncoder
-from barriers.socketfolder import is_reachable
-from barriers.transport import PeerLost, Received
-from barriers.zmq_authenticator import ZmqAuthenticator
-from statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.barriers.admission import Admission, AttemptPeers, Peer
+from holdfast.barriers.authentication import CANCELLATION_TIMEOUT_MS, HANDSHAKE_SLACK_MS, HELD_SLACK_MS
+from holdfast.barriers.frames import PART_BYTES_MAX, PORT_PART_BYTES_MAX, Frame, FrameEncoder
+from holdfast.barriers.socketfolder import is_reachable
+from holdfast.barriers.transport import PeerLost, Received
+from holdfast.barriers.zmq_authenticator import ZmqAuthenticator
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 
 MESSAGES_PER_POLL_MAX = 256
 """Frames taken in one poll, so that mails get their turn."""

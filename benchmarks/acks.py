@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from api.client import RestClient
-from barriers import codec
-from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, Submission
-from barriers.messages import (
+from holdfast.api.client import RestClient
+from holdfast.barriers import codec
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, Submission
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -44,8 +44,8 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.keygroups import assign_key_groups
 
 Row = dict[str, Any]
 

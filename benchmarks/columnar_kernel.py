@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackends.columnar import NumpyColumnarState
-from statebackends.keys import KeyType
-from statebackends.state import ColumnAggregate, ColumnarStateDescriptor, KeyColumn
+from holdfast.statebackends.columnar import NumpyColumnarState
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, KeyColumn
 
 BATCH_ROWS = 1 << 16
 DESCRIPTOR = ColumnarStateDescriptor(

@@ -31,10 +31,12 @@ from urllib.parse import urlsplit
 import msgspec
 import urllib3
 
-from api.client import RestClient
-from barriers import codec
-from barriers.jobgraph import Submission
-from barriers.messages import (
+from benchmarks.acks import ROOT, Row, Sidecar, make_ack, make_graph, serving
+from benchmarks.harness import wait_until
+from holdfast.api.client import RestClient
+from holdfast.barriers import codec
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
     Deploy,
@@ -43,14 +45,12 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from benchmarks.acks import ROOT, Row, Sidecar, make_ack, make_graph, serving
-from benchmarks.harness import wait_until
-from operators.control_client import CoordinatorAddress
-from operators.gateway import Gateway
-from operators.pool import SystemClock
-from operators.sessionevents import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
-from statebackends.errors import HoldfastError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.operators.control_client import CoordinatorAddress
+from holdfast.operators.gateway import Gateway
+from holdfast.operators.pool import SystemClock
+from holdfast.operators.sessionevents import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
 WORKERS, VERTICES = 4, 8
 CONNECTIONS = 5_000

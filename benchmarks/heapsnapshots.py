@@ -20,15 +20,15 @@ from typing import Any
 import msgspec
 
 from benchmarks.harness import raw_write_ms, spread
-from statebackends.backend import SnapshotTarget
-from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keys import KeyType
-from statebackends.settings import StateBackendSettings
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 
 VALUE_BYTES = 100
 INCREMENTS = 20

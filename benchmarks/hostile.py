@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.handles import StateMeta
+from holdfast.statebackends.handles import StateMeta
 from tests.statebackends.foreign_tables import GROUPS, KEY, describe_table
 
 META = StateMeta("s", "value", "str", "utf8")
@@ -103,9 +103,9 @@ def make(folder: Path, name: str) -> Path:
 def use(tool: str, folder: Path, scratch: Path) -> None:
     """What a user does with it; in a process of its own."""
     import holdfast as hf
-    from operators.state_source import ReadOptions, StateReader
-    from statebackends.factory import create_keyed_backend
-    from statebackends.storage.local import LocalStorage
+    from holdfast.operators.state_source import ReadOptions, StateReader
+    from holdfast.statebackends.factory import create_keyed_backend
+    from holdfast.statebackends.storage.local import LocalStorage
 
     snapshot = hf.Snapshot(folder)
     if tool in ("memory", "filesystem", "rocksdb"):

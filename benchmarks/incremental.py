@@ -26,17 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from barriers.messages import SubtaskKey
 from benchmarks.harness import raw_write_ms, spread
-from coordinator.sharedfiles import SharedFiles, shared_handles
-from statebackends.backend import SnapshotTarget
-from statebackends.factory import create_keyed_backend
-from statebackends.handles import KeyGroupRange, OperatorSubtaskState
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keys import KeyType
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import DeleteFile, DeleteFolder, run_flow
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.factory import create_keyed_backend
+from holdfast.statebackends.handles import KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, run_flow
 
 Row = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """Restarts of the sidecar under many live jobs: kill -9, start again on the same port, until every job is led and runs.
 
-The sidecar is a real `holdfast serve`. Workers are real sessions (`operators.session`) over HTTP, all on one event loop: they take
+The sidecar is a real `holdfast serve`. Workers are real sessions (`holdfast.operators.session`) over HTTP, all on one event loop: they take
 their deployment, report their tasks as running and acknowledge every checkpoint, but process nothing. Told for each restart: new
 attempts (a job that failed over although all its workers live: 0 is right), and seconds from the start of the new process until
 every worker of every job is registered with it and every job is RUNNING.
@@ -31,10 +31,10 @@ from urllib.parse import urlsplit
 import psutil
 from urllib3 import HTTPHeaderDict
 
-from api.client import RestClient
-from barriers import codec
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription, Submission
-from barriers.messages import (
+from holdfast.api.client import RestClient
+from holdfast.barriers import codec
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription, Submission
+from holdfast.barriers.messages import (
     AckAnswers,
     AcknowledgeCheckpoint,
     CheckpointMetrics,
@@ -47,11 +47,11 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from operators import sessionevents as on
-from operators.control_client import RefusedError, RejectedError, check_answer
-from operators.session import Session, SessionState
-from statebackends.errors import HoldfastError
-from statebackends.handles import OperatorSubtaskState
+from holdfast.operators import sessionevents as on
+from holdfast.operators.control_client import RefusedError, RejectedError, check_answer
+from holdfast.operators.session import Session, SessionState
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.handles import OperatorSubtaskState
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ CHECKPOINT_INTERVAL_MS = 10_000
 """200 jobs: 20 checkpoints a second."""
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 10.0
-"""As operators.control_client."""
+"""As holdfast.operators.control_client."""
 
 
 def make_graph(name: str, workers: int) -> JobGraph:
@@ -137,7 +137,7 @@ class Connection:
 
 
 def refusal_of(request: str, error: HoldfastError, *, submission: int) -> on.Event:
-    """What an answer that is an error means for the session of a process of that submission, as `operators.gateway` has it."""
+    """What an answer that is an error means for the session of a process of that submission, as `holdfast.operators.gateway` has it."""
     match error:
         case RefusedError() if error.fenced and request == "register":
             return on.refuse_registration(error.message, error.named, submission=submission)

@@ -25,18 +25,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackends.backend import SnapshotTarget
-from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keygroups import assign_key_groups, subtasks_of_key_groups
-from statebackends.keys import KeyType
-from statebackends.localcopies import LocalCopies, LocalRecovery
-from statebackends.localrecovery import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Operation, Storage, run_flow, transfers_of
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keygroups import assign_key_groups, subtasks_of_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.localcopies import LocalCopies, LocalRecovery
+from holdfast.statebackends.localrecovery import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Operation, Storage, run_flow, transfers_of
+from holdfast.statebackends.storage.transfers import TransferPool
 
 Row = dict[str, Any]
 

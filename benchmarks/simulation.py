@@ -14,10 +14,10 @@ import statistics
 import time
 from typing import Any
 
-from chaos.results import RunResult
-from chaos.runner import SeedRunner, cpu_count
-from chaos.seedprocess import Outcome, Task, perform, prepare_process, tidy_up
-from chaos.world import RunRequest, run_seed
+from holdfast.chaos.results import RunResult
+from holdfast.chaos.runner import SeedRunner, cpu_count
+from holdfast.chaos.seedprocess import Outcome, Task, perform, prepare_process, tidy_up
+from holdfast.chaos.world import RunRequest, run_seed
 
 Row = dict[str, Any]
 

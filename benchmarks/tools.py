@@ -22,19 +22,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from statebackends.backend import SnapshotTarget
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
-from statebackends.keyedtables import TableFormat, encode_keyed_table
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.rocksdb_rowkeys import row_keys
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
-from statebackends.snapshot import METADATA_NAME, write_part
-from statebackends.state import ValueStateDescriptor
-from statebackends.statecodec import StateCodec
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from holdfast.statebackends.keyedtables import TableFormat, encode_keyed_table
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.rocksdb_rowkeys import row_keys
+from holdfast.statebackends.rocksdb_store import WRITE_ROWS, RocksStore
+from holdfast.statebackends.snapshot import METADATA_NAME, write_part
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 
 Row = dict[str, Any]
 Format = Literal["arrow", "parquet", "rocksdb"]
@@ -49,7 +49,7 @@ ROWS = KeyedRows(KEY, MAX_PARALLELISM, "op")
 FORMATS: tuple[Format, ...] = ("arrow", "parquet", "rocksdb")
 _READ_ALL = """
 import sys
-from api.snapshots.snapshot import Snapshot
+from holdfast.api.snapshots.snapshot import Snapshot
 rows = sum(batch.num_rows for batch in Snapshot(sys.argv[1]).table("op", "value"))
 assert rows == int(sys.argv[2]), rows
 """
@@ -142,7 +142,7 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
             "inspect --state": [*command, "inspect", path, "--state", "op", "value", "--limit", "20"],
             "every row": ["-c", _READ_ALL, path, str(keys)],
         }
-        _, start_mb = run_tool(["-c", "from api import inspection; from api.snapshots.snapshot import Snapshot"])
+        _, start_mb = run_tool(["-c", "from api import inspection; from holdfast.api.snapshots.snapshot import Snapshot"])
         for tool, arguments in tools.items():
             seconds, peak_mb = run_tool(arguments)
             yield {

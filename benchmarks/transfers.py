@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from statebackends.backend import SnapshotTarget
-from statebackends.handles import FileHandle
-from statebackends.partreading import read_parts
-from statebackends.partwriter import PartsWriter
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import (
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.handles import FileHandle
+from holdfast.statebackends.partreading import read_parts
+from holdfast.statebackends.partwriter import PartsWriter
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import (
     DownloadFile,
     Flow,
     InParallel,
@@ -43,9 +43,9 @@ from statebackends.storage.operations import (
     run_flow,
     transfers_of,
 )
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import S3Connection, S3Settings
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import S3Connection, S3Settings
+from holdfast.statebackends.storage.transfers import TransferPool
 from tests.s3_server import CREDENTIALS, S3Server
 
 Row = dict[str, Any]

@@ -1,7 +1,5 @@
 """The simulator. `hf.chaos.expect` is all of it that a user's program calls."""
 
-from chaos.expectations import expect
-
-DISTRIBUTION = "holdfast"
+from holdfast.chaos.expectations import expect
 
 __all__ = ["expect"]

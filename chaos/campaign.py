@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from chaos.determinism import DETERMINISM, run_twice
-from chaos.faults import Fault
-from chaos.minimise import Minimised, minimise
-from chaos.results import RunResult, ViolationRecord
-from chaos.runner import LIMIT_S, SeedRunner, cpu_count
-from chaos.seedprocess import HANG, RUN_SEED, SIMULATOR, Outcome, Task
-from chaos.summary import Failure, Summary, Tally
+from holdfast.chaos.determinism import DETERMINISM, run_twice
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.minimise import Minimised, minimise
+from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.runner import LIMIT_S, SeedRunner, cpu_count
+from holdfast.chaos.seedprocess import HANG, RUN_SEED, SIMULATOR, Outcome, Task
+from holdfast.chaos.summary import Failure, Summary, Tally
 
 if TYPE_CHECKING:
-    from chaos.world import RunRequest
+    from holdfast.chaos.world import RunRequest
 
 FAILURES_MAX = 5
 """Failures told in full; beyond them only their count."""
@@ -79,7 +79,7 @@ class Campaign:
 
     def request(self, seed: int) -> RunRequest:
         """One run."""
-        from chaos.world import RunRequest  # the whole product comes with it
+        from holdfast.chaos.world import RunRequest  # the whole product comes with it
 
         return RunRequest(
             seed=seed,

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos.faults import FAMILIES, KINDS, Fault, decode_plan, expand_kinds
-from statebackends.errors import InvalidConfigError
+from holdfast.chaos.faults import FAMILIES, KINDS, Fault, decode_plan, expand_kinds
+from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
-    from chaos.sabotage import Sabotage
+    from holdfast.chaos.sabotage import Sabotage
 
 BACKENDS = ("memory", "filesystem", "rocksdb")
 
@@ -24,7 +24,7 @@ def check_choice(what: str, name: str, choices: Iterable[str], *, setting: str) 
 
 def choose_workloads(names: tuple[str, ...], sabotage: Sabotage | None) -> tuple[str, ...]:
     """Those named, else those in which the sabotage shows, else all. Raises InvalidConfigError."""
-    from chaos.workloads import WORKLOADS, find_workload
+    from holdfast.chaos.workloads import WORKLOADS, find_workload
 
     for name in names:
         find_workload(name)
@@ -35,7 +35,7 @@ def choose_sabotage(name: str | None) -> Sabotage | None:
     """Raises InvalidConfigError."""
     if name is None:
         return None
-    from chaos.sabotage import SABOTAGES
+    from holdfast.chaos.sabotage import SABOTAGES
 
     check_choice("sabotage", name, (*SABOTAGES, "all"), setting="sabotage")
     return SABOTAGES[name]
@@ -95,14 +95,14 @@ def entries(what: str) -> list[tuple[str, str]]:
     """Names and meanings of one of LISTS."""
     match what:
         case "workloads":
-            from chaos.workloads import ON_DEMAND, WORKLOADS
+            from holdfast.chaos.workloads import ON_DEMAND, WORKLOADS
 
             return [(name, workload.meaning) for name, workload in (*WORKLOADS.items(), *ON_DEMAND.items())]
         case "faults":
             families = [(name, f"all of: {', '.join(kinds)}") for name, kinds in FAMILIES.items()]
             return [*families, *((kind.name, _fault_text(kind.meaning, kind.target, kind.amount)) for kind in KINDS.values())]
         case "sabotages":
-            from chaos.sabotage import SABOTAGES
+            from holdfast.chaos.sabotage import SABOTAGES
 
             return [(name, f"{found.meaning} ({', '.join(found.invariants)})") for name, found in SABOTAGES.items()]
         case "invariants":
@@ -119,7 +119,7 @@ def _fault_text(meaning: str, target: str, amount: str) -> str:
 
 def invariants() -> Mapping[str, str]:
     """What a checker can report, and what it means."""
-    from chaos.checkers import INVARIANTS
+    from holdfast.chaos.checkers import INVARIANTS
 
     own = {
         "expect": "what hf.chaos.expect says of the output of a pipeline of your own",
@@ -132,6 +132,6 @@ def invariants() -> Mapping[str, str]:
 
 def sometimes() -> Mapping[str, str]:
     """Dangerous states, and what each means."""
-    from chaos.sometimes import SOMETIMES
+    from holdfast.chaos.sometimes import SOMETIMES
 
     return SOMETIMES

@@ -15,34 +15,34 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.jobgraph import ClaimMode
-from barriers.launches import launch_token
-from barriers.messages import Registered, RegisterWorker, ShutdownWorker
-from chaos.control import Call, ControlNetwork
-from chaos.coordinatorhost import CoordinatorHost
-from chaos.datanet import DataNetwork
-from chaos.driver import DriverHost, Order
-from chaos.emitted import EmittedRows
-from chaos.faults import Fault
-from chaos.forgeries import forge_registrations
-from chaos.injector import Injector
-from chaos.localdisk import damage_copies, limited_disk
-from chaos.observations import Impersonated, Lifecycle, Observation, StoreView
-from chaos.processes import Kernel, Process
-from chaos.scenario import Scenario
-from chaos.stores import SimStores
-from chaos.streams import Streams
-from chaos.strikes import Strikes
-from chaos.trace import Trace
-from chaos.usermodules import UserModules, running
-from chaos.users import Users
-from chaos.workerhost import Surroundings, WorkerHost, repeatable
-from coordinator.records import derive_job_id
-from operators.base import JobPlan
-from operators.leader_retrieval import Target
-from operators.sinks.committer import FileCommitter
-from operators.standing import TERMINAL_STATES
-from operators.worker_main import WorkerSpec
+from holdfast.barriers.jobgraph import ClaimMode
+from holdfast.barriers.launches import launch_token
+from holdfast.barriers.messages import Registered, RegisterWorker, ShutdownWorker
+from holdfast.chaos.control import Call, ControlNetwork
+from holdfast.chaos.coordinatorhost import CoordinatorHost
+from holdfast.chaos.datanet import DataNetwork
+from holdfast.chaos.driver import DriverHost, Order
+from holdfast.chaos.emitted import EmittedRows
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.forgeries import forge_registrations
+from holdfast.chaos.injector import Injector
+from holdfast.chaos.localdisk import damage_copies, limited_disk
+from holdfast.chaos.observations import Impersonated, Lifecycle, Observation, StoreView
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.stores import SimStores
+from holdfast.chaos.streams import Streams
+from holdfast.chaos.strikes import Strikes
+from holdfast.chaos.trace import Trace
+from holdfast.chaos.usermodules import UserModules, running
+from holdfast.chaos.users import Users
+from holdfast.chaos.workerhost import Surroundings, WorkerHost, repeatable
+from holdfast.coordinator.records import derive_job_id
+from holdfast.operators.base import JobPlan
+from holdfast.operators.leader_retrieval import Target
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.standing import TERMINAL_STATES
+from holdfast.operators.worker_main import WorkerSpec
 
 STATE_ROOT = "/state"
 DEATH_US = (20_000, 250_000)

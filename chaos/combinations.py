@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from barriers.jobgraph import JobConfig
-from chaos.faults import Fault
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.chaos.faults import Fault
 
 SHARE = 0.3
 """Of the runs that a combination fits, those that get one beside their other faults."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from barriers import codec
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.messages import (
     CancelTasks,
     Deploy,
     FinishTasks,
@@ -18,17 +18,17 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from chaos.control import Call, ControlNetwork, Endpoint, unreachable
-from chaos.observations import Commanded
-from chaos.processes import Process
-from coordinator.subscription import Subscription
-from operators.leader_retrieval import Target
-from statebackends.errors import HoldfastError
+from holdfast.chaos.control import Call, ControlNetwork, Endpoint, unreachable
+from holdfast.chaos.observations import Commanded
+from holdfast.chaos.processes import Process
+from holdfast.coordinator.subscription import Subscription
+from holdfast.operators.leader_retrieval import Target
+from holdfast.statebackends.errors import HoldfastError
 
 KEEP_ALIVE_US = 2_000_000
-"""Silence on a command stream after which a line without a command is sent, as in api.command_stream."""
+"""Silence on a command stream after which a line without a command is sent, as in holdfast.api.command_stream."""
 SILENCE_US = 10_000_000
-"""Silence on a command stream after which its reader gives it up, as in operators.control_client."""
+"""Silence on a command stream after which its reader gives it up, as in holdfast.operators.control_client."""
 
 
 class CommandStream:

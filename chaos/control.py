@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 import msgspec
 
-from api.errors import ConnectionLostError
-from barriers import codec
-from barriers.messages import RegisterWorker, StatusBatch, SubtaskStatus
-from chaos.injector import Injector
-from chaos.observations import Answered, Observation, Requested
-from chaos.processes import Kernel, Process
-from coordinator.subscription import Subscription
-from operators.leader_retrieval import Target, next_target
-from statebackends.errors import HoldfastError, NotFoundError, NotLeaderError
+from holdfast.api.errors import ConnectionLostError
+from holdfast.barriers import codec
+from holdfast.barriers.messages import RegisterWorker, StatusBatch, SubtaskStatus
+from holdfast.chaos.injector import Injector
+from holdfast.chaos.observations import Answered, Observation, Requested
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.coordinator.subscription import Subscription
+from holdfast.operators.leader_retrieval import Target, next_target
+from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeaderError
 
 WAY_US = (100, 1_500)
 """Least and most time of a message one way."""
 ANSWER_TIMEOUT_US = 10_000_000
-"""How long a request waits for its answer, as in operators.control_client."""
+"""How long a request waits for its answer, as in holdfast.operators.control_client."""
 
 Reply = Callable[[Any], None]
 """Takes the answer, or the HoldfastError that came instead."""
@@ -145,7 +145,7 @@ def _without_tracebacks(body: Any, content: bytes) -> bytes:
 
 
 class JobClient:
-    """Asks about one job, as api.client.RestClient: at once again where it is sent, else where the address says."""
+    """Asks about one job, as holdfast.api.client.RestClient: at once again where it is sent, else where the address says."""
 
     def __init__(self, network: ControlNetwork) -> None:
         self._network = network
@@ -202,7 +202,7 @@ class _Exchange:
         error = future.exception()
         if error is not None and not isinstance(error, HoldfastError):
             raise error
-        if isinstance(error, NotLeaderError) and self._unreachable_epoch:  # as api.app
+        if isinstance(error, NotLeaderError) and self._unreachable_epoch:  # as holdfast.api.app
             endpoint.leader_unreachable(self._call.job_id, self._unreachable_epoch)
         value = error if error is not None else future.result()
         answer = error if error is not None else codec.encode(value)

@@ -12,31 +12,31 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.messages import CheckpointKind
-from chaos.gateway import Epoch
-from chaos.observations import Led, Listened
-from chaos.pool import FlowPool
-from chaos.processes import Process, ProcessClock
-from chaos.stores import StoreClient
-from chaos.workerhost import Surroundings
-from coordinator import jobevents as job
-from coordinator.config import ServiceConfig
-from coordinator.hosting import HostFlow, JobHost
-from coordinator.jobmaster import JobMaster
-from coordinator.jobservice import JobService
-from coordinator.jobview import view_recorded_job
-from coordinator.planning import derive_triggers
-from coordinator.reading import ReadModels
-from coordinator.routing import RoutedStorage
-from coordinator.running import Turns
-from coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
-from coordinator.submitting import identify_job
-from coordinator.subscription import Subscription
-from coordinator.views import TriggerView
-from operators.supervisor import SeenWorker
-from statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
-from statebackends.storage.operations import Flow, Storage
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.gateway import Epoch
+from holdfast.chaos.observations import Led, Listened
+from holdfast.chaos.pool import FlowPool
+from holdfast.chaos.processes import Process, ProcessClock
+from holdfast.chaos.stores import StoreClient
+from holdfast.chaos.workerhost import Surroundings
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.hosting import HostFlow, JobHost
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.jobservice import JobService
+from holdfast.coordinator.jobview import view_recorded_job
+from holdfast.coordinator.planning import derive_triggers
+from holdfast.coordinator.reading import ReadModels
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.running import Turns
+from holdfast.coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
+from holdfast.coordinator.submitting import identify_job
+from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.views import TriggerView
+from holdfast.operators.supervisor import SeenWorker
+from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.operations import Flow, Storage
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class CoordinatorHost:
         self._retry()
 
     def _lead_on(self, result: Any, error: BaseException | None) -> None:
-        """As a thread of coordinator.service that recovers one job after the other."""
+        """As a thread of holdfast.coordinator.service that recovers one job after the other."""
         job_id = self.host.recovery.next()
         if job_id is not None:
             self._in_turn(job_id, self.host.lead_on(job_id), self._lead_on)
@@ -160,7 +160,7 @@ class CoordinatorHost:
             self.process.phase = ""
 
     def _retry(self) -> None:
-        """As coordinator.service: looks for leaders, and tries again with jobs that storage did not let it recover."""
+        """As holdfast.coordinator.service: looks for leaders, and tries again with jobs that storage did not let it recover."""
         self._rounds += 1
         if not self._starting:
             if self._rounds % LEADERSHIP_ROUNDS == 0:
@@ -174,7 +174,7 @@ class CoordinatorHost:
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
 
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
-        """As coordinator.running.FlowRunner."""
+        """As holdfast.coordinator.running.FlowRunner."""
         storage: Storage = self._routed
         (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
 
@@ -317,7 +317,7 @@ def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
 
 
 class SimOwner:
-    """Implements coordinator.running.Owner: a job's turns as events of its process."""
+    """Implements holdfast.coordinator.running.Owner: a job's turns as events of its process."""
 
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host

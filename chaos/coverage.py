@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chaos.seedprocess import RUN_SEED, Task, interpreter, perform, resolve
-from chaos.summary import CoverageReport
+from holdfast.chaos.seedprocess import RUN_SEED, Task, interpreter, perform, resolve
+from holdfast.chaos.summary import CoverageReport
 
 if TYPE_CHECKING:
-    from chaos.world import RunRequest
+    from holdfast.chaos.world import RunRequest
 
 PACKAGES = ("statebackends", "barriers", "operators", "coordinator")
 """Packages that are measured; what never ran of them is listed."""
@@ -49,7 +49,7 @@ def measure(requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         try:
             done = subprocess.run(
-                interpreter("chaos.coverage:run_measured", entry, answer.name),
+                interpreter("holdfast.chaos.coverage:run_measured", entry, answer.name),
                 input=pickle.dumps(requests),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -12,14 +12,14 @@ from hashlib import sha1
 from itertools import count
 from typing import Any
 
-from barriers.admission import Admission, AttemptPeers
-from barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
-from barriers.frames import Frame, FrameEncoder
-from barriers.transport import PeerLost, Received
-from chaos.forgery import forge_messages
-from chaos.injector import Injector
-from chaos.processes import Kernel, Process
-from statebackends.errors import InvariantError
+from holdfast.barriers.admission import Admission, AttemptPeers
+from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
+from holdfast.barriers.frames import Frame, FrameEncoder
+from holdfast.barriers.transport import PeerLost, Received
+from holdfast.chaos.forgery import forge_messages
+from holdfast.chaos.injector import Injector
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.statebackends.errors import InvariantError
 
 WAY_US = (50, 900)
 """Least and most time of a frame between two workers."""
@@ -99,7 +99,7 @@ class DataNetwork:
 
 
 class SimTransport:
-    """Implements `barriers.transport.Transport` for one simulated worker process. `poll` never waits."""
+    """Implements `holdfast.barriers.transport.Transport` for one simulated worker process. `poll` never waits."""
 
     def __init__(self, network: DataNetwork, process: Process, slot: int, wake: Callable[[], None]) -> None:
         self._network = network

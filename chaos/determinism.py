@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from chaos.minimise import breaks
-from chaos.results import RunResult, ViolationRecord
-from chaos.runner import LIMIT_S, SeedRunner
-from chaos.seedprocess import HANG, RUN_SEED, Outcome, Task
+from holdfast.chaos.minimise import breaks
+from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.runner import LIMIT_S, SeedRunner
+from holdfast.chaos.seedprocess import HANG, RUN_SEED, Outcome, Task
 
 DETERMINISM = "determinism"
 """Named like an invariant when a run is not the same again."""

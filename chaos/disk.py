@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from chaos.disknodes import File, Folder, Node, survive
-from statebackends.storage import operations as ops
-from statebackends.storage.filesystem import FileStat, OsFileSystem
-from statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage, storage_from_url
-from statebackends.storage.operations import Buffer
+from holdfast.chaos.disknodes import File, Folder, Node, survive
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.filesystem import FileStat, OsFileSystem
+from holdfast.statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage, storage_from_url
+from holdfast.statebackends.storage.operations import Buffer
 
 _FIRST_DESCRIPTOR = 1 << 30
 """Lower ones are the real system's."""

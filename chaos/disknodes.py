@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import TypeAlias
 
-from statebackends.storage.filesystem import FileStat
-from statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.filesystem import FileStat
+from holdfast.statebackends.storage.operations import Buffer
 
 _ZEROS_SHARE = 0.25
 """Of torn files: how many keep their length, with zeros for what is missing, as delayed allocation leaves them."""

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
-from barriers.messages import ShutdownWorker
-from chaos.control import Call, JobClient, Reply
-from chaos.coordinatorhost import Look
-from chaos.observations import Submitted
-from chaos.processes import Process, ProcessClock
-from chaos.workerhost import Surroundings
-from operators.base import JobPlan
-from operators.standing import Standing, judge_look
-from operators.supervisor import (
+from holdfast.barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
+from holdfast.barriers.messages import ShutdownWorker
+from holdfast.chaos.control import Call, JobClient, Reply
+from holdfast.chaos.coordinatorhost import Look
+from holdfast.chaos.observations import Submitted
+from holdfast.chaos.processes import Process, ProcessClock
+from holdfast.chaos.workerhost import Surroundings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.standing import Standing, judge_look
+from holdfast.operators.supervisor import (
     Action,
     AllEnded,
     CancelWorker,
@@ -34,8 +34,8 @@ from operators.supervisor import (
     WorkersSeen,
     derive_end,
 )
-from operators.worker_main import pickle_plan
-from statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
+from holdfast.operators.worker_main import pickle_plan
+from holdfast.statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
 
 POLL_US = 250_000
 RETRY_US = (50_000, 300_000)

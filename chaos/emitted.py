@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from barriers.elements import Batch
-from chaos.scenario import Row
-from chaos.userrows import frozen
-from operators.base import Operator, OperatorContext, Output
-from statebackends.errors import HoldfastError
+from holdfast.barriers.elements import Batch
+from holdfast.chaos.scenario import Row
+from holdfast.chaos.userrows import frozen
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.statebackends.errors import HoldfastError
 
 ROWS_MAX = 500_000
 """Rows that are kept of all operators of a run; one with more tells of its sinks alone."""
@@ -58,7 +58,7 @@ class EmittedRows:
 
 
 class _Noted:
-    """Implements `operators.base.Output` in front of another one."""
+    """Implements `holdfast.operators.base.Output` in front of another one."""
 
     def __init__(self, output: Output, uid: str, emitted: EmittedRows) -> None:
         self._output = output

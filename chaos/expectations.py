@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 Columns: TypeAlias = str | Sequence[str]
 Invariant: TypeAlias = Callable[[list[dict[str, Any]]], Any]

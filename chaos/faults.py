@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -12,9 +12,16 @@ from typing import Any
 
 import msgspec
 
-from barriers.messages import AcknowledgeCheckpoint, RegisterWorker
-from operators.sessionevents import WorkerIdentity
-from statebackends.handles import FileHandle, InlineHandle, KeyGroupRange, OperatorListHandle, OperatorSubtaskState, StateMeta
+from holdfast.barriers.messages import AcknowledgeCheckpoint, RegisterWorker
+from holdfast.operators.sessionevents import WorkerIdentity
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyGroupRange,
+    OperatorListHandle,
+    OperatorSubtaskState,
+    StateMeta,
+)
 
 _Forgery = Callable[[AcknowledgeCheckpoint, random.Random], AcknowledgeCheckpoint | None]
 _CHECKSUM = "xxh3_128:" + "0" * 32

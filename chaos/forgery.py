@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from barriers.credits import CreditAnnouncement
-from barriers.frames import FRAME_VERSION, ChannelId, FrameKind, Header
-from statebackends.errors import InvariantError
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.frames import FRAME_VERSION, ChannelId, FrameKind, Header
+from holdfast.statebackends.errors import InvariantError
 
 FAR_ATTEMPT = 1_000_000
 FAR_SEQUENCE = 1_000_000

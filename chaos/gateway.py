@@ -1,4 +1,4 @@
-"""The worker's session in virtual time: the same core as in production (`operators.session`), over the simulated control plane.
+"""The worker's session in virtual time: the same core as in production (`holdfast.operators.session`), over the simulated control plane.
 
 Like the real control thread it performs one request at a time, and looks at what else came when that is answered; state that a
 sender of its own would post is larger than any here."""
@@ -12,24 +12,16 @@ from typing import Any
 
 import msgspec
 
-from api.errors import status_of
-from barriers.messages import (
-    AckAnswers,
-    Answerable,
-    Heartbeat,
-    Registered,
-    SubtaskMetrics,
-    SubtaskStatus,
-    WorkerCommand,
-)
-from chaos.commandstream import CommandStream
-from chaos.control import Call, ControlNetwork
-from chaos.processes import Kernel, Process, ProcessClock
-from operators import sessionevents as on
-from operators.control_client import CONTENT_STATUS, REJECTED_STATUS
-from operators.leader_retrieval import Target
-from operators.session import Session, SessionState
-from statebackends.errors import HoldfastError
+from holdfast.api.errors import status_of
+from holdfast.barriers.messages import AckAnswers, Answerable, Heartbeat, Registered, SubtaskMetrics, SubtaskStatus, WorkerCommand
+from holdfast.chaos.commandstream import CommandStream
+from holdfast.chaos.control import Call, ControlNetwork
+from holdfast.chaos.processes import Kernel, Process, ProcessClock
+from holdfast.operators import sessionevents as on
+from holdfast.operators.control_client import CONTENT_STATUS, REJECTED_STATUS
+from holdfast.operators.leader_retrieval import Target
+from holdfast.operators.session import Session, SessionState
+from holdfast.statebackends.errors import HoldfastError
 
 
 class Epoch(msgspec.Struct):

@@ -11,14 +11,14 @@ from typing import Protocol
 
 import msgspec
 
-from barriers.messages import AcknowledgeCheckpoint
-from chaos.faults import KINDS, Fault
-from chaos.forgeries import forge
-from chaos.observations import FaultBegan, Observation
-from chaos.processes import Kernel, Process, ProcessClock
-from chaos.stores import LATE_MS, OK, Outcome, StoreDecision
-from statebackends.errors import UserFunctionError
-from statebackends.storage.operations import Operation, path_of
+from holdfast.barriers.messages import AcknowledgeCheckpoint
+from holdfast.chaos.faults import KINDS, Fault
+from holdfast.chaos.forgeries import forge
+from holdfast.chaos.observations import FaultBegan, Observation
+from holdfast.chaos.processes import Kernel, Process, ProcessClock
+from holdfast.chaos.stores import LATE_MS, OK, Outcome, StoreDecision
+from holdfast.statebackends.errors import UserFunctionError
+from holdfast.statebackends.storage.operations import Operation, path_of
 
 
 class Hands(Protocol):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from chaos.expectations import Expectation
-from chaos.scenario import Row
-from chaos.userrows import (
+from holdfast.chaos.expectations import Expectation
+from holdfast.chaos.scenario import Row
+from holdfast.chaos.userrows import (
     Difference,
     RowSource,
     UserSink,

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.results import RunResult
+from holdfast.chaos.results import RunResult
 
 RUNS_MAX = 80
 """Runs that minimising one failure may take."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, assert_never
 from urllib.parse import unquote, urlsplit
 
-from chaos.disk import CallHook
-from statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import TEMPORARY_FOLDER
+from holdfast.chaos.disk import CallHook
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import TEMPORARY_FOLDER
 
 
 class _Object(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, Submission
-from barriers.messages import AcknowledgeCheckpoint, Answerable, NotifyCheckpointAborted, SubtaskStatus, WorkerCommand
-from statebackends.storage.operations import Operation
+from holdfast.barriers.jobgraph import JobGraph, Submission
+from holdfast.barriers.messages import AcknowledgeCheckpoint, Answerable, NotifyCheckpointAborted, SubtaskStatus, WorkerCommand
+from holdfast.statebackends.storage.operations import Operation
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Requested(msgspec.Struct, frozen=True):
-    """A worker's request left for the coordinator. `body` is a record of barriers.messages."""
+    """A worker's request left for the coordinator. `body` is a record of holdfast.barriers.messages."""
 
     at_ms: int
     actor: str
@@ -260,10 +260,10 @@ class WorldView(Protocol):
         """Of the workers' host; empty where a run uses none."""
 
     def workers(self) -> list[Any]:
-        """Live worker processes (chaos.workerhost.WorkerHost), by name."""
+        """Live worker processes (holdfast.chaos.workerhost.WorkerHost), by name."""
 
     def coordinators(self) -> list[Any]:
-        """Live coordinator processes (chaos.coordinatorhost.CoordinatorHost), by name."""
+        """Live coordinator processes (holdfast.chaos.coordinatorhost.CoordinatorHost), by name."""
 
 
 Report: TypeAlias = Callable[[str, str], None]
@@ -271,5 +271,5 @@ Report: TypeAlias = Callable[[str, str], None]
 
 
 def aborts_unread(subtask: Any) -> tuple[int, ...]:
-    """Ids whose notices of an abort wait in the mailbox of a subtask (operators.subtask.Subtask): it can't know of them yet."""
+    """Ids whose notices of an abort wait in the mailbox of a subtask (holdfast.operators.subtask.Subtask): it can't know of them yet."""
     return tuple(mail.checkpoint_id for mail in subtask.mailbox._mails if isinstance(mail, NotifyCheckpointAborted))

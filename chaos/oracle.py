@@ -17,8 +17,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chaos.observations import StoreView
-from chaos.scenario import CutStates, Possibly, Row, SinkExpectation
+from holdfast.chaos.observations import StoreView
+from holdfast.chaos.scenario import CutStates, Possibly, Row, SinkExpectation
 
 SHOWN_MAX = 5
 """Rows that a message names."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from barriers.jobgraph import JobConfig
-from chaos.combinations import draw_combination
-from chaos.faults import KINDS, MESSAGES, STORE_OPERATIONS, Fault, FaultKind
-from chaos.scenario import Scenario
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.chaos.combinations import draw_combination
+from holdfast.chaos.faults import KINDS, MESSAGES, STORE_OPERATIONS, Fault, FaultKind
+from holdfast.chaos.scenario import Scenario
 
 FAULTS_MAX = 6
 """Most faults of a drawn plan in a short job; a longer one gets more, in proportion."""

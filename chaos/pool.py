@@ -2,7 +2,7 @@
 
 Between an operation's request, its effect at the store and its answer lies time, in which anybody may be killed: the effect
 belongs to nobody, so that what was asked for may still happen when its caller is dead. The same class serves a worker's pool
-(`operators.context.Pool`) and a coordinator's flows (`coordinator.running.FlowRunner`)."""
+(`holdfast.operators.context.Pool`) and a coordinator's flows (`holdfast.coordinator.running.FlowRunner`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import msgspec
 
-from chaos.injector import Injector
-from chaos.processes import Kernel, Process
-from chaos.stores import StoreClient
-from coordinator.hosting import Await, HostFlow
-from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import Flow, Operation, Storage, one_by_one, path_of
+from holdfast.chaos.injector import Injector
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.chaos.stores import StoreClient
+from holdfast.coordinator.hosting import Await, HostFlow
+from holdfast.operators.context import CancelToken, Done, FlowCancelledError
+from holdfast.statebackends.storage.operations import Flow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)
 """Least and most time that a request needs to the store, and its answer back."""

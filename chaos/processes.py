@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from chaos.streams import Streams
-from chaos.trace import Trace
-from chaos.usermodules import UserModules, running
+from holdfast.chaos.streams import Streams
+from holdfast.chaos.trace import Trace
+from holdfast.chaos.usermodules import UserModules, running
 
 Act = Callable[[], None]
 
@@ -115,7 +115,7 @@ class Kernel:
 
 
 class ProcessClock:
-    """Both clocks of one process and its stopwatch (`operators.context.Clock`, and the coordinator's)."""
+    """Both clocks of one process and its stopwatch (`holdfast.operators.context.Clock`, and the coordinator's)."""
 
     def __init__(self, kernel: Kernel, process: Process, epoch_ms: int = 1_700_000_000_000) -> None:
         self._kernel = kernel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from chaos.campaign import Campaign, Finding
+from holdfast.chaos.campaign import Campaign, Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chaos.catalogue import choose_part
-from chaos.seedprocess import quieten_logs
+from holdfast.chaos.catalogue import choose_part
+from holdfast.chaos.seedprocess import quieten_logs
 
 if TYPE_CHECKING:
-    from chaos.world import Run, RunRequest
+    from holdfast.chaos.world import Run, RunRequest
 
 
 def replay_seed(request: RunRequest, only: str | None) -> Run:
     """Run it in this process. `only`: these faults of its plan alone, which takes a run to find out if it is drawn.
 
     Raises InvalidConfigError for faults that are not in it, and whatever the run itself raises."""
-    from chaos.world import run_seed
+    from holdfast.chaos.world import run_seed
 
     quieten_logs()
     if only is None:

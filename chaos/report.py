@@ -16,12 +16,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from api import console
-from chaos.campaign import Finding
-from chaos.judging import Dependence
-from chaos.proof import Verdict
-from chaos.results import RunResult, ViolationRecord
-from chaos.summary import CoverageReport, Failure, Summary, Tally
+from holdfast.api import console
+from holdfast.chaos.campaign import Finding
+from holdfast.chaos.judging import Dependence
+from holdfast.chaos.proof import Verdict
+from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.summary import CoverageReport, Failure, Summary, Tally
 
 WIDTH = 120
 """Columns of a paragraph in a pipe."""

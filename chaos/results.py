@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from chaos.faults import Fault
-from chaos.judging import Dependence
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.judging import Dependence
 
 
 class ViolationRecord(msgspec.Struct, frozen=True):

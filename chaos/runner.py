@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
-from chaos.seedprocess import HANG, RUN_SEED, Outcome, SeedProcess, Task, failed
+from holdfast.chaos.seedprocess import HANG, RUN_SEED, Outcome, SeedProcess, Task, failed
 
 LIMIT_S = 60.0
 """Real time that one run may take, seconds."""

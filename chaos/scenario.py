@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from operators.base import JobPlan
+from holdfast.operators.base import JobPlan
 
 if TYPE_CHECKING:
-    from chaos.judging import Problem
-    from chaos.userrows import UserSink
+    from holdfast.chaos.judging import Problem
+    from holdfast.chaos.userrows import UserSink
 
 Row = tuple[Any, ...]
 """Values of one output row, in the order of the sink's columns; timestamps as integers (us)."""

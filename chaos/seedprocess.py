@@ -22,13 +22,13 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from chaos.hugepages import collapse_memory
-from chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.hugepages import collapse_memory
+from holdfast.chaos.results import RunResult, ViolationRecord
 
 if TYPE_CHECKING:
-    from chaos.world import Run, RunRequest
+    from holdfast.chaos.world import Run, RunRequest
 
-RUN_SEED = "chaos.world:run_seed"
+RUN_SEED = "holdfast.chaos.world:run_seed"
 """Where the function is that runs one request: module:name."""
 
 SIMULATOR = "simulator"
@@ -36,7 +36,7 @@ SIMULATOR = "simulator"
 HANG = "hang"
 """Named like an invariant when a run does not end within its limit of real time."""
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import chaos.seedprocess as s; s.call(sys.argv[2], sys.argv[3:])"
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import holdfast.chaos.seedprocess as s; s.call(sys.argv[2], sys.argv[3:])"
 GC_THRESHOLD = 1_000_000
 """Objects that are made between two collections of the youngest: a run of usual length makes fewer, a long one stays bounded."""
 _FRAMES = 4
@@ -179,7 +179,7 @@ class SeedProcess:
             environment["PYTHONHASHSEED"] = hash_seed
         with theirs:
             self._process = subprocess.Popen(
-                interpreter("chaos.seedprocess:serve", str(theirs.fileno()), entry, str(limit_s)),
+                interpreter("holdfast.chaos.seedprocess:serve", str(theirs.fileno()), entry, str(limit_s)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # whatever a workload prints: it must not mix with a report in JSON
                 pass_fds=(theirs.fileno(),),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckAnswers,
     AcknowledgeCheckpoint,
     AckStatus,
@@ -21,7 +21,7 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
-from chaos.observations import (
+from holdfast.chaos.observations import (
     Answered,
     ChannelEnded,
     Commanded,
@@ -37,10 +37,10 @@ from chaos.observations import (
     Stored,
     Submitted,
 )
-from coordinator.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
-from statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
-from statebackends.sharedpaths import SHARED_FOLDER
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
+from holdfast.coordinator.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
+from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
+from holdfast.statebackends.sharedpaths import SHARED_FOLDER
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
 SOMETIMES: dict[str, str] = {
     "ack_after_decision": "an acknowledgement comes when its checkpoint is decided already",

@@ -10,18 +10,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from api.staterows import Row, read_rows
-from chaos.observations import StoreView
-from chaos.scenario import Positions
-from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
-from statebackends.metadata import SnapshotMetadata
-from statebackends.operator_state import read_entries
-from statebackends.snapshot import part_path, read_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
-from statebackends.tablesources import TIME
+from holdfast.api.staterows import Row, read_rows
+from holdfast.chaos.observations import StoreView
+from holdfast.chaos.scenario import Positions
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
+from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
+from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.snapshot import part_path, read_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
+from holdfast.statebackends.tablesources import TIME
 
 _ROWS_MAX = 1_000_000
 

@@ -17,14 +17,14 @@ from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from chaos.disk import CallHook, SimDisk
-from chaos.objectstore import SimObjectStore, read_local
-from chaos.observations import Observation, Stored, StoreView
-from chaos.processes import Kernel, Process
-from chaos.wire import SimS3
-from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.operations import Operation, Storage
+from holdfast.chaos.disk import CallHook, SimDisk
+from holdfast.chaos.objectstore import SimObjectStore, read_local
+from holdfast.chaos.observations import Observation, Stored, StoreView
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.chaos.wire import SimS3
+from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.operations import Operation, Storage
 
 EPOCH_MS = 1_700_000_000_000
 """Wall clock of the stores when a run begins."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from barriers.messages import CheckpointKind
-from chaos.datanet import slot_of
-from chaos.faults import Fault
-from chaos.observations import Lifecycle
-from chaos.processes import Process
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.datanet import slot_of
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.observations import Lifecycle
+from holdfast.chaos.processes import Process
 
 if TYPE_CHECKING:
-    from chaos.cluster import Cluster
+    from holdfast.chaos.cluster import Cluster
 
 
 class Strikes:

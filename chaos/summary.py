@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from chaos.faults import KINDS, Fault
-from chaos.judging import Dependence
-from chaos.results import RunResult
+from holdfast.chaos.faults import KINDS, Fault
+from holdfast.chaos.judging import Dependence
+from holdfast.chaos.results import RunResult
 
 IDLE_SEEDS_MAX = 10
 """Seeds named of the runs in which no fault hit."""

@@ -17,10 +17,10 @@ from typing import Any
 
 import cloudpickle
 
-from chaos.usermodules import UserModules, running
-from operators.base import Operator
-from operators.functions.process import ProcessFunction
-from operators.packaging import OWN_PACKAGES
+from holdfast.chaos.usermodules import UserModules, running
+from holdfast.operators.base import Operator
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.packaging import OWN_PACKAGES
 
 Memory = dict[str, bytes]
 """Place, such as `Total.seen` -> digest of what is there."""

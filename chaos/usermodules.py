@@ -21,8 +21,8 @@ from typing import Any
 
 import cloudpickle
 
-from operators.base import JobPlan
-from operators.packaging import is_user_module
+from holdfast.operators.base import JobPlan
+from holdfast.operators.packaging import is_user_module
 
 TRACKED = ("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar")
 """What cloudpickle calls to make what it pickled by value, once for each identity that it gave it."""

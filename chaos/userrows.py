@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import JobGraph, OperatorDescription
-from chaos.expectations import Expectation
-from chaos.scenario import Row
-from operators.base import JobPlan
+from holdfast.barriers.jobgraph import JobGraph, OperatorDescription
+from holdfast.chaos.expectations import Expectation
+from holdfast.chaos.scenario import Row
+from holdfast.operators.base import JobPlan
 
 USER_KINDS = frozenset({"map", "filter", "flat_map", "map_batches", "process", "window", "aggregate"})
 """Operators that run a user's functions, or count in a user's stead."""

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.emitted import EmittedRows
-from chaos.faults import Fault
-from chaos.judging import Dependence, SinkJudge, expected_difference
-from chaos.results import RunResult, ViolationRecord
-from chaos.scenario import Row, Scenario, SinkExpectation
-from chaos.undeclared import hint
-from chaos.userrows import Difference, difference, frozen_rows, operator_rows, operators_before, rows_per_key
-from chaos.world import HORIZON_MIN_MS, PATIENCE_MS, Run, RunRequest, Simulation, sabotaged
+from holdfast.chaos.emitted import EmittedRows
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.judging import Dependence, SinkJudge, expected_difference
+from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.scenario import Row, Scenario, SinkExpectation
+from holdfast.chaos.undeclared import hint
+from holdfast.chaos.userrows import Difference, difference, frozen_rows, operator_rows, operators_before, rows_per_key
+from holdfast.chaos.world import HORIZON_MIN_MS, PATIENCE_MS, Run, RunRequest, Simulation, sabotaged
 
 REFERENCE_SEEDS = (0, 1)
 """Of the two runs without faults that every seed is compared with."""

@@ -7,24 +7,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from barriers.messages import CheckpointKind
-from chaos.control import Call, JobClient, Reply
-from chaos.coordinatorhost import Outcome, Wish
-from chaos.observations import StoreView
-from chaos.processes import Process
-from coordinator.claiming import dispose_snapshot
-from coordinator.publication import Completed, decode_decision
-from coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
-from coordinator.routing import RoutedStorage
-from statebackends.errors import HoldfastError, NotFoundError
-from statebackends.metadata import decode_metadata
-from statebackends.snapshot import METADATA_NAME
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.storage.operations import ReadFile, run_flow
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.control import Call, JobClient, Reply
+from holdfast.chaos.coordinatorhost import Outcome, Wish
+from holdfast.chaos.observations import StoreView
+from holdfast.chaos.processes import Process
+from holdfast.coordinator.claiming import dispose_snapshot
+from holdfast.coordinator.publication import Completed, decode_decision
+from holdfast.coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.statebackends.errors import HoldfastError, NotFoundError
+from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.storage.operations import ReadFile, run_flow
 
 if TYPE_CHECKING:
-    from chaos.cluster import Cluster
+    from holdfast.chaos.cluster import Cluster
 
 SAVEPOINTS = "/savepoints"
 CLAIM_SHARE = 0.5

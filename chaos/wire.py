@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from chaos.disk import CallHook
-from chaos.objectstore import SimObjectStore
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import S3Connection, S3Settings
-from statebackends.storage.s3_failures import FailureKind, RequestFailure
-from statebackends.storage.s3_transfer import NONCE
+from holdfast.chaos.disk import CallHook
+from holdfast.chaos.objectstore import SimObjectStore
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import S3Connection, S3Settings
+from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure
+from holdfast.statebackends.storage.s3_transfer import NONCE
 
 T = TypeVar("T")
 

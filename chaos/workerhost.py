@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from barriers.jobgraph import RocksDBConfig
-from barriers.messages import (
+from holdfast.barriers.jobgraph import RocksDBConfig
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
     Deployment,
@@ -22,13 +22,13 @@ from barriers.messages import (
     SubtaskStatus,
     WorkerCommand,
 )
-from chaos.commandstream import command_kind
-from chaos.control import ControlNetwork
-from chaos.datanet import DataNetwork
-from chaos.emitted import EmittedRows
-from chaos.gateway import SimGateway
-from chaos.injector import Injector
-from chaos.observations import (
+from holdfast.chaos.commandstream import command_kind
+from holdfast.chaos.control import ControlNetwork
+from holdfast.chaos.datanet import DataNetwork
+from holdfast.chaos.emitted import EmittedRows
+from holdfast.chaos.gateway import SimGateway
+from holdfast.chaos.injector import Injector
+from holdfast.chaos.observations import (
     ChannelEnded,
     DataEnded,
     Delivered,
@@ -39,23 +39,23 @@ from chaos.observations import (
     SnapshotBegan,
     aborts_unread,
 )
-from chaos.pool import FlowPool
-from chaos.processes import Kernel, Process, ProcessClock
-from chaos.stores import StoreClient
-from chaos.undeclared import Memory, changed, memory_of, memory_of_imports
-from chaos.usermodules import running
-from operators.base import JobPlan, Operator
-from operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
-from operators.functions.process import ProcessOperator
-from operators.functions.window import TumblingWindowOperator
-from operators.pool import POOL_THREADS
-from operators.sessionevents import WorkerIdentity
-from operators.subtask import Subtask
-from operators.worker import Worker
-from operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
-from operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
-from statebackends.localcopies import LocalRecovery
-from statebackends.settings import StateBackendSettings
+from holdfast.chaos.pool import FlowPool
+from holdfast.chaos.processes import Kernel, Process, ProcessClock
+from holdfast.chaos.stores import StoreClient
+from holdfast.chaos.undeclared import Memory, changed, memory_of, memory_of_imports
+from holdfast.chaos.usermodules import running
+from holdfast.operators.base import JobPlan, Operator
+from holdfast.operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
+from holdfast.operators.functions.process import ProcessOperator
+from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.pool import POOL_THREADS
+from holdfast.operators.sessionevents import WorkerIdentity
+from holdfast.operators.subtask import Subtask
+from holdfast.operators.worker import Worker
+from holdfast.operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
+from holdfast.operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.statebackends.localcopies import LocalRecovery
+from holdfast.statebackends.settings import StateBackendSettings
 
 TURN_US = (500, 5_000)
 """Least and most time of one turn of the loop."""

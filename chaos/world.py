@@ -14,27 +14,27 @@ from typing import Any
 
 import msgspec
 
-from barriers.messages import SubtaskStatus, TaskState
-from chaos.checkers import make_checkers
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import decision_in
-from chaos.checkers.output import OutputChecker
-from chaos.cluster import Cluster
-from chaos.emitted import EmittedRows
-from chaos.faults import Fault, expand_kinds
-from chaos.observations import Observation, PhaseBegan, Remembered, Reported, Stored
-from chaos.oracle import committed
-from chaos.plan import draw_plan
-from chaos.processes import Kernel
-from chaos.results import RunResult, ViolationRecord
-from chaos.scenario import Row, Scenario, SinkExpectation
-from chaos.sometimes import Sometimes
-from chaos.streams import Streams
-from chaos.trace import Trace
-from chaos.workloads import find_workload
-from coordinator.publication import Completed
-from coordinator.records import ClaimRecord, SavepointRecord, decode_record
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.barriers.messages import SubtaskStatus, TaskState
+from holdfast.chaos.checkers import make_checkers
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import decision_in
+from holdfast.chaos.checkers.output import OutputChecker
+from holdfast.chaos.cluster import Cluster
+from holdfast.chaos.emitted import EmittedRows
+from holdfast.chaos.faults import Fault, expand_kinds
+from holdfast.chaos.observations import Observation, PhaseBegan, Remembered, Reported, Stored
+from holdfast.chaos.oracle import committed
+from holdfast.chaos.plan import draw_plan
+from holdfast.chaos.processes import Kernel
+from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.scenario import Row, Scenario, SinkExpectation
+from holdfast.chaos.sometimes import Sometimes
+from holdfast.chaos.streams import Streams
+from holdfast.chaos.trace import Trace
+from holdfast.chaos.workloads import find_workload
+from holdfast.coordinator.publication import Completed
+from holdfast.coordinator.records import ClaimRecord, SavepointRecord, decode_record
+from holdfast.statebackends.storage.operations import PutIfAbsent
 
 HORIZON_MIN_MS = 500
 PATIENCE_MS = 3_600_000
@@ -83,7 +83,7 @@ def run_seed(request: RunRequest) -> Run:
     kinds = expand_kinds(request.kinds)
     scenario = workload.make(Streams(request.seed).of("workload"))
     if any(sink.user is not None for sink in scenario.sinks):
-        from chaos.userruns import run_user_seed
+        from holdfast.chaos.userruns import run_user_seed
 
         return run_user_seed(request, scenario, kinds)
     with sabotaged(request.sabotage):
@@ -96,7 +96,7 @@ def sabotaged(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    from chaos.sabotage import find_sabotage
+    from holdfast.chaos.sabotage import find_sabotage
 
     with find_sabotage(name).apply():
         yield

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import msgspec
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from barriers.messages import AcknowledgeCheckpoint, has_control_characters
-from coordinator.pending import PendingCheckpoint
-from coordinator.sharedfiles import SharedFiles
-from statebackends.handles import (
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import AcknowledgeCheckpoint, has_control_characters
+from holdfast.coordinator.pending import PendingCheckpoint
+from holdfast.coordinator.sharedfiles import SharedFiles
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -29,12 +29,12 @@ from statebackends.handles import (
     StateMeta,
     external_places,
 )
-from statebackends.keygroups import assign_key_groups
-from statebackends.sharedpaths import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
-from statebackends.snapshot import outside_detail
-from statebackends.state import OPERATOR_KINDS
-from statebackends.tableends import FileEnds, wrong_format
-from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.sharedpaths import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
+from holdfast.statebackends.snapshot import outside_detail
+from holdfast.statebackends.state import OPERATOR_KINDS
+from holdfast.statebackends.tableends import FileEnds, wrong_format
+from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX
 
 FILE_BYTES_MAX = 1 << 53
 """Bytes of one file: more than any has, and as much as every reader of JSON can count."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from coordinator import jobevents as job
-from coordinator.records import RestorePoint
-from coordinator.totals import Totals
-from coordinator.workforce import DataPorts, JobTurn
-from statebackends.errors import InvariantError
-from statebackends.handles import OperatorSubtaskState
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.records import RestorePoint
+from holdfast.coordinator.totals import Totals
+from holdfast.coordinator.workforce import DataPorts, JobTurn
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import OperatorSubtaskState
 
 PREPARE_RETRY_MS = 500
 PREPARE_TRIES_MAX = 60

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.ownership import refuse_to_give, refuse_to_return
-from coordinator.publication import Completed, RecordedJob, decode_decision, derive_shared_garbage
-from coordinator.records import (
+from holdfast.coordinator.ownership import refuse_to_give, refuse_to_return
+from holdfast.coordinator.publication import Completed, RecordedJob, decode_decision, derive_shared_garbage
+from holdfast.coordinator.records import (
     CLAIM,
     DIRECTORY_FILE,
     METADATA,
@@ -28,9 +28,9 @@ from coordinator.records import (
     parse_checkpoint_folder,
     parse_owner_name,
 )
-from coordinator.snapshots import rebase
-from coordinator.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
-from statebackends.errors import (
+from holdfast.coordinator.snapshots import rebase
+from holdfast.coordinator.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
+from holdfast.statebackends.errors import (
     CorruptStateError,
     HoldfastError,
     InvalidConfigError,
@@ -39,11 +39,11 @@ from statebackends.errors import (
     SnapshotClaimedError,
     StorageUnavailableError,
 )
-from statebackends.sharedpaths import shared_name
-from statebackends.snapshot import read_metadata_file
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.deleting import delete_files
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
+from holdfast.statebackends.sharedpaths import shared_name
+from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
 
 T = TypeVar("T")
 

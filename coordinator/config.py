@@ -1,10 +1,10 @@
-"""Settings of a coordinator process, validated once. Settings of jobs are `barriers.jobgraph.JobConfig`."""
+"""Settings of a coordinator process, validated once. Settings of jobs are `holdfast.barriers.jobgraph.JobConfig`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 
 @dataclass(frozen=True, slots=True)

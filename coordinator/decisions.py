@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import assert_never
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     Answerable,
@@ -19,22 +19,22 @@ from barriers.messages import (
     SubtaskKey,
     clip,
 )
-from coordinator import events as on
-from coordinator.acknowledgements import AcknowledgementJudge
-from coordinator.events import CompletedCheckpoint, DropCheckpoint
-from coordinator.failures import FailureCounter
-from coordinator.notes import CheckpointFailed
-from coordinator.pending import PendingCheckpoint, PendingStatus, list_files
-from coordinator.publication import Completed, Decision, Unreadable
-from coordinator.records import AbortRecord, SavepointRecord
-from coordinator.retained import RetainedCheckpoints
-from coordinator.sharedfiles import UnresolvedError
-from coordinator.stats import CheckpointStats
-from coordinator.tasks import TaskBoard
-from coordinator.totals import Tally
-from coordinator.triggering import Turn
-from statebackends.errors import InvariantError
-from statebackends.sharedpaths import shared_name
+from holdfast.coordinator import events as on
+from holdfast.coordinator.acknowledgements import AcknowledgementJudge
+from holdfast.coordinator.events import CompletedCheckpoint, DropCheckpoint
+from holdfast.coordinator.failures import FailureCounter
+from holdfast.coordinator.notes import CheckpointFailed
+from holdfast.coordinator.pending import PendingCheckpoint, PendingStatus, list_files
+from holdfast.coordinator.publication import Completed, Decision, Unreadable
+from holdfast.coordinator.records import AbortRecord, SavepointRecord
+from holdfast.coordinator.retained import RetainedCheckpoints
+from holdfast.coordinator.sharedfiles import UnresolvedError
+from holdfast.coordinator.stats import CheckpointStats
+from holdfast.coordinator.tasks import TaskBoard
+from holdfast.coordinator.totals import Tally
+from holdfast.coordinator.triggering import Turn
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.sharedpaths import shared_name
 
 ABORT_RETRY_MS = 500
 """A write of ABORTED that failed is tried again after this time, until the id is decided."""

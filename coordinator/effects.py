@@ -12,14 +12,14 @@ from typing import Any, Literal, TypeAlias, assert_never
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import CheckpointKind, FailureReason, SubtaskKey
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.claiming import release_snapshot
-from coordinator.leadership import check_leadership
-from coordinator.pending import assemble_operators
-from coordinator.records import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskKey
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.claiming import release_snapshot
+from holdfast.coordinator.leadership import check_leadership
+from holdfast.coordinator.pending import assemble_operators
+from holdfast.coordinator.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
@@ -29,9 +29,9 @@ from coordinator.records import (
     SavepointRecord,
     hash_graph,
 )
-from coordinator.restore import assign_state, find_list_states
-from coordinator.snapshots import check_files, load_snapshot, read_lists
-from coordinator.store import (
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.snapshots import check_files, load_snapshot, read_lists
+from holdfast.coordinator.store import (
     abort_checkpoint,
     claim_checkpoint,
     complete_savepoint,
@@ -43,20 +43,20 @@ from coordinator.store import (
     write_attempt,
     write_result,
 )
-from coordinator.totals import COUNTERS_PROPERTY, encode_totals
-from statebackends.errors import (
+from holdfast.coordinator.totals import COUNTERS_PROPERTY, encode_totals
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,
     FencedError,
     HoldfastError,
     StorageUnavailableError,
 )
-from statebackends.handles import OperatorSubtaskState
-from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
-from statebackends.snapshot import part_path
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.deleting import delete_files
-from statebackends.storage.operations import DeleteFolder, Flow
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot import part_path
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.operations import DeleteFolder, Flow
 
 StorageAction: TypeAlias = (
     on.WriteClaim

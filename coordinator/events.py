@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
-from coordinator.publication import Decision
-from coordinator.records import ClaimRecord
-from coordinator.totals import Totals
-from statebackends.handles import FileHandle, OperatorSubtaskState
+from holdfast.barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
+from holdfast.coordinator.publication import Decision
+from holdfast.coordinator.records import ClaimRecord
+from holdfast.coordinator.totals import Totals
+from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
 
 # ------------------------------------------------------------------------------------------------------------- values
 

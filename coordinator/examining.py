@@ -6,19 +6,19 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from barriers.jobgraph import ClaimMode, Submission
-from coordinator.claiming import check_name, check_owner, check_returnable, find_owner, job_folder
-from coordinator.ownership import derive_releases
-from coordinator.preflight import Refusal
-from coordinator.publication import RecordedJob
-from coordinator.records import DIRECTORY_FILE, OwnerRecord, RestorePoint, decode_nonce
-from coordinator.snapshots import rebase
-from coordinator.store import read_optional
-from statebackends.errors import CorruptStateError, InvalidConfigError, SnapshotClaimedError
-from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import file_handles
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import Flow
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.coordinator.claiming import check_name, check_owner, check_returnable, find_owner, job_folder
+from holdfast.coordinator.ownership import derive_releases
+from holdfast.coordinator.preflight import Refusal
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import DIRECTORY_FILE, OwnerRecord, RestorePoint, decode_nonce
+from holdfast.coordinator.snapshots import rebase
+from holdfast.coordinator.store import read_optional
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, SnapshotClaimedError
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.operations import Flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
-from coordinator.totals import Tally, Totals
-from coordinator.views import SubtaskView, VertexView
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
+from holdfast.coordinator.totals import Tally, Totals
+from holdfast.coordinator.views import SubtaskView, VertexView
 
 _RANK = {
     TaskState.CREATED: 0,

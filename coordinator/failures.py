@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from barriers.messages import FailureReason
+from holdfast.barriers.messages import FailureReason
 
 COUNTED_IDS_MAX = 1_000
 """Failed ids remembered so that each counts once."""

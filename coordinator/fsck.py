@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from coordinator.leadership import check_leadership
-from coordinator.owners import (
+from holdfast.coordinator.leadership import check_leadership
+from holdfast.coordinator.owners import (
     FSCK_FOLDER,
     INPUT_MANIFEST,
     SOURCES,
@@ -30,15 +30,22 @@ from coordinator.owners import (
     derive_claims,
     refusal,
 )
-from coordinator.publication import CheckpointFact, Completed, RecordedJob
-from coordinator.records import METADATA, JobPaths, is_job_id, parse_owner_name
-from coordinator.store import read_job
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
-from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.snapshot import SnapshotProblem, file_handles, part_path, read_metadata_file, verify_file, verify_snapshot
-from statebackends.snapshots.external import INPUT_VERSION, ExternalReport, UncheckedFile, check_external, decode_input
-from statebackends.storage.operations import (
+from holdfast.coordinator.publication import CheckpointFact, Completed, RecordedJob
+from holdfast.coordinator.records import METADATA, JobPaths, is_job_id, parse_owner_name
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.snapshot import (
+    SnapshotProblem,
+    file_handles,
+    part_path,
+    read_metadata_file,
+    verify_file,
+    verify_snapshot,
+)
+from holdfast.statebackends.snapshots.external import INPUT_VERSION, ExternalReport, UncheckedFile, check_external, decode_input
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     DescribeFiles,
@@ -49,7 +56,7 @@ from statebackends.storage.operations import (
     PutIfAbsent,
     StatFile,
 )
-from statebackends.storage.whole import read_in_group, read_whole
+from holdfast.statebackends.storage.whole import read_in_group, read_whole
 
 T = TypeVar("T")
 

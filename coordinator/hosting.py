@@ -12,25 +12,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.launches import draw_secret
-from coordinator import jobevents as job
-from coordinator.config import ServiceConfig
-from coordinator.effects import Identity, StorageEffects
-from coordinator.jobevents import JobSetup
-from coordinator.jobmaster import JobMaster
-from coordinator.jobservice import JobService
-from coordinator.leadership import OtherLeader, find_leader, open_directory
-from coordinator.loglines import TEXT_CHARACTERS_MAX, printable
-from coordinator.preflight import PreflightReport
-from coordinator.records import JobPaths, RestorePoint, is_job_id
-from coordinator.recovering import RecoveryQueue
-from coordinator.registry import JobRegistry
-from coordinator.running import Clock, FlowRunner, Owner
-from coordinator.store import list_jobs, read_job
-from coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
-from statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
-from statebackends.storage.operations import Flow, InParallel, Operation, StatFile, Storage, drive, perform
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.launches import draw_secret
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.effects import Identity, StorageEffects
+from holdfast.coordinator.jobevents import JobSetup
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.jobservice import JobService
+from holdfast.coordinator.leadership import OtherLeader, find_leader, open_directory
+from holdfast.coordinator.loglines import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.records import JobPaths, RestorePoint, is_job_id
+from holdfast.coordinator.recovering import RecoveryQueue
+from holdfast.coordinator.registry import JobRegistry
+from holdfast.coordinator.running import Clock, FlowRunner, Owner
+from holdfast.coordinator.store import list_jobs, read_job
+from holdfast.coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
+from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.operations import Flow, InParallel, Operation, StatFile, Storage, drive, perform
 
 logger = logging.getLogger(__name__)
 

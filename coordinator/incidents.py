@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from barriers.jobgraph import RestartStrategy
-from coordinator.views import ExceptionView
-from statebackends import errors
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.coordinator.views import ExceptionView
+from holdfast.statebackends import errors
 
 EXCEPTIONS_MAX = 50
 """Newest failures kept for users."""

@@ -2,7 +2,7 @@
 
 Every method may be called from any thread. Those that change something or wait for the job's owner thread return when
 it has answered (well under the timeouts of an HTTP request); `*_async` variants return a Future for an event loop to
-await. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
+await. Errors are the typed kinds of holdfast.statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
 NotLeaderError when it is led elsewhere, which names its leader where that is known, and RecoveringError while this process has
 not come to it since its start."""
 
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
-from coordinator.preflight import PreflightReport
-from coordinator.views import (
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,

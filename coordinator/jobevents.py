@@ -1,7 +1,7 @@
 """What happens to the job master (events) and what it wants done (actions). Frozen records without behaviour.
 
 Calls from outside carry a ticket; each is answered by exactly one Answer or Refuse with that ticket. Outcomes of storage
-actions of the checkpoint coordinator (coordinator.events) are events here too, and are passed on to it."""
+actions of the checkpoint coordinator (holdfast.coordinator.events) are events here too, and are passed on to it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import (
     AckBatch,
     CheckpointKind,
     Heartbeat,
@@ -22,15 +22,15 @@ from barriers.messages import (
     SubtaskKey,
     SubtaskMetrics,
 )
-from coordinator import events as on
-from coordinator.events import CompletedCheckpoint
-from coordinator.records import RestorePoint, ResultRecord
-from coordinator.releasing import Release as Release
-from coordinator.stopping import StopIntent
-from coordinator.totals import Totals
-from coordinator.views import TriggerView
-from statebackends.errors import HoldfastError
-from statebackends.handles import OperatorSubtaskState
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import CompletedCheckpoint
+from holdfast.coordinator.records import RestorePoint, ResultRecord
+from holdfast.coordinator.releasing import Release as Release
+from holdfast.coordinator.stopping import StopIntent
+from holdfast.coordinator.totals import Totals
+from holdfast.coordinator.views import TriggerView
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.handles import OperatorSubtaskState
 
 
 class JobState(StrEnum):

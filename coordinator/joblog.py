@@ -11,11 +11,11 @@ from typing import assert_never
 
 import msgspec
 
-from barriers.jobgraph import JOB_NAME_CHARS_MAX
-from barriers.messages import FailureReason
-from coordinator.jobevents import JobSetup
-from coordinator.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
-from coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
+from holdfast.barriers.messages import FailureReason
+from holdfast.coordinator.jobevents import JobSetup
+from holdfast.coordinator.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
 
 logger = logging.getLogger("coordinator.jobs")
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckAnswers,
     AckStatus,
     Answerable,
@@ -23,21 +23,21 @@ from barriers.messages import (
     TriggerCheckpoint,
     clip,
 )
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.events import CheckpointRequest
-from coordinator.incidents import Incident
-from coordinator.jobevents import Action, Event, JobSetup, JobState
-from coordinator.lifecycle import Lifecycle
-from coordinator.machine import CheckpointCoordinator
-from coordinator.notes import Note, RequestEnded
-from coordinator.releasing import Releases
-from coordinator.slots import Slot, Verdict
-from coordinator.stopping import StopIntent, StopRetries
-from coordinator.triggers import TriggerRegister
-from coordinator.workforce import JobTurn, Workforce
-from statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
-from statebackends.storage import is_absolute_folder
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.events import CheckpointRequest
+from holdfast.coordinator.incidents import Incident
+from holdfast.coordinator.jobevents import Action, Event, JobSetup, JobState
+from holdfast.coordinator.lifecycle import Lifecycle
+from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.coordinator.notes import Note, RequestEnded
+from holdfast.coordinator.releasing import Releases
+from holdfast.coordinator.slots import Slot, Verdict
+from holdfast.coordinator.stopping import StopIntent, StopRetries
+from holdfast.coordinator.triggers import TriggerRegister
+from holdfast.coordinator.workforce import JobTurn, Workforce
+from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
+from holdfast.statebackends.storage import is_absolute_folder
 
 
 class JobMaster:

@@ -14,15 +14,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from barriers.messages import NumberedCommand
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.effects import StorageAction, StorageEffects
-from coordinator.joblog import JobLog
-from coordinator.jobmaster import JobMaster
-from coordinator.running import Clock, FlowRunner, Owner, SystemClock
-from coordinator.subscription import Subscription
-from statebackends.errors import HoldfastError, NotLeaderError
+from holdfast.barriers.messages import NumberedCommand
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.effects import StorageAction, StorageEffects
+from holdfast.coordinator.joblog import JobLog
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.running import Clock, FlowRunner, Owner, SystemClock
+from holdfast.coordinator.subscription import Subscription
+from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 logger = logging.getLogger(__name__)
 

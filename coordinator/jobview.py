@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from barriers.jobgraph import JobConfig
-from barriers.messages import CheckpointKind
-from coordinator.execution import Execution
-from coordinator.jobmaster import JobMaster
-from coordinator.publication import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
-from coordinator.records import AbortRecord, SavepointRecord
-from coordinator.views import (
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.execution import Execution
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.publication import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
+from holdfast.coordinator.records import AbortRecord, SavepointRecord
+from holdfast.coordinator.views import (
     CheckpointCounts,
     CheckpointStatsView,
     CheckpointView,

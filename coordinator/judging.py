@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
-from barriers.sinklog import PLACE_PROPERTY
-from coordinator.preflight import OperatorFinding, Presence, Refusal, SchemaVerdict, SinkFinding, StateFinding
-from coordinator.restore import stored_lists
-from coordinator.sinkforks import MovedSink
-from statebackends.errors import (
+from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.sinklog import PLACE_PROPERTY
+from holdfast.coordinator.preflight import OperatorFinding, Presence, Refusal, SchemaVerdict, SinkFinding, StateFinding
+from holdfast.coordinator.restore import stored_lists
+from holdfast.coordinator.sinkforks import MovedSink
+from holdfast.statebackends.errors import (
     BackendMismatchError,
     HoldfastError,
     IncompatibleStateError,
@@ -22,12 +22,12 @@ from statebackends.errors import (
     RestoreError,
     UnclaimedStateError,
 )
-from statebackends.evolution import ChangeKind, Compatibility
-from statebackends.handles import OperatorListHandle, OperatorState, StateMeta
-from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata
-from statebackends.snapshots.contents import states_of
-from statebackends.state import Redistribution
-from statebackends.statecodec import check_compatible, meta_text, state_changes
+from holdfast.statebackends.evolution import ChangeKind, Compatibility
+from holdfast.statebackends.handles import OperatorListHandle, OperatorState, StateMeta
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata
+from holdfast.statebackends.snapshots.contents import states_of
+from holdfast.statebackends.state import Redistribution
+from holdfast.statebackends.statecodec import check_compatible, meta_text, state_changes
 
 NATIVE_FORMATS = {"rocksdb": "rocksdb"}
 """Format of a keyed handle -> the only state backend that reads it; every backend reads the others."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.publication import RecordedJob
-from coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
-from coordinator.store import put_once
-from statebackends.errors import FencedError
-from statebackends.storage.operations import Flow, ListFolder, StatFile
-from statebackends.storage.whole import read_whole
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
+from holdfast.coordinator.store import put_once
+from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.storage.operations import Flow, ListFolder, StatFile
+from holdfast.statebackends.storage.whole import read_whole
 
 EPOCH_TRIES_MAX = 1_000
 """Epochs that are tried in a row; only as many rivals at one moment could use them up."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     CancelTasks,
     CheckpointKind,
     Deploy,
@@ -20,22 +20,22 @@ from barriers.messages import (
     clip,
     clip_front,
 )
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.attempts import NextAttempt
-from coordinator.events import CheckpointRequest
-from coordinator.execution import Execution
-from coordinator.incidents import Incident, Incidents
-from coordinator.jobevents import JobSetup, JobState
-from coordinator.machine import CheckpointCoordinator
-from coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
-from coordinator.records import RestorePoint
-from coordinator.retained import keeps_checkpoints
-from coordinator.slots import Slot
-from coordinator.totals import Totals, reached
-from coordinator.views import RestoredView
-from coordinator.workforce import JobTurn, Workforce
-from statebackends.errors import HoldfastError
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.attempts import NextAttempt
+from holdfast.coordinator.events import CheckpointRequest
+from holdfast.coordinator.execution import Execution
+from holdfast.coordinator.incidents import Incident, Incidents
+from holdfast.coordinator.jobevents import JobSetup, JobState
+from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
+from holdfast.coordinator.records import RestorePoint
+from holdfast.coordinator.retained import keeps_checkpoints
+from holdfast.coordinator.slots import Slot
+from holdfast.coordinator.totals import Totals, reached
+from holdfast.coordinator.views import RestoredView
+from holdfast.coordinator.workforce import JobTurn, Workforce
+from holdfast.statebackends.errors import HoldfastError
 
 FINAL_RETRY_MS = 200
 """Pause before the final checkpoint is asked for again after it failed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from barriers import messages
+from holdfast.barriers import messages
 
 MESSAGE_CHARACTERS_MAX = 4_096
 """Of a line's message, and of each of its facts; of a traceback ten times as many."""

@@ -9,19 +9,19 @@ import random
 from collections.abc import Iterable
 from typing import assert_never
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import AcknowledgeCheckpoint, AckStatus, Answerable, CheckpointKind, FailureReason, TaskState
-from coordinator import events as on
-from coordinator.decisions import Decisions
-from coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
-from coordinator.failures import FailureCounter
-from coordinator.notes import Note
-from coordinator.pending import PendingCheckpoint, PendingStatus
-from coordinator.retained import RetainedCheckpoints, keeps_checkpoints
-from coordinator.stats import CheckpointStats
-from coordinator.tasks import TaskBoard
-from coordinator.triggering import Triggering, Turn
-from statebackends.errors import InvariantError
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, Answerable, CheckpointKind, FailureReason, TaskState
+from holdfast.coordinator import events as on
+from holdfast.coordinator.decisions import Decisions
+from holdfast.coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
+from holdfast.coordinator.failures import FailureCounter
+from holdfast.coordinator.notes import Note
+from holdfast.coordinator.pending import PendingCheckpoint, PendingStatus
+from holdfast.coordinator.retained import RetainedCheckpoints, keeps_checkpoints
+from holdfast.coordinator.stats import CheckpointStats
+from holdfast.coordinator.tasks import TaskBoard
+from holdfast.coordinator.triggering import Triggering, Turn
+from holdfast.statebackends.errors import InvariantError
 
 
 class CheckpointCoordinator:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from barriers.messages import CheckpointKind, FailureReason
+from holdfast.barriers.messages import CheckpointKind, FailureReason
 
 
 class StateChanged(msgspec.Struct, frozen=True):

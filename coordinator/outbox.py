@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from barriers.messages import NumberedCommand, WorkerCommand
+from holdfast.barriers.messages import NumberedCommand, WorkerCommand
 
 OUTBOX_COMMANDS_MAX = 1_000
 

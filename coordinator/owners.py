@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.publication import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, Unreadable
-from coordinator.records import CLAIM, METADATA, JobPaths, parse_checkpoint_folder
-from statebackends.errors import CorruptStateError
-from statebackends.handles import external_places
-from statebackends.metadata import SnapshotMetadata
-from statebackends.sharedpaths import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
-from statebackends.snapshot import file_handles, part_path
-from statebackends.storage.operations import FileFacts
+from holdfast.coordinator.publication import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, Unreadable
+from holdfast.coordinator.records import CLAIM, METADATA, JobPaths, parse_checkpoint_folder
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import external_places
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.sharedpaths import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
+from holdfast.statebackends.snapshot import file_handles, part_path
+from holdfast.statebackends.storage.operations import FileFacts
 
 SOURCES = "sources"
 SINKS = "sinks"

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
-from coordinator.events import CheckpointRequest
-from coordinator.sharedfiles import ResolvedStates, shared_handles
-from coordinator.totals import Tally, Totals
-from statebackends.errors import InvariantError
-from statebackends.handles import FileHandle, OperatorState, OperatorSubtaskState
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
+from holdfast.coordinator.events import CheckpointRequest
+from holdfast.coordinator.sharedfiles import ResolvedStates, shared_handles
+from holdfast.coordinator.totals import Tally, Totals
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import FileHandle, OperatorState, OperatorSubtaskState
 
 
 class PendingStatus(StrEnum):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
-from coordinator.events import CompletedCheckpoint
-from coordinator.examining import Ownership, examine_owner
-from coordinator.jobevents import JobSetup
-from coordinator.judging import Judgement, find_sinks, judge_snapshot
-from coordinator.ownership import derive_releases
-from coordinator.preflight import PreflightReport, Refusal, SkippedFinding, SnapshotFinding, gravest_first
-from coordinator.publication import (
+from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
+from holdfast.coordinator.events import CompletedCheckpoint
+from holdfast.coordinator.examining import Ownership, examine_owner
+from holdfast.coordinator.jobevents import JobSetup
+from holdfast.coordinator.judging import Judgement, find_sinks, judge_snapshot
+from holdfast.coordinator.ownership import derive_releases
+from holdfast.coordinator.preflight import PreflightReport, Refusal, SkippedFinding, SnapshotFinding, gravest_first
+from holdfast.coordinator.publication import (
     CheckpointFact,
     Completed,
     RecordedCheckpoint,
@@ -24,14 +24,14 @@ from coordinator.publication import (
     derive_abandoned_stop,
     derive_finishing,
 )
-from coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
-from coordinator.resolving import FALLBACK_HINT, deleted_error, is_path, resolve_snapshot
-from coordinator.rewinding import Rewind, find_rewind
-from coordinator.sinkforks import SinkJudgement, examine_sinks
-from coordinator.snapshots import damage_error, file_finding, find_missing_external, find_problems, load_snapshot
-from coordinator.stopping import derive_cut_off_stops
-from coordinator.views import TriggerView
-from statebackends.errors import (
+from holdfast.coordinator.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
+from holdfast.coordinator.resolving import FALLBACK_HINT, deleted_error, is_path, resolve_snapshot
+from holdfast.coordinator.rewinding import Rewind, find_rewind
+from holdfast.coordinator.sinkforks import SinkJudgement, examine_sinks
+from holdfast.coordinator.snapshots import damage_error, file_finding, find_missing_external, find_problems, load_snapshot
+from holdfast.coordinator.stopping import derive_cut_off_stops
+from holdfast.coordinator.views import TriggerView
+from holdfast.statebackends.errors import (
     CorruptStateError,
     GraphError,
     HoldfastError,
@@ -39,10 +39,10 @@ from statebackends.errors import (
     NotFoundError,
     SnapshotClaimedError,
 )
-from statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import SnapshotProblem
-from statebackends.storage.operations import Flow, ListFolder
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot import SnapshotProblem
+from holdfast.statebackends.storage.operations import Flow, ListFolder
 
 SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
 """How the names of a snapshot's folder begin, below the folder that a user gives."""

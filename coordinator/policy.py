@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.messages import FailureReason
-from coordinator.events import CheckpointRequest
+from holdfast.barriers.messages import FailureReason
+from holdfast.coordinator.events import CheckpointRequest
 
 QUEUED_REQUESTS_MAX = 1_000
 

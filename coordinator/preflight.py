@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from statebackends import errors
-from statebackends.errors import HoldfastError, RestoreError
-from statebackends.evolution import SchemaChange
+from holdfast.statebackends import errors
+from holdfast.statebackends.errors import HoldfastError, RestoreError
+from holdfast.statebackends.evolution import SchemaChange
 
 TOLD_MAX = 8
 """Further reasons that the message of a refused restore tells."""
@@ -131,7 +131,7 @@ class Refusal(msgspec.Struct, frozen=True):
     """An error that has not been raised yet."""
 
     kind: str
-    """Its class in statebackends.errors."""
+    """Its class in holdfast.statebackends.errors."""
     message: str
     fields: dict[str, Any] = {}
 

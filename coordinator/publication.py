@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from barriers.messages import CheckpointKind
-from coordinator.records import (
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
@@ -22,13 +22,13 @@ from coordinator.records import (
     SavepointRecord,
     SubmissionRecord,
 )
-from coordinator.sharedfiles import shared_handles
-from coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, SnapshotClaimedError
-from statebackends.handles import FileHandle
-from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.sharedpaths import shared_name, writer_of
+from holdfast.coordinator.sharedfiles import shared_handles
+from holdfast.coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import CorruptStateError, SnapshotClaimedError
+from holdfast.statebackends.handles import FileHandle
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.sharedpaths import shared_name, writer_of
 
 
 class CheckpointFact(StrEnum):

@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from barriers.messages import RegisterWorker
-from coordinator.jobevents import Event, RegistrationReceived
-from coordinator.jobmaster import JobMaster
-from coordinator.jobservice import JobService, wall_clock_ms
-from coordinator.jobview import (
+from holdfast.barriers.messages import RegisterWorker
+from holdfast.coordinator.jobevents import Event, RegistrationReceived
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.jobservice import JobService, wall_clock_ms
+from holdfast.coordinator.jobview import (
     view_job,
     view_numbers,
     view_overview,
@@ -21,10 +21,10 @@ from coordinator.jobview import (
     view_recorded_savepoint_places,
     view_savepoint_places,
 )
-from coordinator.publication import RecordedJob
-from coordinator.recovering import RecoveryQueue
-from coordinator.registry import JobRegistry
-from coordinator.views import (
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.recovering import RecoveryQueue
+from holdfast.coordinator.registry import JobRegistry
+from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -35,7 +35,7 @@ from coordinator.views import (
     SavepointPlaces,
     VertexCheckpointView,
 )
-from statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
+from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, Submission
-from barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
-from coordinator.totals import Totals
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
-from statebackends.sharedpaths import SHARED_FOLDER
+from holdfast.barriers.jobgraph import JobGraph, Submission
+from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
+from holdfast.coordinator.totals import Totals
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
+from holdfast.statebackends.sharedpaths import SHARED_FOLDER
 
 RECORD_VERSION = 1
 DIRECTORY_FILE = "_holdfast"

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from statebackends.errors import RecoveringError
+from holdfast.statebackends.errors import RecoveringError
 
 WAITERS_MAX = 4_096
 """Calls that wait for jobs at one time; the next one is told to come again."""

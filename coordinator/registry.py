@@ -7,10 +7,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from coordinator.jobservice import JobService
-from coordinator.leadership import OtherLeader
-from coordinator.publication import RecordedJob
-from statebackends.errors import FencedError, HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
+from holdfast.coordinator.jobservice import JobService
+from holdfast.coordinator.leadership import OtherLeader
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
 
 
 class JobRegistry:

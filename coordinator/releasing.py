@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coordinator.records import RestorePoint
+from holdfast.coordinator.records import RestorePoint
 
 RELEASE_TRIES_MAX = 3
 RELEASE_RETRY_MS = 5_000

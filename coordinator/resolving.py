@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from barriers.jobgraph import Submission
-from barriers.messages import CheckpointKind
-from coordinator.ownership import derive_releases, find_leftovers
-from coordinator.preflight import SkippedFinding
-from coordinator.publication import (
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.ownership import derive_releases, find_leftovers
+from holdfast.coordinator.preflight import SkippedFinding
+from holdfast.coordinator.publication import (
     CheckpointFact,
     RecordedCheckpoint,
     RecordedJob,
@@ -17,9 +17,9 @@ from coordinator.publication import (
     derive_descent,
     derive_latest,
 )
-from coordinator.records import CHECKPOINT_DIGITS_MAX, AbortRecord, RestorePoint, SavepointRecord
-from coordinator.snapshots import check_files, load_snapshot
-from statebackends.errors import (
+from holdfast.coordinator.records import CHECKPOINT_DIGITS_MAX, AbortRecord, RestorePoint, SavepointRecord
+from holdfast.coordinator.snapshots import check_files, load_snapshot
+from holdfast.statebackends.errors import (
     CorruptStateError,
     InvalidConfigError,
     JobExistsError,
@@ -27,9 +27,9 @@ from statebackends.errors import (
     ObjectMissingError,
     RestoreError,
 )
-from statebackends.snapshot import read_metadata_file
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import Flow
+from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.operations import Flow
 
 LATEST = "latest"
 LATEST_READABLE = "latest-readable"

@@ -9,18 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
-from barriers.messages import SubtaskKey
-from statebackends.handles import (
-    InlineHandle,
-    KeyedStateHandle,
-    OperatorListHandle,
-    OperatorState,
-    OperatorSubtaskState,
-)
-from statebackends.metadata import SnapshotMetadata
-from statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
-from statebackends.state import Redistribution
+from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, OperatorListHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
+from holdfast.statebackends.state import Redistribution
 
 ListEntries = Mapping[tuple[str, str], Sequence[Sequence[bytes]]]
 """(operator uid, state name) -> entries of each old subtask."""

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import ge
 
-from barriers.jobgraph import JobConfig
-from barriers.messages import CheckpointKind
-from coordinator.events import CompletedCheckpoint, DropCheckpoint
-from coordinator.sharedfiles import SharedFiles
-from statebackends.errors import InvariantError
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.events import CompletedCheckpoint, DropCheckpoint
+from holdfast.coordinator.sharedfiles import SharedFiles
+from holdfast.statebackends.errors import InvariantError
 
 RECENT_COMPLETED_MAX = 1_000
 """Completed ids remembered so that a repeated acknowledgement never deletes a completed checkpoint's files."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from barriers.sinklog import DISCARDS_PROPERTY
-from coordinator.publication import RecordedJob
-from coordinator.records import JobPaths, RestorePoint, is_job_id
-from coordinator.resolving import Resolved
-from coordinator.store import read_job
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError
-from statebackends.metadata import SnapshotMetadata
-from statebackends.storage.operations import Flow
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.sinklog import DISCARDS_PROPERTY
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import JobPaths, RestorePoint, is_job_id
+from holdfast.coordinator.resolving import Resolved
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.storage.operations import Flow
 
 
 @dataclass(frozen=True, slots=True)

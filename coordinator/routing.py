@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from statebackends.errors import InvalidConfigError
-from statebackends.storage import is_absolute_folder, resolve_folder
-from statebackends.storage.operations import (
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
+from holdfast.statebackends.storage.operations import (
     DeleteFolder,
     DescribeFiles,
     LinkFile,
@@ -21,7 +21,7 @@ from statebackends.storage.operations import (
     Storage,
     transfers_of,
 )
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.storage.transfers import TransferPool
 
 STORAGES_MAX = 64
 """Foreign roots kept open; the oldest is forgotten."""

@@ -12,8 +12,8 @@ import threading
 from concurrent.futures import Future
 from typing import TypeVar
 
-from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.messages import (
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     CheckpointKind,
@@ -23,21 +23,21 @@ from barriers.messages import (
     StatusBatch,
     clip,
 )
-from coordinator import jobevents as job
-from coordinator.claiming import check_target
-from coordinator.config import ServiceConfig
-from coordinator.hosting import HostFlow, JobHost, RecoveryBackoff, run_host_flow
-from coordinator.planning import derive_triggers
-from coordinator.preflight import PreflightReport
-from coordinator.reading import ReadModels
-from coordinator.routing import RoutedStorage
-from coordinator.running import PoolRunner, SystemClock, ThreadOwner
-from coordinator.submitting import identify_job
-from coordinator.subscription import Subscription
-from coordinator.views import TriggerView
-from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import InTurn, Storage, run_flow, transfers_of
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.claiming import check_target
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.hosting import HostFlow, JobHost, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.planning import derive_triggers
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.reading import ReadModels
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.running import PoolRunner, SystemClock, ThreadOwner
+from holdfast.coordinator.submitting import identify_job
+from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.views import TriggerView
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import InTurn, Storage, run_flow, transfers_of
 
 logger = logging.getLogger(__name__)
 

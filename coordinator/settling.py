@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.leadership import check_newest
-from coordinator.publication import CheckpointFact, RecordedJob, derive_garbage, derive_shared_garbage
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths
-from coordinator.store import (
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.leadership import check_newest
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob, derive_garbage, derive_shared_garbage
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths
+from holdfast.coordinator.store import (
     abort_checkpoint,
     claim_checkpoint,
     discard_shared,
@@ -17,10 +17,10 @@ from coordinator.store import (
     read_submission,
     sweep_checkpoints,
 )
-from statebackends.errors import FencedError, ObjectMissingError
-from statebackends.snapshot import read_metadata_file
-from statebackends.storage.durable import make_durable
-from statebackends.storage.operations import Flow, InParallel
+from holdfast.statebackends.errors import FencedError, ObjectMissingError
+from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.operations import Flow, InParallel
 
 SETTLE_TRIES_MAX = 4
 """A leader that is being replaced has few deletions under way, and begins none."""

@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from barriers.messages import SubtaskKey
-from statebackends.errors import InvariantError
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, StateHandle
-from statebackends.sharedpaths import shared_name, writer_of
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    PlaceholderHandle,
+    SegmentHandle,
+    StateHandle,
+)
+from holdfast.statebackends.sharedpaths import shared_name, writer_of
 
 TaskStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 ResolvedStates = dict[SubtaskKey, dict[str, OperatorSubtaskState]]

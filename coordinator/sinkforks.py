@@ -13,8 +13,8 @@ from enum import StrEnum
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, OperatorDescription, SinkMode, Submission
-from barriers.sinklog import (
+from holdfast.barriers.jobgraph import JobGraph, OperatorDescription, SinkMode, Submission
+from holdfast.barriers.sinklog import (
     COMMITTABLES,
     FORK_PROPERTY,
     PLACE_PROPERTY,
@@ -31,13 +31,13 @@ from barriers.sinklog import (
     place_of_staged,
     split_place,
 )
-from coordinator.preflight import Refusal
-from coordinator.publication import RecordedCheckpoint, RecordedJob
-from coordinator.records import JobPaths, RestorePoint, SavepointRecord, is_job_id
-from coordinator.snapshots import find_missing_external, read_lists
-from coordinator.store import read_job
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import (
+from holdfast.coordinator.preflight import Refusal
+from holdfast.coordinator.publication import RecordedCheckpoint, RecordedJob
+from holdfast.coordinator.records import JobPaths, RestorePoint, SavepointRecord, is_job_id
+from holdfast.coordinator.snapshots import find_missing_external, read_lists
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import (
     CommittablesLeftError,
     CorruptStateError,
     HoldfastError,
@@ -46,11 +46,11 @@ from statebackends.errors import (
     SinkMovedError,
     StorageUnavailableError,
 )
-from statebackends.handles import OperatorState, external_places
-from statebackends.metadata import SnapshotMetadata
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import Flow, ListFolder
-from statebackends.storage.whole import read_whole
+from holdfast.statebackends.handles import OperatorState, external_places
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.operations import Flow, ListFolder
+from holdfast.statebackends.storage.whole import read_whole
 
 FILES_SHOWN_MAX = 20
 """Staged files that a message names; fields have all of them."""

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from barriers.messages import INT_MAX, NumberedCommand, RegisterWorker, WorkerCommand
-from coordinator.outbox import Outbox
+from holdfast.barriers.messages import INT_MAX, NumberedCommand, RegisterWorker, WorkerCommand
+from holdfast.coordinator.outbox import Outbox
 
 
 class Verdict(StrEnum):

@@ -11,22 +11,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from coordinator.preflight import FileFinding
-from statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
-from statebackends.handles import OperatorState
-from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.operator_state import read_entries
-from statebackends.snapshot import (
-    ProblemKind,
-    SnapshotProblem,
-    file_handles,
-    read_metadata_file,
-    verify_snapshot,
-)
-from statebackends.snapshots.contents import check_described
-from statebackends.snapshots.external import check_external
-from statebackends.storage import is_absolute_folder, split_folder
-from statebackends.storage.operations import (
+from holdfast.coordinator.preflight import FileFinding
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
+from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.snapshot import ProblemKind, SnapshotProblem, file_handles, read_metadata_file, verify_snapshot
+from holdfast.statebackends.snapshots.contents import check_described
+from holdfast.statebackends.snapshots.external import check_external
+from holdfast.statebackends.storage import is_absolute_folder, split_folder
+from holdfast.statebackends.storage.operations import (
     DeleteFolder,
     DescribeFiles,
     Flow,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
-from coordinator.events import CheckpointRequest
-from coordinator.views import (
+from holdfast.barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
+from holdfast.coordinator.events import CheckpointRequest
+from holdfast.coordinator.views import (
     CheckpointCounts,
     CheckpointStatsView,
     CheckpointView,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.events import CheckpointRequest, CompleteRequest
-from coordinator.publication import RecordedJob
-from coordinator.records import AbortRecord, ClaimRecord, SubmissionRecord
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.events import CheckpointRequest, CompleteRequest
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, SubmissionRecord
 
 STOP_TRIES_MAX = 5
 """Checkpoints that one stop may take."""

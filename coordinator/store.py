@@ -12,14 +12,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.publication import (
-    Decision,
-    RecordedCheckpoint,
-    RecordedJob,
-    decode_decision,
-    derive_checkpoint,
-)
-from coordinator.records import (
+from holdfast.coordinator.publication import Decision, RecordedCheckpoint, RecordedJob, decode_decision, derive_checkpoint
+from holdfast.coordinator.records import (
     CLAIM,
     METADATA,
     AbortRecord,
@@ -38,20 +32,18 @@ from coordinator.records import (
     is_void,
     parse_checkpoint_folder,
 )
-from statebackends.errors import AmbiguousWriteError, FencedError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
-from statebackends.sharedpaths import SHARED_FOLDER, writer_of
-from statebackends.snapshot import read_metadata_file
-from statebackends.storage.deleting import delete_files
-from statebackends.storage.operations import (
-    DeleteFile,
-    DeleteFolder,
-    Flow,
-    InParallel,
-    ListFiles,
-    ListFolder,
-    PutIfAbsent,
+from holdfast.statebackends.errors import (
+    AmbiguousWriteError,
+    FencedError,
+    InvalidConfigError,
+    ObjectMissingError,
+    StorageUnavailableError,
 )
-from statebackends.storage.whole import read_in_group, read_whole
+from holdfast.statebackends.sharedpaths import SHARED_FOLDER, writer_of
+from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
+from holdfast.statebackends.storage.whole import read_in_group, read_whole
 
 SUBMISSION_BYTES_MAX = 256 << 20
 """Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""

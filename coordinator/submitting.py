@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barriers.jobgraph import ClaimMode, Submission
-from coordinator.claiming import claim_snapshot, holds_claim, release_snapshot
-from coordinator.jobevents import JobSetup
-from coordinator.leadership import become_leader, check_leadership, check_newest
-from coordinator.ownership import derive_releases, find_leftovers
-from coordinator.planning import check_graph, derive_setup, examine_submission, plan_submission
-from coordinator.preflight import PreflightReport, Refusal
-from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_recovery_point, derive_shared_garbage
-from coordinator.records import JobPaths, LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
-from coordinator.settling import Takeover, abort_undecided, settle_job
-from coordinator.store import (
-    discard_shared,
-    drop_checkpoint,
-    read_job,
-    void_submission,
-    write_submission,
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.coordinator.claiming import claim_snapshot, holds_claim, release_snapshot
+from holdfast.coordinator.jobevents import JobSetup
+from holdfast.coordinator.leadership import become_leader, check_leadership, check_newest
+from holdfast.coordinator.ownership import derive_releases, find_leftovers
+from holdfast.coordinator.planning import check_graph, derive_setup, examine_submission, plan_submission
+from holdfast.coordinator.preflight import PreflightReport, Refusal
+from holdfast.coordinator.publication import (
+    CheckpointFact,
+    RecordedCheckpoint,
+    RecordedJob,
+    derive_recovery_point,
+    derive_shared_garbage,
 )
-from statebackends.errors import (
+from holdfast.coordinator.records import JobPaths, LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
+from holdfast.coordinator.settling import Takeover, abort_undecided, settle_job
+from holdfast.coordinator.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
+from holdfast.statebackends.errors import (
     CorruptStateError,
     FencedError,
     InvalidConfigError,
@@ -31,10 +31,10 @@ from statebackends.errors import (
     RestoreError,
     StorageUnavailableError,
 )
-from statebackends.sharedpaths import writer_of
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.durable import make_durable
-from statebackends.storage.operations import Flow, InParallel
+from holdfast.statebackends.sharedpaths import writer_of
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.operations import Flow, InParallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from barriers.messages import NumberedCommand
-from coordinator.outbox import OUTBOX_COMMANDS_MAX
+from holdfast.barriers.messages import NumberedCommand
+from holdfast.coordinator.outbox import OUTBOX_COMMANDS_MAX
 
 
 class Subscription:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from barriers.messages import FailureReason, SubtaskKey, TaskState
-from coordinator.totals import Totals
+from holdfast.barriers.messages import FailureReason, SubtaskKey, TaskState
+from holdfast.coordinator.totals import Totals
 
 
 class TaskBoard:

@@ -12,9 +12,9 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import COUNTERS_MAX, INT_MAX, Counters, OperatorMetrics, SkippedReason
-from statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import COUNTERS_MAX, INT_MAX, Counters, OperatorMetrics, SkippedReason
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 

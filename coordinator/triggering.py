@@ -8,16 +8,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from barriers.jobgraph import JobConfig
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator import events as on
-from coordinator.events import Action, CheckpointRequest
-from coordinator.notes import Note
-from coordinator.pending import PendingCheckpoint
-from coordinator.policy import Execute, Load, RequestQueue, TooEarly
-from coordinator.schedule import PeriodicSchedule
-from coordinator.tasks import TaskBoard
-from statebackends.errors import InvariantError
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import Action, CheckpointRequest
+from holdfast.coordinator.notes import Note
+from holdfast.coordinator.pending import PendingCheckpoint
+from holdfast.coordinator.policy import Execute, Load, RequestQueue, TooEarly
+from holdfast.coordinator.schedule import PeriodicSchedule
+from holdfast.coordinator.tasks import TaskBoard
+from holdfast.statebackends.errors import InvariantError
 
 
 @dataclass(slots=True)

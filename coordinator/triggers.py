@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from barriers.messages import CheckpointKind
-from coordinator.events import CompleteRequest
-from coordinator.views import TriggerView
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.events import CompleteRequest
+from holdfast.coordinator.views import TriggerView
 
 TRIGGERS_MAX = 1_000
 

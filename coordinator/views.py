@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from barriers.jobgraph import JobConfig, JobGraph
-from barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
-from coordinator.totals import Totals
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
+from holdfast.coordinator.totals import Totals
 
 
 class JobOverviewView(msgspec.Struct, frozen=True):

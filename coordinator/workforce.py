@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from barriers.authentication import is_data_address, is_data_key
-from barriers.launches import is_launched
-from barriers.messages import (
+from holdfast.barriers.authentication import is_data_address, is_data_key
+from holdfast.barriers.launches import is_launched
+from holdfast.barriers.messages import (
     SOCKET_PATH_BYTES_MAX,
     TEXT_BYTES_MAX,
     NumberedCommand,
@@ -22,11 +22,11 @@ from barriers.messages import (
     clip,
     has_control_characters,
 )
-from coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
-from coordinator.notes import Note
-from coordinator.slots import Slot, Verdict, judge_registration
-from coordinator.views import WorkerView
-from statebackends.errors import (
+from holdfast.coordinator.jobevents import Action, CloseStream, Deliver, JobSetup
+from holdfast.coordinator.notes import Note
+from holdfast.coordinator.slots import Slot, Verdict, judge_registration
+from holdfast.coordinator.views import WorkerView
+from holdfast.statebackends.errors import (
     AuthenticationError,
     FencedError,
     NotFoundError,

@@ -1,1 +1,0 @@
-DISTRIBUTION = "holdfast"

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from barriers.elements import Batch
-from barriers.messages import INT_MAX, OperatorMetrics
-from statebackends.backend import KeyedStateBackend, OperatorStateBackend
-from statebackends.errors import InvariantError
-from statebackends.state import StateDescriptor
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.messages import INT_MAX, OperatorMetrics
+from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.state import StateDescriptor
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from barriers.jobgraph import JobGraph
-    from statebackends.storage.operations import Flow, Storage
+    from holdfast.barriers.jobgraph import JobGraph
+    from holdfast.statebackends.storage.operations import Flow, Storage
 
 
 class Output(Protocol):
@@ -291,7 +291,7 @@ class KeySelector(Protocol):
     """Key columns, or None when a function is used."""
 
     def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> Any:
-        """statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
+        """holdfast.statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
-from barriers.messages import OPERATORS_MAX, OperatorMetrics
-from operators.base import Operator
-from operators.context import RuntimeContext
-from statebackends.backend import KeyedStateBackend
-from statebackends.errors import InvariantError
-from statebackends.panics import failure_of
+from holdfast.barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
+from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
+from holdfast.operators.base import Operator
+from holdfast.operators.context import RuntimeContext
+from holdfast.statebackends.backend import KeyedStateBackend
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.panics import failure_of
 
 
 class ResultPort(Protocol):

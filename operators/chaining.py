@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from barriers.jobgraph import Partitioning
-from operators.base import Operator, Source
-from operators.schema import UNDECLARED, RowType
-from operators.selectors import Selector
+from holdfast.barriers.jobgraph import Partitioning
+from holdfast.operators.base import Operator, Source
+from holdfast.operators.schema import UNDECLARED, RowType
+from holdfast.operators.selectors import Selector
 
 if TYPE_CHECKING:
-    from operators.graph import StreamEdge
+    from holdfast.operators.graph import StreamEdge
 
 
 class Chaining(StrEnum):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from operators.base import OperatorCounters, TimerService
-from operators.mailbox import FailSubtask, Mailbox, PoolOutcome
-from statebackends.backend import KeyedStateBackend, OperatorStateBackend
-from statebackends.errors import InvariantError, UndeclaredStateError
-from statebackends.storage.operations import Flow, Storage
+from holdfast.operators.base import OperatorCounters, TimerService
+from holdfast.operators.mailbox import FailSubtask, Mailbox, PoolOutcome
+from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
+from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
+from holdfast.statebackends.storage.operations import Flow, Storage
 
 Done = Callable[[Any, BaseException | None], None]
 

@@ -1,6 +1,6 @@
 """SHELL: a worker's requests to the coordinator over HTTP, and where they go. One POST is one answer or one typed error.
 
-It decides neither what is sent nor whom to ask next (`leader_retrieval.py`). Bearer token, JSON records of barriers.messages."""
+It decides neither what is sent nor whom to ask next (`leader_retrieval.py`). Bearer token, JSON records of holdfast.barriers.messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import urllib3
 
-from barriers import codec
-from barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER, decode_fields
-from operators.leader_retrieval import Target, is_safe_step, next_target
-from operators.sessionevents import OpenStream
-from statebackends import errors
-from statebackends.errors import (
+from holdfast.barriers import codec
+from holdfast.barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER, decode_fields
+from holdfast.operators.leader_retrieval import Target, is_safe_step, next_target
+from holdfast.operators.sessionevents import OpenStream
+from holdfast.statebackends import errors
+from holdfast.statebackends.errors import (
     AuthenticationError,
     HoldfastError,
     InvalidConfigError,

@@ -10,32 +10,32 @@ from typing import cast
 
 import cloudpickle
 
-from barriers.aligner import Aligner
-from barriers.channels import InputChannel, OutputGate, OutputSettings
-from barriers.credits import ReceiverCredit
-from barriers.elements import Batch, ElementEvent
-from barriers.frames import ChannelId
-from barriers.gate import InputGate
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, Partitioning
-from barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from barriers.partition import Partitioner, Parts, partitioner_of, split_by_subtask
-from barriers.valve import MultiInputValve
-from barriers.wiring import OutputPlan, derive_inputs, derive_outputs
-from operators.base import JobPlan, KeySelector, Operator
-from operators.chain import ChainNode, OperatorChain
-from operators.context import Clock, Pool, RuntimeContext, SubtaskPool
-from operators.intake import GateInputs
-from operators.mailbox import Mailbox
-from operators.snapshotting import SubtaskSnapshots
-from operators.source_operator import SourceOperator
-from operators.stateloading import StateLoader
-from operators.subtask import Subtask
-from operators.subtaskports import Report, SubtaskPorts
-from statebackends.errors import GraphError
-from statebackends.keygroups import subtasks_of_key_groups
-from statebackends.localcopies import LocalCopies, LocalRecovery
-from statebackends.settings import StateBackendSettings
-from statebackends.storage.operations import Storage
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
+from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.barriers.frames import ChannelId
+from holdfast.barriers.gate import InputGate
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, Partitioning
+from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
+from holdfast.barriers.partition import Partitioner, Parts, partitioner_of, split_by_subtask
+from holdfast.barriers.valve import MultiInputValve
+from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
+from holdfast.operators.base import JobPlan, KeySelector, Operator
+from holdfast.operators.chain import ChainNode, OperatorChain
+from holdfast.operators.context import Clock, Pool, RuntimeContext, SubtaskPool
+from holdfast.operators.intake import GateInputs
+from holdfast.operators.mailbox import Mailbox
+from holdfast.operators.snapshotting import SubtaskSnapshots
+from holdfast.operators.source_operator import SourceOperator
+from holdfast.operators.stateloading import StateLoader
+from holdfast.operators.subtask import Subtask
+from holdfast.operators.subtaskports import Report, SubtaskPorts
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.keygroups import subtasks_of_key_groups
+from holdfast.statebackends.localcopies import LocalCopies, LocalRecovery
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.storage.operations import Storage
 
 
 class SelectorPartitioner:

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
-from operators.base import JobPlan, Sink, Source
-from operators.explain import explain_plan
-from operators.graph import StreamEdge, StreamGraph, build_plan
-from operators.launcher import JobHandle, Launcher, LaunchOptions
-from operators.promises import check_uids, promises_not_kept
-from operators.schema import RowType
-from operators.settings import Settings
-from operators.stream import Stream
-from statebackends.errors import HoldfastError, InvalidConfigError
-from statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
-from statebackends.snapshots.places import Location, absolute_location
+from holdfast.barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
+from holdfast.operators.base import JobPlan, Sink, Source
+from holdfast.operators.explain import explain_plan
+from holdfast.operators.graph import StreamEdge, StreamGraph, build_plan
+from holdfast.operators.launcher import JobHandle, Launcher, LaunchOptions
+from holdfast.operators.promises import check_uids, promises_not_kept
+from holdfast.operators.schema import RowType
+from holdfast.operators.settings import Settings
+from holdfast.operators.stream import Stream
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
+from holdfast.statebackends.snapshots.places import Location, absolute_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,13 +98,13 @@ class Environment:
 
     def from_dataframe(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> Stream:
         """The rows of a Spark DataFrame, in its order. It is written to the state directory once per job, then replayed."""
-        from operators.sources.dataframe import DataFrameSource
+        from holdfast.operators.sources.dataframe import DataFrameSource
 
         return self.from_source(DataFrameSource(dataframe, rows_per_second=rows_per_second, name=name))
 
     def from_parquet(self, path: Any, *, rows_per_second: float | None = None, name: str = "parquet", **options: Any) -> Stream:
         """The rows of Parquet files: a file, a folder or a list of files. `options` as of ParquetSource."""
-        from operators.sources.parquet import ParquetSource
+        from holdfast.operators.sources.parquet import ParquetSource
 
         return self.from_source(ParquetSource(path, rows_per_second=rows_per_second, name=name, **options))
 
@@ -115,7 +115,7 @@ class Environment:
 
         `returns`: pa.Schema, {column: type} or a record type; else the records' class, or what the values are.
         Raises GraphError, and SchemaMismatchError for a row that does not fit the others."""
-        from operators.sources.collection import collection_source
+        from holdfast.operators.sources.collection import collection_source
 
         source, row_type = collection_source(rows, returns, name, rows_per_second)
         return self._read(source, None, row_type)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from barriers.jobgraph import JobEdge, JobVertex, OperatorDescription
-from operators.base import JobPlan
+from holdfast.barriers.jobgraph import JobEdge, JobVertex, OperatorDescription
+from holdfast.operators.base import JobPlan
 
 
 def explain_plan(plan: JobPlan, *, unused: Sequence[str] = ()) -> str:

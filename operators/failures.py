@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from barriers.jobgraph import RestartStrategy
-from operators.functions.frames import with_source_lines
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.operators.functions.frames import with_source_lines
 
 _ROWS = ("UserFunctionError", "SchemaMismatchError", "InvalidKeyError", "InvalidTimestampError", "StateValueError")
 """Kinds of error that are of one row: the restarted job comes to it again."""

@@ -2,7 +2,7 @@
 one sender posts acknowledgements that carry much state, which may travel for longer than a worker may be silent.
 
 It decides nothing: requests are the core's actions, answers are its events. Heartbeats are answered from here, however busy
-the loop is. Protocol: `/v1/jobs/{job}/workers`, records of barriers.messages as JSON (codec.py), bearer token."""
+the loop is. Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import msgspec
 import urllib3
 
-from barriers import codec
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     Answerable,
@@ -32,8 +32,8 @@ from barriers.messages import (
     SubtaskStatus,
     WorkerCommand,
 )
-from operators.context import Clock
-from operators.control_client import (
+from holdfast.operators.context import Clock
+from holdfast.operators.control_client import (
     CONNECT_TIMEOUT_S,
     PIECE_BYTES,
     READ_TIMEOUT_S,
@@ -43,9 +43,9 @@ from operators.control_client import (
     RejectedError,
     lines,
 )
-from operators.leader_retrieval import Target
-from operators.session import Session
-from operators.sessionevents import (
+from holdfast.operators.leader_retrieval import Target
+from holdfast.operators.session import Session
+from holdfast.operators.sessionevents import (
     AcksAnswered,
     Action,
     AnswerReady,
@@ -69,7 +69,7 @@ from operators.sessionevents import (
     refuse_post,
     refuse_registration,
 )
-from statebackends.errors import HoldfastError, ProtocolError
+from holdfast.statebackends.errors import HoldfastError, ProtocolError
 
 log = logging.getLogger("holdfast.worker")
 

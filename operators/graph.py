@@ -12,18 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
-from barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
-from operators.base import JobPlan, Operator, Sink, Source
-from operators.chaining import Chaining, Link, PlacedNode, chain_nodes
-from operators.schema import UNDECLARED, RowType
-from operators.selectors import Selector
-from operators.source_operator import SOURCE_POSITIONS
-from operators.timers import timer_metas
-from statebackends.errors import GraphError, InvalidConfigError
-from statebackends.handles import StateMeta
-from statebackends.keygroups import check_parallelism, default_max_parallelism, operator_id
-from statebackends.statecodec import state_metas
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
+from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
+from holdfast.operators.base import JobPlan, Operator, Sink, Source
+from holdfast.operators.chaining import Chaining, Link, PlacedNode, chain_nodes
+from holdfast.operators.schema import UNDECLARED, RowType
+from holdfast.operators.selectors import Selector
+from holdfast.operators.source_operator import SOURCE_POSITIONS
+from holdfast.operators.timers import timer_metas
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keygroups import check_parallelism, default_max_parallelism, operator_id
+from holdfast.statebackends.statecodec import state_metas
 
 UID_CHARACTERS_MAX = 100
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

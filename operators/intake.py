@@ -20,8 +20,8 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from barriers.alignment import AbortCheckpoint, TriggerSnapshot
-from barriers.elements import (
+from holdfast.barriers.alignment import AbortCheckpoint, TriggerSnapshot
+from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     Batch,
@@ -32,13 +32,13 @@ from barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from barriers.gate import Delivered, GateOutput
-from barriers.valve import MultiInputValve
-from operators.chain import OperatorChain
-from operators.context import Clock
-from operators.slices import RowBudget
-from operators.source_operator import SourceOperator
-from statebackends.errors import InvariantError
+from holdfast.barriers.gate import Delivered, GateOutput
+from holdfast.barriers.valve import MultiInputValve
+from holdfast.operators.chain import OperatorChain
+from holdfast.operators.context import Clock
+from holdfast.operators.slices import RowBudget
+from holdfast.operators.source_operator import SourceOperator
+from holdfast.statebackends.errors import InvariantError
 
 
 class InputPort(Protocol):

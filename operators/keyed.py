@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from operators.base import Operator
-from operators.functions.aggregates import Aggregate, columnar_descriptor
-from operators.functions.process import CallableProcessFunction, Collector, ProcessContext, ProcessFunction, ProcessOperator
-from operators.functions.running import RunningAggregateOperator
-from operators.functions.window import WINDOW_COLUMNS, TumblingWindowOperator
-from operators.graph import StreamEdge
-from operators.schema import UNDECLARED, RowType, declared_type, undeclared_error
-from operators.selectors import Selector
-from operators.stream import Stream
-from operators.time import Tumbling
-from statebackends.errors import GraphError
-from statebackends.state import StateDescriptor
+from holdfast.operators.base import Operator
+from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
+from holdfast.operators.functions.process import (
+    CallableProcessFunction,
+    Collector,
+    ProcessContext,
+    ProcessFunction,
+    ProcessOperator,
+)
+from holdfast.operators.functions.running import RunningAggregateOperator
+from holdfast.operators.functions.window import WINDOW_COLUMNS, TumblingWindowOperator
+from holdfast.operators.graph import StreamEdge
+from holdfast.operators.schema import UNDECLARED, RowType, declared_type, undeclared_error
+from holdfast.operators.selectors import Selector
+from holdfast.operators.stream import Stream
+from holdfast.operators.time import Tumbling
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.state import StateDescriptor
 
 if TYPE_CHECKING:
-    from operators.environment import Environment
+    from holdfast.operators.environment import Environment
 
 
 class KeyedStream(Stream):

@@ -1,6 +1,6 @@
 """How a built job gets to run: protocols between the DSL, the Spark shell and the REST client.
 
-`operators` may not import `api`; `api.launch` assembles a launcher from both and hands it to its `Environment`."""
+`operators` may not import `api`; `holdfast.api.launch` assembles a launcher from both and hands it to its `Environment`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from barriers.jobgraph import ClaimMode, SinkMode, Submission, SubmissionAccepted
-from operators.base import JobPlan
-from statebackends.snapshots.places import Location
+from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission, SubmissionAccepted
+from holdfast.operators.base import JobPlan
+from holdfast.statebackends.snapshots.places import Location
 
 
 class CoordinatorClient(Protocol):
-    """What a driver needs of the coordinator's REST service. Errors are the typed kinds of statebackends.errors."""
+    """What a driver needs of the coordinator's REST service. Errors are the typed kinds of holdfast.statebackends.errors."""
 
     url: str
     token: str | None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from statebackends.errors import HoldfastError, NotLeaderError
+from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 FOLLOWED_MAX = 4
 """Leaders that are followed in a row, each named by the one before, until the address is asked again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operators.launcher import Progress
+from holdfast.operators.launcher import Progress
 
 
 def describe_interrupted(name: str, *, is_scoped: bool, is_submitted: bool) -> str:

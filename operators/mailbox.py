@@ -10,12 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from barriers.messages import (
-    FinishTasks,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    TriggerCheckpoint,
-)
+from holdfast.barriers.messages import FinishTasks, NotifyCheckpointAborted, NotifyCheckpointComplete, TriggerCheckpoint
 
 
 class PoolOutcome(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from types import ModuleType
 import cloudpickle
 import xxhash
 
-from statebackends.errors import PackageShadowedError
+from holdfast.statebackends.errors import PackageShadowedError
 
 WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 FACADE = "holdfast"

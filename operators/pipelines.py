@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from operators.environment import Environment
-from statebackends.errors import InvalidConfigError
+from holdfast.operators.environment import Environment
+from holdfast.statebackends.errors import InvalidConfigError
 
 
 def load_function(name: str, what: str, *, takes: str = "the Environment") -> tuple[Callable[[Any], Any], ModuleType]:

@@ -26,10 +26,10 @@ from typing import Any
 
 import msgspec
 
-from barriers.jobgraph import JobGraph
-from operators.base import JobPlan, Source
-from operators.pickling import dumps_by_value, globals_of, module_travels_by_value, travels_by_value
-from operators.sources.dataframe import DataFrameSource
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.operators.base import JobPlan, Source
+from holdfast.operators.pickling import dumps_by_value, globals_of, module_travels_by_value, travels_by_value
+from holdfast.operators.sources.dataframe import DataFrameSource
 
 WALKED_ITEMS_MAX = 10_000
 """Of one container; a larger one counts as a whole, as it travels to workers."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from operators.context import CancelToken, Done, FlowCancelledError
-from statebackends.storage.operations import Flow, InParallel, Operation, Storage, perform
+from holdfast.operators.context import CancelToken, Done, FlowCancelledError
+from holdfast.statebackends.storage.operations import Flow, InParallel, Operation, Storage, perform
 
 POOL_THREADS = 2
 

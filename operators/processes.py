@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from barriers.launches import launch_token
-from operators.worker_main import WorkerSpec
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.launches import launch_token
+from holdfast.operators.worker_main import WorkerSpec
+from holdfast.statebackends.errors import InvalidConfigError
 
 RESPAWN_DELAY_MS_MIN = 20
 RESPAWN_DELAY_MS_MAX = 2_000
@@ -135,7 +135,7 @@ class LocalProcessSlots:
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)  # it holds the token
         with os.fdopen(descriptor, "wb") as file:
             pickle.dump(spec, file)
-        command = [self._python, "-m", "operators.worker_main", path]
+        command = [self._python, "-m", "holdfast.operators.worker_main", path]
         if self._log_directory is None:
             slot.process = subprocess.Popen(
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from barriers.messages import printable
-from operators.launcher import OperatorProgress, Progress
-from operators.supervisor import SeenWorker
+from holdfast.barriers.messages import printable
+from holdfast.operators.launcher import OperatorProgress, Progress
+from holdfast.operators.supervisor import SeenWorker
 
 PLAIN_INTERVAL_S = 10.0
 """Between two lines of a job that changes nothing, where stderr is no terminal."""

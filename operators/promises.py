@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from barriers.jobgraph import JobGraph
-from statebackends.errors import GraphError
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.statebackends.errors import GraphError
 
 NAMED_MAX = 20
 """Operators that one line names."""

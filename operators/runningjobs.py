@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from operators.base import JobPlan
-from operators.launcher import CoordinatorClient, LaunchOptions
-from operators.packaging import modules_by_value, user_modules
-from operators.plandigest import PlanDigest, describe_difference, digest_plan
-from operators.progress import worker_nonces
-from statebackends.errors import HoldfastError, NotFoundError
+from holdfast.operators.base import JobPlan
+from holdfast.operators.launcher import CoordinatorClient, LaunchOptions
+from holdfast.operators.packaging import modules_by_value, user_modules
+from holdfast.operators.plandigest import PlanDigest, describe_difference, digest_plan
+from holdfast.operators.progress import worker_nonces
+from holdfast.statebackends.errors import HoldfastError, NotFoundError
 
 if TYPE_CHECKING:
-    from operators.spark_handle import SparkJobHandle
+    from holdfast.operators.spark_handle import SparkJobHandle
 
 log = logging.getLogger("holdfast.spark")
 

@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
-from statebackends.errors import StorageUnavailableError
-from statebackends.snapshots.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange, as_row
+from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.snapshots.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange, as_row
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -59,7 +59,7 @@ def spread_over_tasks(frame: DataFrame) -> Callable[[RangeTask], list[WrittenRan
             rows = map_in_arrow(spread, _writing(task, schema), _REPORT).collect()
         except (PySparkException, Py4JError) as error:  # of Python code, and of what Spark itself meets
             told = str(error).strip().splitlines() or [type(error).__name__]
-            cause = next((line.strip() for line in reversed(told) if "statebackends.errors." in line), told[0])
+            cause = next((line.strip() for line in reversed(told) if "holdfast.statebackends.errors." in line), told[0])
             raise StorageUnavailableError(
                 f"operator {task.uid!r}, state {task.meta.name!r}: Spark could not write it: {cause}", path=task.location
             ) from error
@@ -70,7 +70,7 @@ def spread_over_tasks(frame: DataFrame) -> Callable[[RangeTask], list[WrittenRan
 
 def _ship_once(context: SparkContext) -> None:
     """Each state of a savepoint asks; packing takes half a second."""
-    from operators.spark import ship_package
+    from holdfast.operators.spark import ship_package
 
     if context not in _shipped:
         ship_package(context)

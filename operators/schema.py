@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from statebackends.errors import GraphError, UnknownColumnError
+from holdfast.statebackends.errors import GraphError, UnknownColumnError
 
 EVENT_TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Type of the times that Holdfast itself puts into columns."""

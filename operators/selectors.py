@@ -1,6 +1,6 @@
 """How the key of a stream is found: in columns, or by a function of the row. Keys are recomputed at the receiver.
 
-A key has a declared type, and equal keys are equal bytes everywhere; what a key may be is decided in statebackends.keys."""
+A key has a declared type, and equal keys are equal bytes everywhere; what a key may be is decided in holdfast.statebackends.keys."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barriers.elements import Batch
-from operators.functions.errors import STOPPED, check_returns, function_name, raise_told, shown
-from operators.functions.frames import place_of_function
-from operators.schema import RowType, return_annotation
-from statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
-from statebackends.keycolumn import ArrowKeyColumn
-from statebackends.keys import KeyType
+from holdfast.barriers.elements import Batch
+from holdfast.operators.functions.errors import STOPPED, check_returns, function_name, raise_told, shown
+from holdfast.operators.functions.frames import place_of_function
+from holdfast.operators.schema import RowType, return_annotation
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
+from holdfast.statebackends.keycolumn import ArrowKeyColumn
+from holdfast.statebackends.keys import KeyType
 
 Key: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
 """What `key_by` takes: a column, several columns, or a function of the row."""

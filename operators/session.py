@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import assert_never
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -35,7 +35,7 @@ from barriers.messages import (
     WorkerCommand,
     clip,
 )
-from operators.sessionevents import (
+from holdfast.operators.sessionevents import (
     AckKey,
     AcksAnswered,
     Action,

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -30,7 +30,7 @@ from barriers.messages import (
     clip,
     clip_front,
 )
-from statebackends.handles import InlineHandle, StateHandle
+from holdfast.statebackends.handles import InlineHandle, StateHandle
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):

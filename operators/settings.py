@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
+from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
 
 
 class Settings(TypedDict, total=False):

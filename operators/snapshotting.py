@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from barriers.alignment import AbortedIds, AlignmentMetrics
-from barriers.elements import CancelMarker, CheckpointBarrier
-from barriers.messages import (
+from holdfast.barriers.alignment import AbortedIds, AlignmentMetrics
+from holdfast.barriers.elements import CancelMarker, CheckpointBarrier
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
     CheckpointKind,
@@ -23,15 +23,15 @@ from barriers.messages import (
     SubtaskKey,
     clip,
 )
-from operators.chain import ChainNode, OperatorChain
-from operators.context import CancelToken, Clock, SubtaskPool
-from statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
-from statebackends.handles import OperatorSubtaskState
-from statebackends.localcopies import LocalCopies
-from statebackends.localrecovery import KeepingStorage, held_paths
-from statebackends.sharedpaths import exclusive_prefix, shared_prefix
-from statebackends.storage import resolve_folder
-from statebackends.storage.operations import Flow, Storage
+from holdfast.operators.chain import ChainNode, OperatorChain
+from holdfast.operators.context import CancelToken, Clock, SubtaskPool
+from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.localcopies import LocalCopies
+from holdfast.statebackends.localrecovery import KeepingStorage, held_paths
+from holdfast.statebackends.sharedpaths import exclusive_prefix, shared_prefix
+from holdfast.statebackends.storage import resolve_folder
+from holdfast.statebackends.storage.operations import Flow, Storage
 
 SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
 

@@ -4,9 +4,9 @@ It decides nothing about pace: the subtask says how many rows one slice may have
 
 from __future__ import annotations
 
-from operators.base import Operator, Poll, Source, SourceReader
-from statebackends.errors import InvariantError
-from statebackends.state import OperatorListStateDescriptor, StateDescriptor
+from holdfast.operators.base import Operator, Poll, Source, SourceReader
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
 
 SOURCE_POSITIONS = OperatorListStateDescriptor("positions")
 """One entry per split: what the reader needs to go on behind the last record that it gave."""

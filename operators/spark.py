@@ -1,7 +1,7 @@
 """SHELL: runs plans on Spark: checks the session, submits, materialises DataFrames, ships code, starts one job per worker.
 
 It decides nothing about checkpoints or failover; supervisor.py decides about workers. It reaches the coordinator through a
-client that api.launch makes, since operators may not import api."""
+client that holdfast.api.launch makes, since operators may not import api."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from barriers.jobgraph import Submission, SubmissionAccepted
-from barriers.launches import draw_secret
-from operators.base import JobPlan
-from operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
-from operators.leaving import describe_replaced
-from operators.packaging import modules_by_value, user_modules, write_package
-from operators.progress import ProgressLine
-from operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
-from operators.sinks.committer import FileCommitter
-from operators.sources.dataframe import DataFrameSource
-from operators.spark_handle import SparkJobHandle
-from operators.spark_interrupt import spare_workers
-from operators.spark_settings import apply_settings, await_slots, hide_progress_bar
-from operators.spark_slots import RddBackend, SlotRunner
-from operators.spark_task import WorkerTemplate
-from operators.supervisor import SlotSupervisor
-from operators.unpicklable import check_picklable
-from operators.worker_main import pickle_plan
-from operators.workingfolders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.launches import draw_secret
+from holdfast.operators.base import JobPlan
+from holdfast.operators.launcher import CoordinatorClient, JobHandle, LaunchOptions
+from holdfast.operators.leaving import describe_replaced
+from holdfast.operators.packaging import modules_by_value, user_modules, write_package
+from holdfast.operators.progress import ProgressLine
+from holdfast.operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.spark_handle import SparkJobHandle
+from holdfast.operators.spark_interrupt import spare_workers
+from holdfast.operators.spark_settings import apply_settings, await_slots, hide_progress_bar
+from holdfast.operators.spark_slots import RddBackend, SlotRunner
+from holdfast.operators.spark_task import WorkerTemplate
+from holdfast.operators.supervisor import SlotSupervisor
+from holdfast.operators.unpicklable import check_picklable
+from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.workingfolders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -309,5 +309,5 @@ def preload_workers(context: SparkContext, package: Path) -> bool:
     if not context.master.startswith("local") or context.master.startswith("local-cluster") or live.contains(DAEMON_SETTING):
         return False
     context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), context.environment.get("PYTHONPATH"))))
-    live.set(DAEMON_SETTING, "operators.spark_daemon")
+    live.set(DAEMON_SETTING, "holdfast.operators.spark_daemon")
     return True

@@ -1,6 +1,6 @@
 """SHELL: Spark's Python daemon with our imports done once, so that a forked worker starts warm.
 
-`python -m operators.spark_daemon` in place of `pyspark.daemon`. It imports and nothing more: contexts, threads and native
+`python -m holdfast.operators.spark_daemon` in place of `pyspark.daemon`. It imports and nothing more: contexts, threads and native
 handles are made inside the task, after the fork."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import gc
 import importlib
 
-PRELOADED = ("operators.spark_task", "operators.deploy", "pyarrow.parquet", "pyspark.worker")
+PRELOADED = ("holdfast.operators.spark_task", "holdfast.operators.deploy", "pyarrow.parquet", "pyspark.worker")
 
 
 def preload() -> None:

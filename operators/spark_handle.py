@@ -14,12 +14,12 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import printable
-from operators.failures import frames_of_failure, restart_hint, with_frames
-from operators.launcher import CoordinatorClient, Progress
-from operators.leaving import describe_attached, describe_ending, describe_interrupted, describe_left
-from operators.progress import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import printable
+from holdfast.operators.failures import frames_of_failure, restart_hint, with_frames
+from holdfast.operators.launcher import CoordinatorClient, Progress
+from holdfast.operators.leaving import describe_attached, describe_ending, describe_interrupted, describe_left
+from holdfast.operators.progress import (
     CompletedCheckpoints,
     Look,
     ProgressLine,
@@ -35,11 +35,11 @@ from operators.progress import (
     seen_workers,
     worker_nonces,
 )
-from operators.spark_slots import SlotRunner
-from operators.standing import ENDING_STATES, Standing, judge_look
-from operators.supervisor import JobEnded, Question, StopRequested, WorkersSeen
-from statebackends.errors import FencedError, HoldfastError, JobFailedError
-from statebackends.snapshots.places import Location, absolute_location
+from holdfast.operators.spark_slots import SlotRunner
+from holdfast.operators.standing import ENDING_STATES, Standing, judge_look
+from holdfast.operators.supervisor import JobEnded, Question, StopRequested, WorkersSeen
+from holdfast.statebackends.errors import FencedError, HoldfastError, JobFailedError
+from holdfast.statebackends.snapshots.places import Location, absolute_location
 
 T = TypeVar("T")
 

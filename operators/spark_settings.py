@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from statebackends.errors import InvalidConfigError, NotEnoughSlotsError
+from holdfast.statebackends.errors import InvalidConfigError, NotEnoughSlotsError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from barriers.launches import launch_token
-from operators.processidentity import kill_process
-from operators.spark_interrupt import collect, mark_worker
-from operators.spark_task import WorkerReport, WorkerTemplate, worker_task
-from operators.supervisor import (
+from holdfast.barriers.launches import launch_token
+from holdfast.operators.processidentity import kill_process
+from holdfast.operators.spark_interrupt import collect, mark_worker
+from holdfast.operators.spark_task import WorkerReport, WorkerTemplate, worker_task
+from holdfast.operators.supervisor import (
     Action,
     AllEnded,
     CancelWorker,

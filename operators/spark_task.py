@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from operators.packaging import check_own_packages
-from operators.worker_main import WorkerSpec, run_worker
-from operators.workingfolders import root_of_user
+from holdfast.operators.packaging import check_own_packages
+from holdfast.operators.worker_main import WorkerSpec, run_worker
+from holdfast.operators.workingfolders import root_of_user
 
 ROOT_NAME = "holdfast-workers"
 

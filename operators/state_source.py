@@ -18,18 +18,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
-from statebackends.handles import KeyGroupRange
-from statebackends.metadata import decode_metadata
-from statebackends.snapshot import METADATA_NAME, read_metadata_file
-from statebackends.snapshots.changes import ChangeFeed
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
-from statebackends.snapshots.describing import SCHEMA as METADATA_SCHEMA
-from statebackends.snapshots.describing import metadata_table
-from statebackends.snapshots.places import place_of_snapshot
-from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.snapshots.changes import ChangeFeed
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
+from holdfast.statebackends.snapshots.describing import SCHEMA as METADATA_SCHEMA
+from holdfast.statebackends.snapshots.describing import metadata_table
+from holdfast.statebackends.snapshots.places import place_of_snapshot
+from holdfast.statebackends.snapshots.rows import choose_columns, state_batches, state_schema
+from holdfast.statebackends.storage.operations import run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -263,7 +263,7 @@ class MetadataReader(DataSourceReader):  # type: ignore[misc]
 
 def register_state_source(spark: SparkSession) -> None:
     """Make the formats "holdfast-state" and "holdfast-metadata" known to a session, our packages to its executors. Idempotent."""
-    from operators.spark import ship_package
+    from holdfast.operators.spark import ship_package
 
     ship_package(spark.sparkContext)
     spark.dataSource.register(StateDataSource)

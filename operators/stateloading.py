@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
-from barriers.messages import Deployment, SubtaskDeployment
-from operators.chain import ChainNode, OperatorChain
-from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
-from statebackends.backend import KeyedStateBackend, RestoredOperatorState
-from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.handles import OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.localcopies import LocalCopies
-from statebackends.localrecovery import RecoveringStorage, RestoredBytes, stored_files
-from statebackends.operator_state import ListOperatorStateBackend, read_entries
-from statebackends.settings import StateBackendSettings
-from statebackends.sharedpaths import is_checkpoint_folder
-from statebackends.snapshot import file_name
-from statebackends.storage import is_absolute_folder, resolve_folder
-from statebackends.storage.operations import Storage, run_flow
+from holdfast.barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
+from holdfast.barriers.messages import Deployment, SubtaskDeployment
+from holdfast.operators.chain import ChainNode, OperatorChain
+from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
+from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.localcopies import LocalCopies
+from holdfast.statebackends.localrecovery import RecoveringStorage, RestoredBytes, stored_files
+from holdfast.statebackends.operator_state import ListOperatorStateBackend, read_entries
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.sharedpaths import is_checkpoint_folder
+from holdfast.statebackends.snapshot import file_name
+from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
+from holdfast.statebackends.storage.operations import Storage, run_flow
 
 log = logging.getLogger("holdfast.restore")
 

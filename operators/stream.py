@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from barriers.jobgraph import Partitioning
-from operators.base import Operator, Sink
-from operators.chaining import Chaining
-from operators.functions.batches import MapBatchesOperator
-from operators.functions.errors import check_returns, function_name
-from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from operators.functions.skipping import is_skipping
-from operators.functions.timestamps import TimestampsOperator, check_time_column
-from operators.graph import StreamEdge, StreamNode
-from operators.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
-from operators.selectors import Key, key_selector
-from operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
-from statebackends.durations import duration_ms
-from statebackends.errors import GraphError, InvalidConfigError
+from holdfast.barriers.jobgraph import Partitioning
+from holdfast.operators.base import Operator, Sink
+from holdfast.operators.chaining import Chaining
+from holdfast.operators.functions.batches import MapBatchesOperator
+from holdfast.operators.functions.errors import check_returns, function_name
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.functions.skipping import is_skipping
+from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
+from holdfast.operators.graph import StreamEdge, StreamNode
+from holdfast.operators.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
+from holdfast.operators.selectors import Key, key_selector
+from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
+from holdfast.statebackends.durations import duration_ms
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
 
 if TYPE_CHECKING:
-    from operators.environment import Environment
-    from operators.keyed import KeyedStream
+    from holdfast.operators.environment import Environment
+    from holdfast.operators.keyed import KeyedStream
 
 
 class Stage:
@@ -183,7 +183,7 @@ class Stream(Stage):
         """Bring equal keys together: a column, several columns, or a deterministic function of the row.
 
         `key_type` (a Python class, an Arrow type) is needed for a function without a return annotation."""
-        from operators.keyed import KeyedStream
+        from holdfast.operators.keyed import KeyedStream
 
         selector = key_selector(key, key_type, self._row_type, f"key_by({self._key_text(key)})")
         inputs = tuple(StreamEdge(edge.source, Partitioning.HASH, selector) for edge in self._inputs)

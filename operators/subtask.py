@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
-from barriers.messages import (
+from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
+from holdfast.barriers.messages import (
     TRACEBACK_BYTES_MAX,
     CheckpointKind,
     FailureReason,
@@ -25,13 +25,13 @@ from barriers.messages import (
     TriggerCheckpoint,
     clip_front,
 )
-from operators.chain import ResultPort
-from operators.functions.errors import error_line, told_traceback
-from operators.intake import Intake
-from operators.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
-from operators.slices import RowBudget
-from operators.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
-from statebackends.panics import failure_of
+from holdfast.operators.chain import ResultPort
+from holdfast.operators.functions.errors import error_line, told_traceback
+from holdfast.operators.intake import Intake
+from holdfast.operators.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
+from holdfast.operators.slices import RowBudget
+from holdfast.operators.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
+from holdfast.statebackends.panics import failure_of
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""

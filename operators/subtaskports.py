@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from barriers.messages import Answerable, SubtaskStatus, TaskState
-from operators.chain import OperatorChain
-from operators.context import Clock, SubtaskPool
-from operators.intake import GateInputs
-from operators.mailbox import Mailbox
-from operators.snapshotting import SubtaskSnapshots
-from statebackends.localrecovery import RestoredBytes
+from holdfast.barriers.messages import Answerable, SubtaskStatus, TaskState
+from holdfast.operators.chain import OperatorChain
+from holdfast.operators.context import Clock, SubtaskPool
+from holdfast.operators.intake import GateInputs
+from holdfast.operators.mailbox import Mailbox
+from holdfast.operators.snapshotting import SubtaskSnapshots
+from holdfast.statebackends.localrecovery import RestoredBytes
 
 TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
 

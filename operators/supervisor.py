@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, assert_never
 
-from barriers.jobgraph import JobConfig
-from statebackends.errors import InvariantError
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.statebackends.errors import InvariantError
 
 QUICK_RESPAWNS = 2
 """Deaths in a row that are answered at once; from the next on with backoff."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Protocol, TypeAlias
 
-from barriers.elements import MIN_WATERMARK
-from statebackends.backend import TimerRow
-from statebackends.errors import InvalidConfigError
-from statebackends.generations import Generations
-from statebackends.handles import StateMeta
-from statebackends.layers import MISSING
-from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE
+from holdfast.barriers.elements import MIN_WATERMARK
+from holdfast.statebackends.backend import TimerRow
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.layers import MISSING
+from holdfast.statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE
 
 Timer: TypeAlias = TimerRow
 """(time in ms, canonical key, namespace, key group): in firing order, and as it is in a snapshot."""

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
-from operators.base import JobPlan
-from operators.functions.errors import function_name
-from operators.functions.frames import place_of_function
-from operators.pickling import dumps_by_value, globals_of, travels_by_value
-from statebackends.errors import GraphError, HoldfastError
-from statebackends.serializers import Pickled
+from holdfast.operators.base import JobPlan
+from holdfast.operators.functions.errors import function_name
+from holdfast.operators.functions.frames import place_of_function
+from holdfast.operators.pickling import dumps_by_value, globals_of, travels_by_value
+from holdfast.statebackends.errors import GraphError, HoldfastError
+from holdfast.statebackends.serializers import Pickled
 
 DEPTH_MAX = 8
 """Steps from an operator to the variable: an object in an object in a closure."""

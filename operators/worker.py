@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from barriers.admission import AttemptPeers, Peer
-from barriers.frames import Frame
-from barriers.messages import (
+from holdfast.barriers.admission import AttemptPeers, Peer
+from holdfast.barriers.frames import Frame
+from holdfast.barriers.messages import (
     CancelTasks,
     Deploy,
     Deployment,
@@ -25,14 +25,14 @@ from barriers.messages import (
     WorkerCommand,
     clip,
 )
-from barriers.transport import PeerLost, Received, Transport
-from barriers.wiring import derive_channels, derive_peers
-from operators.context import Clock
-from operators.deploy import DeployedSubtask, SubtaskBuilder, Wiring
-from operators.mailbox import CancelSubtask, FailSubtask
-from operators.subtaskports import TERMINAL, Report
-from statebackends.errors import PeerLostError, ProtocolError
-from statebackends.panics import failure_of
+from holdfast.barriers.transport import PeerLost, Received, Transport
+from holdfast.barriers.wiring import derive_channels, derive_peers
+from holdfast.operators.context import Clock
+from holdfast.operators.deploy import DeployedSubtask, SubtaskBuilder, Wiring
+from holdfast.operators.mailbox import CancelSubtask, FailSubtask
+from holdfast.operators.subtaskports import TERMINAL, Report
+from holdfast.statebackends.errors import PeerLostError, ProtocolError
+from holdfast.statebackends.panics import failure_of
 
 IDLE_WAIT_MS_MAX = 1_000
 """The loop looks up, and steps every subtask, at least so often, even when nothing calls."""

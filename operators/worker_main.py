@@ -21,29 +21,29 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
-from barriers.descriptors import raise_descriptor_limit
-from barriers.messages import ShutdownWorker
-from barriers.socketfolder import make_socket_folder
-from barriers.transport import Transport
-from barriers.zmq_transport import CurveKeys, ZmqTransport
-from operators.base import JobPlan
-from operators.context import Pool
-from operators.control_client import CoordinatorAddress
-from operators.deploy import SubtaskBuilder, WorkerPorts
-from operators.functions.context import LOGGER
-from operators.gateway import Gateway
-from operators.pickling import dumps_by_value
-from operators.pool import SystemClock, ThreadPool
-from operators.processidentity import fingerprint_of
-from operators.sessionevents import WorkerIdentity
-from operators.subtaskports import Report
-from operators.worker import Worker
-from operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
-from statebackends.errors import HoldfastError
-from statebackends.localcopies import LocalRecovery
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ReadFile, Storage
-from statebackends.storage.whole import FIRST_BYTES
+from holdfast.barriers.descriptors import raise_descriptor_limit
+from holdfast.barriers.messages import ShutdownWorker
+from holdfast.barriers.socketfolder import make_socket_folder
+from holdfast.barriers.transport import Transport
+from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
+from holdfast.operators.base import JobPlan
+from holdfast.operators.context import Pool
+from holdfast.operators.control_client import CoordinatorAddress
+from holdfast.operators.deploy import SubtaskBuilder, WorkerPorts
+from holdfast.operators.functions.context import LOGGER
+from holdfast.operators.gateway import Gateway
+from holdfast.operators.pickling import dumps_by_value
+from holdfast.operators.pool import SystemClock, ThreadPool
+from holdfast.operators.processidentity import fingerprint_of
+from holdfast.operators.sessionevents import WorkerIdentity
+from holdfast.operators.subtaskports import Report
+from holdfast.operators.worker import Worker
+from holdfast.operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.localcopies import LocalRecovery
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import ReadFile, Storage
+from holdfast.statebackends.storage.whole import FIRST_BYTES
 
 log = logging.getLogger("holdfast.worker")
 
@@ -369,9 +369,9 @@ class Watch:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m operators.worker_main SPECFILE`: the file holds a pickled WorkerSpec."""
+    """`python -m holdfast.operators.worker_main SPECFILE`: the file holds a pickled WorkerSpec."""
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m operators.worker_main SPECFILE\n")
+        sys.stderr.write("usage: python -m holdfast.operators.worker_main SPECFILE\n")
         return 2
     with open(arguments[0], "rb") as file:
         spec = pickle.load(file)

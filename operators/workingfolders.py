@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from barriers.socketfolder import is_own
+from holdfast.barriers.socketfolder import is_own
 
 log = logging.getLogger("holdfast.workingfolders")
 

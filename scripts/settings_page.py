@@ -17,8 +17,8 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from barriers import jobgraph  # noqa: E402  (a script finds the packages beside it)
-from barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig  # noqa: E402
+from holdfast.barriers import jobgraph  # noqa: E402  (a script finds the packages beside it)
+from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "settings.md"
 HEAD = """\

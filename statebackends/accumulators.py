@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends import decimals
-from statebackends.errors import InvalidConfigError, StateOverflowError
-from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
+from holdfast.statebackends import decimals
+from holdfast.statebackends.errors import InvalidConfigError, StateOverflowError
+from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 
 Slots = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
 
 if TYPE_CHECKING:
-    from statebackends.keys import KeyType
-    from statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
-    from statebackends.storage.operations import Flow, Storage
+    from holdfast.statebackends.keys import KeyType
+    from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
+    from holdfast.statebackends.storage.operations import Flow, Storage
 
 
 class SnapshotTarget(msgspec.Struct, frozen=True):

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends.accumulators import Accumulator, Slots, Values, check_descriptor, parts_of
-from statebackends.errors import InvariantError
-from statebackends.frozen import Column, FrozenColumns
-from statebackends.keyindex import KeyIndex, create_key_index, distinct_codes
-from statebackends.state import ColumnarStateDescriptor, KeyColumn
+from holdfast.statebackends.accumulators import Accumulator, Slots, Values, check_descriptor, parts_of
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.frozen import Column, FrozenColumns
+from holdfast.statebackends.keyindex import KeyIndex, create_key_index, distinct_codes
+from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
 
 _CAPACITY_MIN = 1024
 _REMOVED_MAX = 1 << 16

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from statebackends.valueshapes import DecimalShape, OptionalShape, Shape
+from holdfast.statebackends.valueshapes import DecimalShape, OptionalShape, Shape
 
 _KINDS = (
     pa.types.is_integer,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Not the format, or not the type; a text that is not UTF-8; nested deeper than the interpreter's stack."""

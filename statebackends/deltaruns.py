@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends.keyedtables import KEY_GROUP, NAMESPACE, key_columns, sort_by_key_group
-from statebackends.keyhash import Hashes
-from statebackends.keyindex import distinct_codes
-from statebackends.keys import KeyType
-from statebackends.sortedrows import is_sorted, stable_order
+from holdfast.statebackends.keyedtables import KEY_GROUP, NAMESPACE, key_columns, sort_by_key_group
+from holdfast.statebackends.keyhash import Hashes
+from holdfast.statebackends.keyindex import distinct_codes
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.sortedrows import is_sorted, stable_order
 
 TOMBSTONE_COLUMN = "tombstone"
 REPLACED_METADATA = b"holdfast.replaced"

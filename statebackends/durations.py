@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 _MILLISECOND = timedelta(milliseconds=1)
 

@@ -12,8 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
-from statebackends.recordshapes import RecordField, RecordShape
-from statebackends.valueshapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
+from holdfast.statebackends.recordshapes import RecordField, RecordShape
+from holdfast.statebackends.valueshapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
 
 
 class Compatibility(StrEnum):

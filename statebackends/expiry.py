@@ -12,14 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends.errors import CorruptStateError
-from statebackends.generations import Generations
-from statebackends.keyedrows import Chunk
-from statebackends.keyedtables import TTL_STAMP
-from statebackends.layers import MISSING
-from statebackends.mapgenerations import MapGenerations
-from statebackends.statecodec import StateCodec
-from statebackends.ttl import Ttl
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.keyedrows import Chunk
+from holdfast.statebackends.keyedtables import TTL_STAMP
+from holdfast.statebackends.layers import MISSING
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.ttl import Ttl
 
 _SLICES_PER_DURATION = 4
 """A value is noted in each slice it was stamped in: more slices clean up sooner and remember more."""

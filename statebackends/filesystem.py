@@ -4,7 +4,7 @@ A checkpoint stores what changed since the one before it: see tablechains.py."""
 
 from __future__ import annotations
 
-from statebackends.heap import HeapKeyedBackend
+from holdfast.statebackends.heap import HeapKeyedBackend
 
 
 class FilesystemKeyedBackend(HeapKeyedBackend):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from statebackends.backend import TimerRow
-from statebackends.changes import ChangedKeys
-from statebackends.generations import Generations
-from statebackends.layers import MISSING, lookup, visible_chunks
+from holdfast.statebackends.backend import TimerRow
+from holdfast.statebackends.changes import ChangedKeys
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.layers import MISSING, lookup, visible_chunks
 
 _ROWS_PER_CHUNK = 1 << 14
 

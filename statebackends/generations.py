@@ -13,8 +13,8 @@ import threading
 from itertools import islice
 from typing import Any
 
-from statebackends.changes import ChangedKeys, ChangeLog
-from statebackends.layers import MISSING, TOMBSTONE, Layer
+from holdfast.statebackends.changes import ChangedKeys, ChangeLog
+from holdfast.statebackends.layers import MISSING, TOMBSTONE, Layer
 
 _ROWS_PER_FOLD = 1 << 12
 _LAYERS_MAX = 8

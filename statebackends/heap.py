@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackends.deltaruns import newest_rows
-from statebackends.generations import Generations
-from statebackends.handles import KeyedStateHandle, StateMeta
-from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
-from statebackends.layers import MapLayer, visible_keys
-from statebackends.mapgenerations import MapGenerations
-from statebackends.statecodec import StateCodec
-from statebackends.storage.operations import Storage
-from statebackends.tablechains import StoredChains
-from statebackends.tablesnapshot import TablesSnapshot
-from statebackends.tablesources import ChangingSource, GenerationsSource
+from holdfast.statebackends.deltaruns import newest_rows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyedStateHandle, StateMeta
+from holdfast.statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
+from holdfast.statebackends.layers import MapLayer, visible_keys
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.tablechains import StoredChains
+from holdfast.statebackends.tablesnapshot import TablesSnapshot
+from holdfast.statebackends.tablesources import ChangingSource, GenerationsSource
 
 _ROW_KINDS = ("value", "reducing", "aggregating")
 _ENTRY_BYTES = 200

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from statebackends.handles import FileHandle
+from holdfast.statebackends.handles import FileHandle
 
 S = TypeVar("S")
 

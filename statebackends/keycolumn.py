@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends import keyhash, keytypes
-from statebackends.errors import InvalidKeyError
-from statebackends.keyfields import FieldType
-from statebackends.keygroups import key_groups_of_hashes
-from statebackends.nestedrows import NestedRows
+from holdfast.statebackends import keyhash, keytypes
+from holdfast.statebackends.errors import InvalidKeyError
+from holdfast.statebackends.keyfields import FieldType
+from holdfast.statebackends.keygroups import key_groups_of_hashes
+from holdfast.statebackends.nestedrows import NestedRows
 
 _TUPLE_TAG = b"\x09"
 

@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from statebackends.backend import PendingSnapshot, TimerRowProvider
-from statebackends.columnar import NumpyColumnarState
-from statebackends.deltaruns import merged_runs
-from statebackends.errors import (
+from holdfast.statebackends.backend import PendingSnapshot, TimerRowProvider
+from holdfast.statebackends.columnar import NumpyColumnarState
+from holdfast.statebackends.deltaruns import merged_runs
+from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
     InvalidConfigError,
@@ -25,23 +25,23 @@ from statebackends.errors import (
     UnclaimedStateError,
     UndeclaredStateError,
 )
-from statebackends.expiry import Expiry, NotedExpiry, TableExpiry, TtlClock, stamped_rows, unexpired_rows
-from statebackends.generations import Generations
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
-from statebackends.keyedrows import KeyedRows
-from statebackends.keyedstates import KeyContext, create_state
-from statebackends.keyedtables import decode_keyed_table
-from statebackends.keys import KeyType
-from statebackends.listorder import in_list_order
-from statebackends.partreading import read_parts
-from statebackends.rowrules import RowRules
-from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
-from statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
-from statebackends.storage.operations import Storage, run_flow
-from statebackends.storage.system_failures import refusal
-from statebackends.tablechains import StoredChains, restored_chains
-from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
-from statebackends.tablesources import (
+from holdfast.statebackends.expiry import Expiry, NotedExpiry, TableExpiry, TtlClock, stamped_rows, unexpired_rows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.keyedrows import KeyedRows
+from holdfast.statebackends.keyedstates import KeyContext, create_state
+from holdfast.statebackends.keyedtables import decode_keyed_table
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.listorder import in_list_order
+from holdfast.statebackends.partreading import read_parts
+from holdfast.statebackends.rowrules import RowRules
+from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.statecodec import TIMERS_KIND, StateCodec, check_compatible, has_stamps, not_widened, state_metas
+from holdfast.statebackends.storage.operations import Storage, run_flow
+from holdfast.statebackends.storage.system_failures import refusal
+from holdfast.statebackends.tablechains import StoredChains, restored_chains
+from holdfast.statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
+from holdfast.statebackends.tablesources import (
     TIME,
     ChangingSource,
     ColumnarSource,
@@ -51,7 +51,7 @@ from statebackends.tablesources import (
     timer_meta,
     timer_rows,
 )
-from statebackends.ttlstates import create_ttl_state
+from holdfast.statebackends.ttlstates import create_ttl_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends.errors import StateValueError
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, key_columns, keyed_table_schema
-from statebackends.keys import KeyType
-from statebackends.pace import Pace
-from statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream, bytes_of
-from statebackends.statecodec import StateCodec
+from holdfast.statebackends.errors import StateValueError
+from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, key_columns, keyed_table_schema
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.pace import Pace
+from holdfast.statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream, bytes_of
+from holdfast.statebackends.statecodec import StateCodec
 
 ROWS_PER_BATCH = 1 << 15
 """Values converted at a time; conversions hold the interpreter lock for a few milliseconds."""

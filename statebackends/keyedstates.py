@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.generations import Generations
-from statebackends.layers import MISSING, TOMBSTONE, MapLayer
-from statebackends.mapgenerations import MapGenerations
-from statebackends.state import (
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.layers import MISSING, TOMBSTONE, MapLayer
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -20,8 +20,8 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.valuechecks import Checks
-from statebackends.valuecopy import Copier
+from holdfast.statebackends.valuechecks import Checks
+from holdfast.statebackends.valuecopy import Copier
 
 V = TypeVar("V")
 K = TypeVar("K")

@@ -15,15 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
-from statebackends.handles import KeyGroupRange, StateMeta
-from statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from statebackends.keys import KeyType
-from statebackends.parquetpages import row_groups_of
-from statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
-from statebackends.storage.system_failures import refusal
-from statebackends.unpacking import check_arrow, check_parquet, checked_batch
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
+from holdfast.statebackends.handles import KeyGroupRange, StateMeta
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.parquetpages import row_groups_of
+from holdfast.statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
+from holdfast.statebackends.storage.system_failures import refusal
+from holdfast.statebackends.unpacking import check_arrow, check_parquet, checked_batch
 
 TableFormat = Literal["arrow", "parquet"]
 Judge: TypeAlias = Callable[[pa.Table], pa.Table]

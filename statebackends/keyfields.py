@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends import keyhash
-from statebackends.errors import CorruptStateError
-from statebackends.nestedrows import NestedRows
+from holdfast.statebackends import keyhash
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.nestedrows import NestedRows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()

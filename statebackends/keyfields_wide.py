@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends import keyhash
-from statebackends.keyfields import INT64_SIGN, Bodies, FieldType, FixedField, big_endian, fixed_values, kind_of
-from statebackends.nestedrows import NestedRows
+from holdfast.statebackends import keyhash
+from holdfast.statebackends.keyfields import INT64_SIGN, Bodies, FieldType, FixedField, big_endian, fixed_values, kind_of
+from holdfast.statebackends.nestedrows import NestedRows
 
 DECIMAL_DIGITS_MAX = 38
 _DECIMALS = Context(prec=80, traps=[Overflow])

@@ -8,8 +8,8 @@ import mmh3
 import numpy as np
 import numpy.typing as npt
 
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import KeyGroupRange
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import KeyGroupRange
 
 MAX_PARALLELISM_LIMIT = 32768
 """Key groups; the largest max parallelism (Flink's bound, kept so that a group fits 16 bits)."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from statebackends.slottables import DirectTable, HashTable, Slots
-from statebackends.state import KeyColumn
+from holdfast.statebackends.slottables import DirectTable, HashTable, Slots
+from holdfast.statebackends.state import KeyColumn
 
 _OWN_IDENTITY = (pa.string(), pa.binary())
 _INT64_COMPATIBLE = (pa.int64(), pa.date32(), pa.timestamp("us", tz="UTC"))

@@ -12,11 +12,11 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import pyarrow as pa
 
-from statebackends import keyhash, keytypes
-from statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
-from statebackends.keycolumn import ArrowKeyColumn, arrays_of_exact_tuples, arrays_of_tuples, cast_field
-from statebackends.keyfields import FieldType, TimestampField
-from statebackends.keygroups import key_group_of_hash
+from holdfast.statebackends import keyhash, keytypes
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
+from holdfast.statebackends.keycolumn import ArrowKeyColumn, arrays_of_exact_tuples, arrays_of_tuples, cast_field
+from holdfast.statebackends.keyfields import FieldType, TimestampField
+from holdfast.statebackends.keygroups import key_group_of_hash
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackends.keyfields import BoolField, DateField, FieldType, FloatField, Int64Field, TimestampField
-from statebackends.keyfields_wide import DECIMAL_DIGITS_MAX, BinaryField, DecimalField, Utf8Field
+from holdfast.statebackends.keyfields import BoolField, DateField, FieldType, FloatField, Int64Field, TimestampField
+from holdfast.statebackends.keyfields_wide import DECIMAL_DIGITS_MAX, BinaryField, DecimalField, Utf8Field
 
 _SIMPLE: dict[str, FieldType] = {
     field.text: field

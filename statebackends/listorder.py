@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends.deltaruns import row_codes
-from statebackends.keyedtables import NAMESPACE, POSITION, key_columns
-from statebackends.keys import KeyType
+from holdfast.statebackends.deltaruns import row_codes
+from holdfast.statebackends.keyedtables import NAMESPACE, POSITION, key_columns
+from holdfast.statebackends.keys import KeyType
 
 _BUCKETS = 1 << 20
 _Rows = npt.NDArray[np.int64]

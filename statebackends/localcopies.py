@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import xxhash
 
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Buffer, Storage
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Buffer, Storage
 
 log = logging.getLogger("holdfast.localrecovery")
 

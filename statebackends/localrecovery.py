@@ -13,12 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
-from statebackends.localcopies import LINKED_SUFFIX, LocalCopies, bring, name_of
-from statebackends.snapshot import file_handles, part_path
-from statebackends.storage.checksums import Digest, checksum_of
-from statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile, transfers_of
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
+from holdfast.statebackends.localcopies import LINKED_SUFFIX, LocalCopies, bring, name_of
+from holdfast.statebackends.snapshot import file_handles, part_path
+from holdfast.statebackends.storage.checksums import Digest, checksum_of
+from holdfast.statebackends.storage.operations import (
+    DownloadFile,
+    Operation,
+    ReadFile,
+    Storage,
+    UploadFile,
+    WriteFile,
+    transfers_of,
+)
+from holdfast.statebackends.storage.transfers import TransferPool
 
 log = logging.getLogger("holdfast.localrecovery")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from statebackends.generations import Generations
-from statebackends.layers import MISSING, TOMBSTONE, Layer, MapLayer, apply_entries
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.layers import MISSING, TOMBSTONE, Layer, MapLayer, apply_entries
 
 
 class MapGenerations(Generations):

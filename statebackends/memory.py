@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import SnapshotTooLargeError
-from statebackends.handles import KeyedStateHandle, KeyGroupRange
-from statebackends.heap import HeapKeyedBackend
-from statebackends.keyedbase import KeyedBackendConfig
-from statebackends.storage.operations import Flow
-from statebackends.tablesnapshot import TablesSnapshot
-from statebackends.tablesources import ChangingSource, write_tables
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import SnapshotTooLargeError
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange
+from holdfast.statebackends.heap import HeapKeyedBackend
+from holdfast.statebackends.keyedbase import KeyedBackendConfig
+from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.tablesnapshot import TablesSnapshot
+from holdfast.statebackends.tablesources import ChangingSource, write_tables
 
 
 class MemoryKeyedBackend(HeapKeyedBackend):

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
-from statebackends.handles import OperatorState, PlaceholderHandle
-from statebackends.keyhash import KEY_HASH_VERSION
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.whole import RECORD_BYTES_MAX
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
+from holdfast.statebackends.handles import OperatorState, PlaceholderHandle
+from holdfast.statebackends.keyhash import KEY_HASH_VERSION
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.whole import RECORD_BYTES_MAX
 
 FORMAT = "holdfast-snapshot"
 VERSION = 1

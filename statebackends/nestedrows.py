@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from statebackends.errors import CorruptStateError
+from holdfast.statebackends.errors import CorruptStateError
 
 
 class NestedRows:

@@ -9,13 +9,13 @@ from typing import NoReturn
 
 import msgspec
 
-from statebackends.backend import OperatorListState, RestoredOperatorState, SnapshotTarget
-from statebackends.errors import CorruptStateError, InvalidConfigError, UnclaimedStateError, UndeclaredStateError
-from statebackends.handles import OperatorListHandle, StateHandle, StateMeta
-from statebackends.snapshot import read_part, write_part
-from statebackends.state import OperatorListStateDescriptor, StateDescriptor
-from statebackends.statecodec import check_compatible, state_meta
-from statebackends.storage.operations import Flow
+from holdfast.statebackends.backend import OperatorListState, RestoredOperatorState, SnapshotTarget
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, UnclaimedStateError, UndeclaredStateError
+from holdfast.statebackends.handles import OperatorListHandle, StateHandle, StateMeta
+from holdfast.statebackends.snapshot import read_part, write_part
+from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.statecodec import check_compatible, state_meta
+from holdfast.statebackends.storage.operations import Flow
 
 _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 

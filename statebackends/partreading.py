@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from statebackends.errors import ObjectMissingError
-from statebackends.handles import SegmentHandle, StateHandle
-from statebackends.snapshot import check_bytes, missing, part_path, read_part
-from statebackends.storage.operations import Flow, InParallel, ReadFile
+from holdfast.statebackends.errors import ObjectMissingError
+from holdfast.statebackends.handles import SegmentHandle, StateHandle
+from holdfast.statebackends.snapshot import check_bytes, missing, part_path, read_part
+from holdfast.statebackends.storage.operations import Flow, InParallel, ReadFile
 
 SPARE_MAX = 2
 """A read of several pieces may be this many times as long as they are."""

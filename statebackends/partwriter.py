@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import InvariantError
-from statebackends.handles import FileHandle, InlineHandle, SegmentHandle, StateHandle
-from statebackends.sharedpaths import shared_path
-from statebackends.snapshot import file_name, part_path
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Buffer, Flow, InParallel, UploadFile, WriteFile
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import FileHandle, InlineHandle, SegmentHandle, StateHandle
+from holdfast.statebackends.sharedpaths import shared_path
+from holdfast.statebackends.snapshot import file_name, part_path
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import Buffer, Flow, InParallel, UploadFile, WriteFile
 
 HELD_BYTES_MAX = 16 << 20
 """Encoded parts wait in memory for each other up to this sum, and for the one that exceeds it."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackends.errors import CorruptStateError
-from statebackends.mapkeys import Form
-from statebackends.valueshapes import OptionalShape, Shape, refused, scatter
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.mapkeys import Form
+from holdfast.statebackends.valueshapes import OptionalShape, Shape, refused, scatter
 
 MISSING: Any = object()
 """The value of a TypedDict key that isn't there."""

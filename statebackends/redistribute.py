@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups
 
 E = TypeVar("E")
 

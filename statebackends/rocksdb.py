@@ -13,31 +13,31 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import InvariantError, StateValueError
-from statebackends.expiry import Expiry, TableExpiry, unexpired_chunks
-from statebackends.generations import Generations
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from statebackends.increments import StoredFiles
-from statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
-from statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
-from statebackends.layers import TOMBSTONE
-from statebackends.partwriter import PartsWriter, WrittenPart
-from statebackends.rocksdb_expiry import ExpirySweep
-from statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
-from statebackends.rocksdb_memory import shared_memory
-from statebackends.rocksdb_options import Compaction
-from statebackends.rocksdb_restore import NativeRestore
-from statebackends.rocksdb_rowkeys import Row, row_key
-from statebackends.rocksdb_store import TABLE_SUFFIX, RocksStore
-from statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
-from statebackends.settings import StateBackendSettings
-from statebackends.sortedrows import RowStream
-from statebackends.statecodec import StateCodec
-from statebackends.storage.operations import Flow, Storage
-from statebackends.tablechains import StoredChains
-from statebackends.tablesnapshot import TablesSnapshot
-from statebackends.tablesources import ChangingSource, TableSource, write_tables
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import InvariantError, StateValueError
+from holdfast.statebackends.expiry import Expiry, TableExpiry, unexpired_chunks
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from holdfast.statebackends.increments import StoredFiles
+from holdfast.statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
+from holdfast.statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from holdfast.statebackends.layers import TOMBSTONE
+from holdfast.statebackends.partwriter import PartsWriter, WrittenPart
+from holdfast.statebackends.rocksdb_expiry import ExpirySweep
+from holdfast.statebackends.rocksdb_generations import RocksGenerations, RocksMapGenerations
+from holdfast.statebackends.rocksdb_memory import shared_memory
+from holdfast.statebackends.rocksdb_options import Compaction
+from holdfast.statebackends.rocksdb_restore import NativeRestore
+from holdfast.statebackends.rocksdb_rowkeys import Row, row_key
+from holdfast.statebackends.rocksdb_store import TABLE_SUFFIX, RocksStore
+from holdfast.statebackends.rocksdb_tiers import FrontTier, SealedGeneration, TierLimits
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.sortedrows import RowStream
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.storage.operations import Flow, Storage
+from holdfast.statebackends.tablechains import StoredChains
+from holdfast.statebackends.tablesnapshot import TablesSnapshot
+from holdfast.statebackends.tablesources import ChangingSource, TableSource, write_tables
 
 NATIVE_FORMAT = "rocksdb"
 _CHECK_EVERY = 512

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from statebackends.expiry import Expiry
-from statebackends.handles import KeyGroupRange
-from statebackends.rocksdb_rowkeys import Row
-from statebackends.rocksdb_store import RocksStore
-from statebackends.statecodec import StampedCodec
+from holdfast.statebackends.expiry import Expiry
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.rocksdb_rowkeys import Row
+from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.statecodec import StampedCodec
 
 SWEEP_ROWS_MIN = 20_000
 """Rows looked at behind a snapshot, beside as many as were written; about 50 ms of processor time."""

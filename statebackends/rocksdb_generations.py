@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from statebackends.expiry import Expiry, unexpired
-from statebackends.generations import Generations
-from statebackends.keyedstates import KeyContext
-from statebackends.layers import MISSING, TOMBSTONE, Layer, MapLayer
-from statebackends.mapgenerations import MapGenerations
-from statebackends.rocksdb_rowkeys import Row, row_key, row_keys, write_order
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
-from statebackends.statecodec import StateCodec
+from holdfast.statebackends.expiry import Expiry, unexpired
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.keyedstates import KeyContext
+from holdfast.statebackends.layers import MISSING, TOMBSTONE, Layer, MapLayer
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.rocksdb_rowkeys import Row, row_key, row_keys, write_order
+from holdfast.statebackends.rocksdb_store import WRITE_ROWS, RocksStore
+from holdfast.statebackends.statecodec import StateCodec
 
 GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
 """Key groups of encoded keys."""

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from statebackends.errors import CorruptStateError, ObjectMissingError, StateValueError, StorageUnavailableError
-from statebackends.handles import (
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StateValueError, StorageUnavailableError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -22,14 +22,14 @@ from statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from statebackends.keyedrows import KeyedRows
-from statebackends.rocksdb_rowkeys import RowKey, row_key
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
-from statebackends.sharedpaths import shared_name
-from statebackends.snapshot import part_path, read_part, unresolved
-from statebackends.statecodec import StateCodec, migrate_rows, not_widened
-from statebackends.storage.operations import DownloadFile, Flow, InParallel, Storage, perform
-from statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.keyedrows import KeyedRows
+from holdfast.statebackends.rocksdb_rowkeys import RowKey, row_key
+from holdfast.statebackends.rocksdb_store import WRITE_ROWS, RocksStore
+from holdfast.statebackends.sharedpaths import shared_name
+from holdfast.statebackends.snapshot import part_path, read_part, unresolved
+from holdfast.statebackends.statecodec import StateCodec, migrate_rows, not_widened
+from holdfast.statebackends.storage.operations import DownloadFile, Flow, InParallel, Storage, perform
+from holdfast.statebackends.storage.system_failures import unavailable
 
 
 class NativeRestore:

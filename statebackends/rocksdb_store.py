@@ -34,19 +34,19 @@ from rocksdict import (
     WriteOptions,
 )
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     CorruptStateError,
     HoldfastError,
     InvalidConfigError,
     StateBackendError,
     StorageUnavailableError,
 )
-from statebackends.handles import KeyGroupRange
-from statebackends.panics import is_panic
-from statebackends.rocksdb_memory import RocksMemory
-from statebackends.rocksdb_options import LOADING, Compaction, changeable, database_options
-from statebackends.rocksdb_rowkeys import GROUP_AND_STATE, Row, RowKey, parse_row_key
-from statebackends.storage.system_failures import rocksdb_failure
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.panics import is_panic
+from holdfast.statebackends.rocksdb_memory import RocksMemory
+from holdfast.statebackends.rocksdb_options import LOADING, Compaction, changeable, database_options
+from holdfast.statebackends.rocksdb_rowkeys import GROUP_AND_STATE, Row, RowKey, parse_row_key
+from holdfast.statebackends.storage.system_failures import rocksdb_failure
 
 log = logging.getLogger("holdfast.rocksdb")
 

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statebackends.errors import StateBackendError, StateValueError, StorageUnavailableError
-from statebackends.expiry import Expiry
-from statebackends.layers import Layer
-from statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
-from statebackends.rocksdb_generations import GroupsOf, Piece, RocksGenerations, weight
-from statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.errors import StateBackendError, StateValueError, StorageUnavailableError
+from holdfast.statebackends.expiry import Expiry
+from holdfast.statebackends.layers import Layer
+from holdfast.statebackends.rocksdb_expiry import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
+from holdfast.statebackends.rocksdb_generations import GroupsOf, Piece, RocksGenerations, weight
+from holdfast.statebackends.rocksdb_store import RocksStore
 
 _SORTED_IN_POOL, _SORTED_ON_LOOP = 1 << 17, 1 << 13
 """Rows put in order before they are written: a few dozen milliseconds of a pool thread, which mostly don't hold the interpreter

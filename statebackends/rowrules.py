@@ -14,20 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends.accumulators import part_columns_of_text
-from statebackends.columntypes import fitted
-from statebackends.deltaruns import TOMBSTONE_COLUMN, row_codes, tombstones
-from statebackends.errors import CorruptStateError
-from statebackends.handles import StateMeta
-from statebackends.keycolumn import ArrowKeyColumn
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns, keyed_table_schema
-from statebackends.keyindex import distinct_codes
-from statebackends.keys import KeyType
-from statebackends.listorder import in_list_order, positions_of
-from statebackends.statecodec import TIMERS_KIND, StateCodec
-from statebackends.storedcodecs import codec_of_meta
-from statebackends.tablesources import TIME
-from statebackends.valueshapes import OptionalShape, ScalarShape, Shape
+from holdfast.statebackends.accumulators import part_columns_of_text
+from holdfast.statebackends.columntypes import fitted
+from holdfast.statebackends.deltaruns import TOMBSTONE_COLUMN, row_codes, tombstones
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keycolumn import ArrowKeyColumn
+from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns, keyed_table_schema
+from holdfast.statebackends.keyindex import distinct_codes
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.listorder import in_list_order, positions_of
+from holdfast.statebackends.statecodec import TIMERS_KIND, StateCodec
+from holdfast.statebackends.storedcodecs import codec_of_meta
+from holdfast.statebackends.tablesources import TIME
+from holdfast.statebackends.valueshapes import OptionalShape, ScalarShape, Shape
 
 _BUCKETS = 1 << 20
 _GOLDEN = np.uint32(0x9E3779B1)

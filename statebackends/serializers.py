@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar, get_origin
 import msgspec
 import pyarrow as pa
 
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
-from statebackends.mapkeys import Form
-from statebackends.valueshapes import OpaqueShape, Shape, refused
-from statebackends.valuetext import parse_type
-from statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.mapkeys import Form
+from holdfast.statebackends.valueshapes import OpaqueShape, Shape, refused
+from holdfast.statebackends.valuetext import parse_type
+from holdfast.statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
 
 T = TypeVar("T")
 

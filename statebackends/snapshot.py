@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import xxhash
 
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import (
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.handles import (
     PIECE_BYTES_MAX,
     FileHandle,
     InlineHandle,
@@ -24,13 +24,13 @@ from statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from statebackends.metadata import SnapshotMetadata, decode_metadata, promised_length
-from statebackends.sharedpaths import is_checkpoint_folder, shared_name
-from statebackends.storage.checksums import Digest, checksum_of
-from statebackends.storage.operations import LINKED, Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
-from statebackends.storage.whole import FIRST_BYTES
-from statebackends.tableends import FileEnds, wrong_format
-from statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, promised_length
+from holdfast.statebackends.sharedpaths import is_checkpoint_folder, shared_name
+from holdfast.statebackends.storage.checksums import Digest, checksum_of
+from holdfast.statebackends.storage.operations import LINKED, Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
+from holdfast.statebackends.storage.whole import FIRST_BYTES
+from holdfast.statebackends.tableends import FileEnds, wrong_format
+from holdfast.statebackends.tablepieces import DELTA_FORMAT, TABLE_FORMATS
 
 METADATA_NAME = "_metadata"
 VERIFY_BYTES = 2 << 20

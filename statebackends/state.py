@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends.errors import InvalidConfigError
-from statebackends.ttl import Ttl
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.ttl import Ttl
 
 if TYPE_CHECKING:
     from types import UnionType
     from typing import _SpecialForm
 
-    from statebackends.serializers import Pickled
+    from holdfast.statebackends.serializers import Pickled
 
     _Special: TypeAlias = UnionType | _SpecialForm
     """`int | None`, `Optional[int]`, `Literal["a"]`, `Annotated[int, ...]`, as type checkers see them where a value is expected."""

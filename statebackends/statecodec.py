@@ -12,24 +12,30 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from statebackends.accumulators import check_descriptor, value_type_text
-from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError, StateValueError
-from statebackends.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
-from statebackends.handles import StateMeta
-from statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
-from statebackends.keys import KeyType
-from statebackends.mapkeys import Form
-from statebackends.serializers import TypeSpec, map_text, migrate, split_map_text, type_changes
-from statebackends.state import (
+from holdfast.statebackends.accumulators import check_descriptor, value_type_text
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    IncompatibleStateError,
+    InvalidConfigError,
+    InvariantError,
+    StateValueError,
+)
+from holdfast.statebackends.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.mapkeys import Form
+from holdfast.statebackends.serializers import TypeSpec, map_text, migrate, split_map_text, type_changes
+from holdfast.statebackends.state import (
     DESCRIPTORS,
     ColumnarStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
     StateDescriptor,
 )
-from statebackends.ttl import Ttl, split_ttl_text, ttl_text
-from statebackends.valuechecks import Checks, checks_of
-from statebackends.valuecopy import Copier, copier_of
+from holdfast.statebackends.ttl import Ttl, split_ttl_text, ttl_text
+from holdfast.statebackends.valuechecks import Checks, checks_of
+from holdfast.statebackends.valuecopy import Copier, copier_of
 
 TIMERS_KIND = "timers"
 TIMERS_VALUE_TYPE = "int"

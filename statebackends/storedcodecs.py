@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import StateMeta
-from statebackends.mapkeys import Form
-from statebackends.serializers import TypeSpec
-from statebackends.statecodec import CODED_KINDS, StampedCodec, StateCodec, value_texts
-from statebackends.valueshapes import OpaqueShape
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.mapkeys import Form
+from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.statecodec import CODED_KINDS, StampedCodec, StateCodec, value_texts
+from holdfast.statebackends.valueshapes import OpaqueShape
 
 PICKLED = "pickled"
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statebackends.backend import SnapshotTarget
-from statebackends.deltaruns import replaced_by
-from statebackends.errors import InvariantError
-from statebackends.handles import (
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.deltaruns import replaced_by
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -26,13 +26,13 @@ from statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from statebackends.increments import StoredByCheckpoint
-from statebackends.keyedtables import encode_keyed_table
-from statebackends.partwriter import PartsWriter, WrittenPart
-from statebackends.sharedpaths import shared_name
-from statebackends.storage.operations import Flow
-from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TablePiece
-from statebackends.tablesources import ChangingSource
+from holdfast.statebackends.increments import StoredByCheckpoint
+from holdfast.statebackends.keyedtables import encode_keyed_table
+from holdfast.statebackends.partwriter import PartsWriter, WrittenPart
+from holdfast.statebackends.sharedpaths import shared_name
+from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TablePiece
+from holdfast.statebackends.tablesources import ChangingSource
 
 RUN_BYTES_MIN = 16 * 1024
 """Runs may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""

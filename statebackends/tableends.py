@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statebackends.storage.operations import Buffer
-from statebackends.tablepieces import DELTA_FORMAT
+from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.tablepieces import DELTA_FORMAT
 
 _ENDS_BYTES = 6
 _NAMES = {"arrow": "an Arrow IPC file", DELTA_FORMAT: "an Arrow IPC file", "parquet": "a Parquet file"}

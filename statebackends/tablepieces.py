@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from statebackends.errors import CorruptStateError
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
 
 TABLE_FORMATS = ("arrow", "parquet")
 """Formats of handles whose parts are whole tables."""

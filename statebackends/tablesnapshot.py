@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statebackends.backend import SnapshotTarget
-from statebackends.handles import KeyedStateHandle, KeyGroupRange
-from statebackends.storage.operations import Flow
-from statebackends.tablechains import StoredChains, write_chains
-from statebackends.tablesources import ChangingSource, write_tables
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange
+from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.tablechains import StoredChains, write_chains
+from holdfast.statebackends.tablesources import ChangingSource, write_tables
 
 
 class TablesSnapshot:

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statebackends.backend import SnapshotTarget, TimerRow, TimerRowProvider
-from statebackends.changes import ChangedKeys
-from statebackends.columnar import ColumnarChanges, Columns, NumpyColumnarState
-from statebackends.deltaruns import delta_run
-from statebackends.errors import CorruptStateError
-from statebackends.expiry import unexpired_chunks
-from statebackends.generations import Generations
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from statebackends.keyedrows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows
-from statebackends.keyedtables import (
+from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowProvider
+from holdfast.statebackends.changes import ChangedKeys
+from holdfast.statebackends.columnar import ColumnarChanges, Columns, NumpyColumnarState
+from holdfast.statebackends.deltaruns import delta_run
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.expiry import unexpired_chunks
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
+from holdfast.statebackends.keyedrows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows
+from holdfast.statebackends.keyedtables import (
     KEY_GROUP,
     NAMESPACE,
     TableFormat,
@@ -31,13 +31,13 @@ from statebackends.keyedtables import (
     keyed_table_schema,
     sort_by_key_group,
 )
-from statebackends.keys import KeyType
-from statebackends.layers import MISSING, lookup, visible_chunks
-from statebackends.partwriter import PartsWriter
-from statebackends.sortedrows import RowStream, stable_order
-from statebackends.state import KeyColumn
-from statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
-from statebackends.storage.operations import Flow
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.layers import MISSING, lookup, visible_chunks
+from holdfast.statebackends.partwriter import PartsWriter
+from holdfast.statebackends.sortedrows import RowStream, stable_order
+from holdfast.statebackends.state import KeyColumn
+from holdfast.statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
+from holdfast.statebackends.storage.operations import Flow
 
 TIME = "time"
 """Column of a timer's time, int64 ms."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
 
-from statebackends.durations import duration_ms
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.durations import duration_ms
+from holdfast.statebackends.errors import InvalidConfigError
 
 TtlUpdate = Literal["write", "read"]
 TtlVisibility = Literal["never_expired", "until_cleaned"]

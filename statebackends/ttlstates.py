@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from statebackends.errors import InvalidConfigError
-from statebackends.expiry import TableExpiry
-from statebackends.generations import Generations
-from statebackends.keyedstates import GenerationalListState, GenerationalMapState, GenerationalValueState, KeyContext
-from statebackends.layers import MISSING
-from statebackends.mapgenerations import MapGenerations
-from statebackends.state import (
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.expiry import TableExpiry
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.keyedstates import GenerationalListState, GenerationalMapState, GenerationalValueState, KeyContext
+from holdfast.statebackends.layers import MISSING
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -22,8 +22,8 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.valuechecks import Checks
-from statebackends.valuecopy import Copier
+from holdfast.statebackends.valuechecks import Checks
+from holdfast.statebackends.valuecopy import Copier
 
 V = TypeVar("V")
 K = TypeVar("K")

@@ -16,9 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from statebackends.arrowblocks import blocks_of
-from statebackends.errors import InvalidConfigError
-from statebackends.parquetpages import DELTA_BYTE_ARRAY, DICTIONARY_ENCODINGS, DICTIONARY_PAGE, TEXTS, Page, pages_of, row_groups_of
+from holdfast.statebackends.arrowblocks import blocks_of
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.parquetpages import (
+    DELTA_BYTE_ARRAY,
+    DICTIONARY_ENCODINGS,
+    DICTIONARY_PAGE,
+    TEXTS,
+    Page,
+    pages_of,
+    row_groups_of,
+)
 
 UNPACKED_BYTES_MAX = 256 << 20
 """What any table may unpack to."""

@@ -12,9 +12,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeAlias
 
-from statebackends.errors import StateValueError
-from statebackends.recordshapes import MISSING, RecordShape
-from statebackends.valueshapes import (
+from holdfast.statebackends.errors import StateValueError
+from holdfast.statebackends.recordshapes import MISSING, RecordShape
+from holdfast.statebackends.valueshapes import (
     SCALARS,
     DictShape,
     ListShape,

@@ -8,9 +8,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from statebackends.recordshapes import RecordShape
-from statebackends.serializers import TypeSpec
-from statebackends.valueshapes import SCALARS, DictShape, ListShape, OptionalShape, Shape, TupleShape
+from holdfast.statebackends.recordshapes import RecordShape
+from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.valueshapes import SCALARS, DictShape, ListShape, OptionalShape, Shape, TupleShape
 
 Copier = Callable[[Any], Any]
 

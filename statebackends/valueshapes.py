@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from statebackends.keyfields import BoolField, DateField, FieldType, Int64Field, TimestampField
-from statebackends.keyfields_wide import BinaryField, Utf8Field
-from statebackends.keytypes import unwrap
-from statebackends.mapkeys import Form, form_of_members, one_decimal
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.keyfields import BoolField, DateField, FieldType, Int64Field, TimestampField
+from holdfast.statebackends.keyfields_wide import BinaryField, Utf8Field
+from holdfast.statebackends.keytypes import unwrap
+from holdfast.statebackends.mapkeys import Form, form_of_members, one_decimal
 
 _REPR_LENGTH_MAX = 200
 _PLAIN_DECIMAL = r"^-?[0-9]+(\.[0-9]*)?(E[+-]?[0-9]{1,9})?$"

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, NotRequired
 from uuid import UUID
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 _NAMES: dict[str, Any] = {
     "bool": bool,

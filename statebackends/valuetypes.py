@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from statebackends.errors import InvalidConfigError
-from statebackends.recordshapes import MISSING, RecordField, RecordShape
-from statebackends.valueshapes import SCALARS, DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.recordshapes import MISSING, RecordField, RecordShape
+from holdfast.statebackends.valueshapes import SCALARS, DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
 
 _OPAQUE_NAMES: dict[Any, str] = {time: "time", timedelta: "timedelta", UUID: "uuid"}
 _COLLECTIONS: dict[Any, str] = {list: "list", set: "set", frozenset: "frozenset"}

@@ -14,8 +14,8 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import S3Connection, S3Settings
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import S3Connection, S3Settings
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test-key",

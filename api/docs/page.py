@@ -89,7 +89,7 @@ async def part(request: Request, name: str) -> Response:
 
 @functools.cache
 def _file(name: str) -> bytes:
-    return files("api.docs").joinpath(_FOLDER, name).read_bytes()
+    return files("holdfast.api.docs").joinpath(_FOLDER, name).read_bytes()
 
 
 @functools.lru_cache(maxsize=8)

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Depends, Path, Request, Response
 
-from api import schemas
-from api.snapshots.disposals import Disposals
-from api.snapshots.served import SnapshotDirectories
-from barriers import codec
-from coordinator.interface import Coordinator
+from holdfast.api import schemas
+from holdfast.api.snapshots.disposals import Disposals
+from holdfast.api.snapshots.served import SnapshotDirectories
+from holdfast.barriers import codec
+from holdfast.coordinator.interface import Coordinator
 
 JobId = Annotated[str, Path(alias="jobid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
 VertexId = Annotated[str, Path(alias="vertexid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]

@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from api import checkpoint_schemas as checkpoints_of
-from api import render_checkpoints, render_jobs, schemas
-from api.bodies import body_of, describe_model
-from api.requestlog import SUBJECT
-from api.routes.common import ERRORS, CheckpointNumber, Directories, JobId, KnownDisposals, Service, TriggerId, VertexId
-from api.version import DIALECT_VERSION, REVISION
-from coordinator.interface import Coordinator
-from coordinator.views import TriggerView
-from statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.api import checkpoint_schemas as checkpoints_of
+from holdfast.api import render_checkpoints, render_jobs, schemas
+from holdfast.api.bodies import body_of, describe_model
+from holdfast.api.requestlog import SUBJECT
+from holdfast.api.routes.common import ERRORS, CheckpointNumber, Directories, JobId, KnownDisposals, Service, TriggerId, VertexId
+from holdfast.api.version import DIALECT_VERSION, REVISION
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.views import TriggerView
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api import metrics, schemas
-from statebackends.errors import RecoveringError
+from holdfast.api import metrics, schemas
+from holdfast.statebackends.errors import RecoveringError
 
 router = APIRouter(tags=["health"])
 

@@ -6,13 +6,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from api import schemas
-from api.bodies import GRAPH, describe_answer, describe_record, read_record
-from api.requestlog import SUBJECT
-from api.routes.common import ERRORS, Service, answer
-from barriers.jobgraph import Submission, SubmissionAccepted
-from coordinator.preflight import PreflightReport
-from coordinator.totals import derive_job_totals
+from holdfast.api import schemas
+from holdfast.api.bodies import GRAPH, describe_answer, describe_record, read_record
+from holdfast.api.requestlog import SUBJECT
+from holdfast.api.routes.common import ERRORS, Service, answer
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.totals import derive_job_totals
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 

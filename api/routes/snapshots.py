@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from api import schemas
-from api.bodies import body_of, describe_model
-from api.routes.common import ERRORS, Directories
-from api.snapshots.served import PATH_CHARACTERS_MAX
-from statebackends.errors import StorageUnavailableError
+from holdfast.api import schemas
+from holdfast.api.bodies import body_of, describe_model
+from holdfast.api.routes.common import ERRORS, Directories
+from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX
+from holdfast.statebackends.errors import StorageUnavailableError
 
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"], responses=ERRORS)
 
@@ -26,7 +26,7 @@ _verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
 @router.get("")
 def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX)]) -> dict[str, Any]:
     """Operators, states and sizes. `path`: a folder or its `_metadata`; a relative one is below the state directory."""
-    from api import inspection
+    from holdfast.api import inspection
 
     return inspection.summarise(directories.open(path))
 
@@ -36,7 +36,7 @@ def verify(
     directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
 ) -> dict[str, Any]:
     """Length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
-    from api.snapshots.rendering import describe_verified
+    from holdfast.api.snapshots.rendering import describe_verified
 
     snapshot = directories.open(body.path)
     if not _verifying.acquire(blocking=False):

@@ -1,6 +1,6 @@
 """The worker protocol: register, command stream, acknowledgements, task states, heartbeats.
 
-Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
+Bodies are the frozen records of holdfast.barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
 request the job took is a worker from then on, and its connection makes room for no other."""
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from api import schemas
-from api.bodies import ACKNOWLEDGEMENTS, REGISTRATION, REPORT, describe_answer, describe_record, read_record
-from api.command_stream import MEDIA_TYPE, CommandStream
-from api.connection_budget import Standing
-from api.http_protocol import prove
-from api.routes.common import ERRORS, JobId, Service, Slot, answer
-from barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
-from coordinator.totals import NOTHING
-from coordinator.views import JobView, WorkerView
-from statebackends.errors import InvalidConfigError, RecoveringError
+from holdfast.api import schemas
+from holdfast.api.bodies import ACKNOWLEDGEMENTS, REGISTRATION, REPORT, describe_answer, describe_record, read_record
+from holdfast.api.command_stream import MEDIA_TYPE, CommandStream
+from holdfast.api.connection_budget import Standing
+from holdfast.api.http_protocol import prove
+from holdfast.api.routes.common import ERRORS, JobId, Service, Slot, answer
+from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.coordinator.totals import NOTHING
+from holdfast.coordinator.views import JobView, WorkerView
+from holdfast.statebackends.errors import InvalidConfigError, RecoveringError
 
 REGISTRATION_TIMEOUT_S = 8.0
 """Seconds that a registration waits for a job that is just being recovered: a worker gives up after ten."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from api import console
-from api.interrupts import interruptible, settle
-from api.snapshots.fsck_command import fsck
-from api.snapshots.progress import Tool
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
+from holdfast.api import console
+from holdfast.api.interrupts import interruptible, settle
+from holdfast.api.snapshots.fsck_command import fsck
+from holdfast.api.snapshots.progress import Tool
+from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from api.snapshots.savepoints import Savepoint
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api.snapshots.savepoints import Savepoint
+    from holdfast.api.snapshots.snapshot import Snapshot
 
 EXIT_DIFFERENT = 1
 
@@ -53,8 +53,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a snapshot: its operators, states and sizes, or the rows of one state."""
-    from api import inspection  # pyarrow: a third of a second that other commands need not wait for
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api import inspection  # pyarrow: a third of a second that other commands need not wait for
+    from holdfast.api.snapshots.snapshot import Snapshot
 
     with console.trouble(), interruptible():
         snapshot = Snapshot(path)
@@ -73,8 +73,8 @@ snapshots.command(cls=Tool)(fsck)
 @snapshots.command(cls=Tool)
 def verify(path: Path, as_json: Json = False) -> None:
     """Check length and checksum of every file: one line a problem; exit code 1 if there are any."""
-    from api.snapshots import rendering
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api.snapshots import rendering
+    from holdfast.api.snapshots.snapshot import Snapshot
 
     try:
         snapshot = Snapshot(path)
@@ -99,8 +99,8 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show what changed: keys added, removed and changed per state. Exit code 0 same, 1 different, 2 trouble."""
-    from api.snapshots import rendering
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api.snapshots import rendering
+    from holdfast.api.snapshots.snapshot import Snapshot
 
     uid, name = _chosen(operator, state)
     left, right = Snapshot(before), Snapshot(after)
@@ -119,8 +119,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write one Parquet dataset per state, for DuckDB, pandas, Polars, Spark."""
-    from api.snapshots import rendering
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api.snapshots import rendering
+    from holdfast.api.snapshots.snapshot import Snapshot
 
     uid, name = _chosen(operator, state)
     report = Snapshot(path).export(folder, uid=uid, state=name)
@@ -135,7 +135,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Write a savepoint of its own with the same content elsewhere, every file checked; print where it is."""
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api.snapshots.snapshot import Snapshot
 
     copied = Snapshot(path).copy(target)
     settle()
@@ -166,10 +166,10 @@ def edit(
 ) -> None:
     """Write a savepoint in which a function or a file of yours has made one state anew; or without some operators and states, with
     others renamed, in another number of key groups. Print where it is."""
-    from api.snapshots.frames import parquet_rows
-    from api.snapshots.savepoints import Savepoint
-    from api.snapshots.snapshot import Snapshot
-    from operators.pipelines import load_function
+    from holdfast.api.snapshots.frames import parquet_rows
+    from holdfast.api.snapshots.savepoints import Savepoint
+    from holdfast.api.snapshots.snapshot import Snapshot
+    from holdfast.operators.pipelines import load_function
 
     arranging = remove_operator, remove_state, rename_state, rename_operator, max_parallelism
     if any(arranging) == any((uid, state, function, rows)):
@@ -241,8 +241,8 @@ def bootstrap(
     as_json: Json = False,
 ) -> None:
     """Write a savepoint of rows that a function of yours gives it, for a job to start with history; print where it is."""
-    from api.snapshots.savepoints import Savepoint, filled_by
-    from operators.pipelines import load_function
+    from holdfast.api.snapshots.savepoints import Savepoint, filled_by
+    from holdfast.operators.pipelines import load_function
 
     apply, _ = load_function(function, "function", takes="the Savepoint")
     if base is not None:
@@ -261,7 +261,7 @@ def dispose(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a savepoint; a path or a URL.")], as_json: Json = False
 ) -> None:
     """Delete a savepoint; one that a job has claimed is refused."""
-    from api.snapshots.disposing import dispose_of
+    from holdfast.api.snapshots.disposing import dispose_of
 
     folder = dispose_of(path)
     if as_json:

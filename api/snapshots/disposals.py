@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.loglines import printable
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from holdfast.coordinator.loglines import printable
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
 
 DISPOSALS_MAX = 8
 """Under way at one time; more are refused, to be asked for again later."""

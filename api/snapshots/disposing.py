@@ -6,12 +6,12 @@ import os
 import secrets
 import time
 
-from coordinator.claiming import dispose_snapshot
-from coordinator.routing import RoutedStorage
-from statebackends.errors import NotFoundError
-from statebackends.snapshots.places import Location, absolute_location
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator.claiming import dispose_snapshot
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.snapshots.places import Location, absolute_location
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import run_flow
 
 
 def dispose_confined(folder: str) -> str:

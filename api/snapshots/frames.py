@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
-from statebackends.snapshots.editing import Batches, Change
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
+from holdfast.statebackends.snapshots.editing import Batches, Change
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as SparkDataFrame
@@ -141,7 +141,7 @@ def _failing(column: Any, declared: pa.DataType | None) -> int:
 
 def _of_spark(frame: SparkDataFrame) -> Iterator[pa.RecordBatch]:
     """A partition of the DataFrame at a time is held."""
-    from operators.sources.dataframe_write import arrow_schema_of
+    from holdfast.operators.sources.dataframe_write import arrow_schema_of
 
     schema = arrow_schema_of(frame)
     rows = iter(frame.toLocalIterator())

@@ -8,15 +8,15 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from api.leading import without_coordinator
-from api.settings import state_url
-from coordinator.fsck import FsckReport, FsckRequest, check_directory
-from coordinator.records import DIRECTORY_FILE, derive_job_id, is_job_id
-from coordinator.routing import RoutedStorage
-from statebackends.errors import InvalidConfigError, NotFoundError
-from statebackends.snapshots.places import Location
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ListFolder, StatFile, Storage, run_flow
+from holdfast.api.leading import without_coordinator
+from holdfast.api.settings import state_url
+from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
+from holdfast.coordinator.records import DIRECTORY_FILE, derive_job_id, is_job_id
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.snapshots.places import Location
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import ListFolder, StatFile, Storage, run_flow
 
 SAFETY_AGE_MS = 3_600_000
 REPAIR_AGE_MS_MIN = 60_000

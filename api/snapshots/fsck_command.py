@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api import console
+from holdfast.api import console
 
 if TYPE_CHECKING:
-    from coordinator.fsck import FsckReport
-    from coordinator.owners import OwnedFile
+    from holdfast.coordinator.fsck import FsckReport
+    from holdfast.coordinator.owners import OwnedFile
 
 EXIT_UNCLEAN = 1
 EXIT_REFUSED = 2
@@ -43,7 +43,7 @@ def fsck(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Whose every file of a state directory is, what nothing owns, and what it adds up to; exit code 1 if something is wrong."""
-    from api.snapshots.fsck import fsck as check
+    from holdfast.api.snapshots.fsck import fsck as check
 
     report = check(state_dir, job=job, repair=repair, safety_age_ms=parse_duration(safety_age), checksums=checksums)
     if as_json:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import os
 
-from coordinator.claiming import check_target
-from coordinator.publication import decode_decision
-from coordinator.records import AbortRecord, SavepointRecord
-from coordinator.routing import RoutedStorage
-from statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
-from statebackends.metadata import decode_metadata
-from statebackends.snapshot import METADATA_NAME, read_metadata_file
-from statebackends.snapshots.contents import StoredSnapshot, check_contents
-from statebackends.snapshots.places import Location, Place, place_of, place_of_snapshot
-from statebackends.storage.operations import ListFolder, run_flow
+from holdfast.coordinator.claiming import check_target
+from holdfast.coordinator.publication import decode_decision
+from holdfast.coordinator.records import AbortRecord, SavepointRecord
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
+from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.snapshots.places import Location, Place, place_of, place_of_snapshot
+from holdfast.statebackends.storage.operations import ListFolder, run_flow
 
 
 def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from api import console
-from api.snapshots.snapshot import Snapshot
-from statebackends.errors import CorruptStateError
-from statebackends.handles import StateMeta
-from statebackends.snapshot import SnapshotProblem
-from statebackends.snapshots.diffing import SnapshotDiff, StateDiff
-from statebackends.snapshots.exporting import ExportReport
-from statebackends.snapshots.verifying import VerifyReport
+from holdfast.api import console
+from holdfast.api.snapshots.snapshot import Snapshot
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.snapshot import SnapshotProblem
+from holdfast.statebackends.snapshots.diffing import SnapshotDiff, StateDiff
+from holdfast.statebackends.snapshots.exporting import ExportReport
+from holdfast.statebackends.snapshots.verifying import VerifyReport
 
 
 def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) -> None:

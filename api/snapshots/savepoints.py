@@ -11,17 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from api.snapshots.frames import batches_of, is_frame, is_spark, quoted
-from api.snapshots.opening import outside_of, target_of
-from api.snapshots.snapshot import Snapshot
-from barriers.jobgraph import with_uids
-from barriers.sinklog import COMMITTABLES
-from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
-from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
-from statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
-from statebackends.keys import KeyType
-from statebackends.snapshots.arrangement import Arrangement
-from statebackends.snapshots.bootstrapping import (
+from holdfast.api.snapshots.frames import batches_of, is_frame, is_spark, quoted
+from holdfast.api.snapshots.opening import outside_of, target_of
+from holdfast.api.snapshots.snapshot import Snapshot
+from holdfast.barriers.jobgraph import with_uids
+from holdfast.barriers.sinklog import COMMITTABLES
+from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
+from holdfast.statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.snapshots.arrangement import Arrangement
+from holdfast.statebackends.snapshots.bootstrapping import (
     AnyState,
     NewEntries,
     NewState,
@@ -31,21 +31,21 @@ from statebackends.snapshots.bootstrapping import (
     layout_of_timers,
     write_savepoint,
 )
-from statebackends.snapshots.editing import Batches
-from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.places import Location
-from statebackends.snapshots.rearranging import shape_of, write_arranged
-from statebackends.snapshots.rows import JSON, SUBTASK
-from statebackends.snapshots.work import note
-from statebackends.state import (
+from holdfast.statebackends.snapshots.editing import Batches
+from holdfast.statebackends.snapshots.layout import StateLayout
+from holdfast.statebackends.snapshots.places import Location
+from holdfast.statebackends.snapshots.rearranging import shape_of, write_arranged
+from holdfast.statebackends.snapshots.rows import JSON, SUBTASK
+from holdfast.statebackends.snapshots.work import note
+from holdfast.statebackends.state import (
     ColumnarStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
     StateDescriptor,
 )
-from statebackends.statecodec import state_meta
-from statebackends.tablesources import TIME
+from holdfast.statebackends.statecodec import state_meta
+from holdfast.statebackends.tablesources import TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +386,8 @@ def _can_be_spread(given: _Given) -> bool:
 
 
 def _spread(given: _Given, shape: Shape) -> SpreadState:
-    from operators.savepoint_tasks import spread_over_tasks
-    from operators.sources.dataframe_write import arrow_schema_of
+    from holdfast.operators.savepoint_tasks import spread_over_tasks
+    from holdfast.operators.sources.dataframe_write import arrow_schema_of
 
     names, declared = given.frame.columns, given.key_type
     for name in _wanted(given, _layout(given, declared or _any_key(given), shape)).values():

@@ -8,15 +8,15 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from coordinator.views import SavepointPlaces
-from statebackends.errors import InvalidConfigError
-from statebackends.snapshot import METADATA_NAME
-from statebackends.snapshots.places import absolute_location
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.s3_location import is_s3, location_of, parse_location
+from holdfast.coordinator.views import SavepointPlaces
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.snapshot import METADATA_NAME
+from holdfast.statebackends.snapshots.places import absolute_location
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.s3_location import is_s3, location_of, parse_location
 
 if TYPE_CHECKING:
-    from api.snapshots.snapshot import Snapshot
+    from holdfast.api.snapshots.snapshot import Snapshot
 
 PATH_CHARACTERS_MAX = 4_096
 
@@ -40,7 +40,9 @@ class SnapshotDirectories:
 
     def open(self, path: str) -> Snapshot:
         """Raises InvalidConfigError for a path that leads out, also through a savepoint's pointer, or as `Snapshot` does."""
-        from api.snapshots.snapshot import Snapshot  # pyarrow: a third of a second that a coordinator's start need not wait for
+        from holdfast.api.snapshots.snapshot import (
+            Snapshot,  # pyarrow: a third of a second that a coordinator's start need not wait for
+        )
 
         snapshot = Snapshot(self._confined(path))
         self._confined(snapshot.location)

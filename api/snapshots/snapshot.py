@@ -11,24 +11,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from api.snapshots.frames import change_of
-from api.snapshots.opening import open_snapshot, outside_of
-from api.staterows import Row, rows_of
-from coordinator.routing import RoutedStorage
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import KeyGroupRange
-from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshots.changes import ChangeFeed
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.describing import metadata_table
-from statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
-from statebackends.snapshots.editing import edit_snapshot
-from statebackends.snapshots.exporting import ExportReport, export_snapshot
-from statebackends.snapshots.places import Location
-from statebackends.snapshots.rows import choose_columns, state_batches, state_schema
-from statebackends.snapshots.verifying import VerifyReport, verify_files
-from statebackends.storage.operations import run_flow
+from holdfast.api.snapshots.frames import change_of
+from holdfast.api.snapshots.opening import open_snapshot, outside_of
+from holdfast.api.staterows import Row, rows_of
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshots.changes import ChangeFeed
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.describing import metadata_table
+from holdfast.statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
+from holdfast.statebackends.snapshots.editing import edit_snapshot
+from holdfast.statebackends.snapshots.exporting import ExportReport, export_snapshot
+from holdfast.statebackends.snapshots.places import Location
+from holdfast.statebackends.snapshots.rows import choose_columns, state_batches, state_schema
+from holdfast.statebackends.snapshots.verifying import VerifyReport, verify_files
+from holdfast.statebackends.storage.operations import run_flow
 
 
 @dataclass(frozen=True, slots=True)

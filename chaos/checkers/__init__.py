@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from chaos.checkers.aborts import AbortsChecker
-from chaos.checkers.attempts import AttemptsChecker
-from chaos.checkers.base import Checker
-from chaos.checkers.bounds import BoundsChecker
-from chaos.checkers.causes import CausesChecker
-from chaos.checkers.claims import ClaimsChecker
-from chaos.checkers.completion import CompletionChecker
-from chaos.checkers.cut import CutChecker
-from chaos.checkers.distribution import DistributionChecker
-from chaos.checkers.effects import EffectsChecker
-from chaos.checkers.eventtime import EventTimeChecker, LateChecker
-from chaos.checkers.ledger import JobLedger
-from chaos.checkers.liveness import LivenessChecker
-from chaos.checkers.notices import NoticesChecker
-from chaos.checkers.output import OutputChecker
-from chaos.checkers.pacing import PacingChecker
-from chaos.checkers.reconciling import ReconcilingChecker
-from chaos.checkers.recovery import RecoveryChecker
-from chaos.checkers.registers import RegisterChecker
-from chaos.checkers.repair import RepairChecker
-from chaos.checkers.restarts import RestartsChecker
-from chaos.checkers.retention import RetentionChecker
-from chaos.checkers.stops import StopsChecker
-from chaos.checkers.workingfolders import WorkingFoldersChecker
-from chaos.observations import Report, WorldView
-from chaos.scenario import Scenario
+from holdfast.chaos.checkers.aborts import AbortsChecker
+from holdfast.chaos.checkers.attempts import AttemptsChecker
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.bounds import BoundsChecker
+from holdfast.chaos.checkers.causes import CausesChecker
+from holdfast.chaos.checkers.claims import ClaimsChecker
+from holdfast.chaos.checkers.completion import CompletionChecker
+from holdfast.chaos.checkers.cut import CutChecker
+from holdfast.chaos.checkers.distribution import DistributionChecker
+from holdfast.chaos.checkers.effects import EffectsChecker
+from holdfast.chaos.checkers.eventtime import EventTimeChecker, LateChecker
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.liveness import LivenessChecker
+from holdfast.chaos.checkers.notices import NoticesChecker
+from holdfast.chaos.checkers.output import OutputChecker
+from holdfast.chaos.checkers.pacing import PacingChecker
+from holdfast.chaos.checkers.reconciling import ReconcilingChecker
+from holdfast.chaos.checkers.recovery import RecoveryChecker
+from holdfast.chaos.checkers.registers import RegisterChecker
+from holdfast.chaos.checkers.repair import RepairChecker
+from holdfast.chaos.checkers.restarts import RestartsChecker
+from holdfast.chaos.checkers.retention import RetentionChecker
+from holdfast.chaos.checkers.stops import StopsChecker
+from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
+from holdfast.chaos.observations import Report, WorldView
+from holdfast.chaos.scenario import Scenario
 
 __all__ = ["CHECKERS", "INVARIANTS", "NOT_COVERED", "make_checkers"]
 

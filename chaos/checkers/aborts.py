@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     CheckpointKind,
     DeclineCheckpoint,
     FailureReason,
@@ -16,9 +16,9 @@ from barriers.messages import (
     NotifyCheckpointComplete,
     TaskState,
 )
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import Decided, JobLedger
-from chaos.observations import (
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import Decided, JobLedger
+from holdfast.chaos.observations import (
     Commanded,
     Delivered,
     Forged,
@@ -30,7 +30,7 @@ from chaos.observations import (
     WorldView,
     aborts_unread,
 )
-from chaos.scenario import Scenario
+from holdfast.chaos.scenario import Scenario
 
 _OF_SUBTASKS = (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureReason.TASK_NOT_READY)
 """Reasons that only a subtask has to abort a checkpoint."""

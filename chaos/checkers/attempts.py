@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     Answerable,
     Deploy,
     Deployment,
@@ -20,9 +20,9 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import AttemptRecorded, EpochTaken, JobLedger
-from chaos.observations import (
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import AttemptRecorded, EpochTaken, JobLedger
+from holdfast.chaos.observations import (
     Answered,
     Commanded,
     Delivered,
@@ -35,9 +35,9 @@ from chaos.observations import (
     Stored,
     WorldView,
 )
-from chaos.scenario import Scenario
-from coordinator.records import METADATA, AttemptRecord
-from statebackends.storage import is_absolute_folder
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.records import METADATA, AttemptRecord
+from holdfast.statebackends.storage import is_absolute_folder
 
 
 def _is_broken(item: SubtaskStatus | Answerable) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from chaos.checkers.ledger import JobLedger
-from chaos.observations import Observation, Report, WorldView
-from chaos.scenario import Scenario
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.observations import Observation, Report, WorldView
+from holdfast.chaos.scenario import Scenario
 
 
 class Checker:

@@ -7,26 +7,26 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any, ClassVar
 
-from barriers.alignment import ABORTED_IDS_MAX
-from barriers.channels import HIGH_WATER_ELEMENTS
-from barriers.elements import Batch
-from barriers.gate import QUEUED_ELEMENTS_MAX
-from barriers.messages import CheckpointKind
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import JobLedger
-from chaos.observations import Report, WorldView
-from chaos.scenario import Scenario
-from coordinator.decisions import ABORTED_FOLDERS_MAX
-from coordinator.failures import COUNTED_IDS_MAX
-from coordinator.incidents import EXCEPTIONS_MAX
-from coordinator.jobevents import JobState
-from coordinator.outbox import OUTBOX_COMMANDS_MAX
-from coordinator.pending import PendingStatus
-from coordinator.policy import QUEUED_REQUESTS_MAX
-from coordinator.retained import RECENT_COMPLETED_MAX
-from coordinator.stats import HISTORY_MAX
-from coordinator.triggers import TRIGGERS_MAX
-from operators.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
+from holdfast.barriers.alignment import ABORTED_IDS_MAX
+from holdfast.barriers.channels import HIGH_WATER_ELEMENTS
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.gate import QUEUED_ELEMENTS_MAX
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.observations import Report, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.decisions import ABORTED_FOLDERS_MAX
+from holdfast.coordinator.failures import COUNTED_IDS_MAX
+from holdfast.coordinator.incidents import EXCEPTIONS_MAX
+from holdfast.coordinator.jobevents import JobState
+from holdfast.coordinator.outbox import OUTBOX_COMMANDS_MAX
+from holdfast.coordinator.pending import PendingStatus
+from holdfast.coordinator.policy import QUEUED_REQUESTS_MAX
+from holdfast.coordinator.retained import RECENT_COMPLETED_MAX
+from holdfast.coordinator.stats import HISTORY_MAX
+from holdfast.coordinator.triggers import TRIGGERS_MAX
+from holdfast.operators.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
 
 OVERSHOOT = 2
 """A step starts below the high-water mark of its outputs, and what it emits comes on top."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from barriers.messages import DeclineCheckpoint, FailureReason
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import Claimed, Decided, JobLedger
-from chaos.observations import Observation, Report, Reported, Stored, WorldView
-from chaos.scenario import Scenario
-from coordinator.records import AbortRecord
-from statebackends.errors import StorageUnavailableError
+from holdfast.barriers.messages import DeclineCheckpoint, FailureReason
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import Claimed, Decided, JobLedger
+from holdfast.chaos.observations import Observation, Report, Reported, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.records import AbortRecord
+from holdfast.statebackends.errors import StorageUnavailableError
 
 _OF_LEADER = (FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE)
 """Reasons that a leader has whose calls of the store fail, or leave it in the dark."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
-from chaos.observations import Observation, Report, Stored, Submitted, WorldView
-from chaos.scenario import Scenario
-from coordinator.records import METADATA, parse_owner_name
-from statebackends.snapshot import file_handles
-from statebackends.storage import is_absolute_folder
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
+from holdfast.chaos.observations import Observation, Report, Stored, Submitted, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.records import METADATA, parse_owner_name
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage import is_absolute_folder
 
 _USER = "user"
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     CheckpointKind,
     FinishTasks,
@@ -22,16 +22,16 @@ from barriers.messages import (
     TaskState,
     WorkerCommand,
 )
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, Snapshot, join
-from chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
-from chaos.scenario import Scenario
-from coordinator.records import METADATA
-from statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
-from statebackends.sharedpaths import SHARED_FOLDER
-from statebackends.snapshot import file_handles
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.checksums import checksum_of
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, Snapshot, join
+from holdfast.chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.records import METADATA
+from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
+from holdfast.statebackends.sharedpaths import SHARED_FOLDER
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.checksums import checksum_of
 
 _ENDING = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import CheckpointKind
-from chaos.checkers.base import Checker
-from chaos.checkers.drains import Drains
-from chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from chaos.observations import Observation, Report, Stored, WorldView
-from chaos.oracle import compare_states
-from chaos.scenario import CutExpectation, Drained, Scenario, source_uids
-from chaos.statereading import SnapshotView, StateDoubledError
-from statebackends.errors import HoldfastError
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.drains import Drains
+from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
+from holdfast.chaos.observations import Observation, Report, Stored, WorldView
+from holdfast.chaos.oracle import compare_states
+from holdfast.chaos.scenario import CutExpectation, Drained, Scenario, source_uids
+from holdfast.chaos.statereading import SnapshotView, StateDoubledError
+from holdfast.statebackends.errors import HoldfastError
 
 CHECK_EVERY = 10
 """Of periodic checkpoints within an attempt, by id."""

@@ -9,8 +9,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from chaos.checkers.ledger import JobLedger
-from coordinator.records import SubmissionRecord
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.coordinator.records import SubmissionRecord
 
 Ranges = tuple[tuple[int, float], ...]
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")

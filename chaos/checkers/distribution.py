@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import msgspec
 
-from barriers.jobgraph import JobVertex
-from barriers.messages import Deploy, Deployment, Registered, SubtaskDeployment, SubtaskKey
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
-from chaos.observations import Answered, Commanded, Observation, Report, Stored, WorldView
-from chaos.scenario import Scenario
-from statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorState, OperatorSubtaskState
+from holdfast.barriers.jobgraph import JobVertex
+from holdfast.barriers.messages import Deploy, Deployment, Registered, SubtaskDeployment, SubtaskKey
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
+from holdfast.chaos.observations import Answered, Commanded, Observation, Report, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorState, OperatorSubtaskState
 
 _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 

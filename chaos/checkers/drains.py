@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from chaos.checkers.descent import Descent
-from chaos.checkers.ledger import JobLedger, Snapshot
-from chaos.scenario import Drained, Positions
-from chaos.statereading import SnapshotView
-from statebackends.errors import HoldfastError
+from holdfast.chaos.checkers.descent import Descent
+from holdfast.chaos.checkers.ledger import JobLedger, Snapshot
+from holdfast.chaos.scenario import Drained, Positions
+from holdfast.chaos.statereading import SnapshotView
+from holdfast.statebackends.errors import HoldfastError
 
 
 class Drains:

@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from chaos.checkers.base import Checker
-from chaos.checkers.descent import Descent
-from chaos.checkers.ledger import AttemptRecorded, JobLedger, join
-from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
-from chaos.scenario import Scenario
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.descent import Descent
+from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger, join
+from holdfast.chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.statebackends.storage.operations import PutIfAbsent
 
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
 """In the name of a staged file: the attempt that wrote it."""

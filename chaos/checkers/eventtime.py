@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import msgspec
 
-from barriers.jobgraph import JobGraph, Partitioning
-from barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from chaos.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
-from chaos.scenario import LateExpectation, Positions, Scenario
-from chaos.statereading import SnapshotView
-from statebackends.errors import HoldfastError
+from holdfast.barriers.jobgraph import JobGraph, Partitioning
+from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
+from holdfast.chaos.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
+from holdfast.chaos.scenario import LateExpectation, Positions, Scenario
+from holdfast.chaos.statereading import SnapshotView
+from holdfast.statebackends.errors import HoldfastError
 
 
 class EventTimeChecker(Checker):

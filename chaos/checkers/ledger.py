@@ -13,11 +13,11 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from barriers.jobgraph import ClaimMode, Submission
-from barriers.messages import CheckpointKind
-from chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
-from coordinator.publication import Decision, decode_decision
-from coordinator.records import (
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
+from holdfast.coordinator.publication import Decision, decode_decision
+from holdfast.coordinator.records import (
     CLAIM,
     METADATA,
     AbortRecord,
@@ -30,10 +30,10 @@ from coordinator.records import (
     is_void,
     parse_checkpoint_folder,
 )
-from statebackends.errors import HoldfastError
-from statebackends.metadata import SnapshotMetadata, decode_metadata
-from statebackends.storage import is_absolute_folder, split_folder
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.storage import is_absolute_folder, split_folder
+from holdfast.statebackends.storage.operations import PutIfAbsent
 
 R = TypeVar("R", bound=msgspec.Struct)
 

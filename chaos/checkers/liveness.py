@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.messages import AcknowledgeCheckpoint
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import Decided, JobLedger, ResultRecorded
-from chaos.observations import Observation, PhaseBegan, Report, Reported, Stored, WorldView
-from chaos.scenario import Scenario
+from holdfast.barriers.messages import AcknowledgeCheckpoint
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import Decided, JobLedger, ResultRecorded
+from holdfast.chaos.observations import Observation, PhaseBegan, Report, Reported, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
 
 CHECKPOINT_MS_MAX = 120_000
 """From the end of faults to the next completed checkpoint, or to the job's result."""

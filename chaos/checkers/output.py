@@ -13,18 +13,18 @@ from urllib.parse import quote
 
 import msgspec
 
-from barriers.messages import CheckpointKind
-from chaos.checkers.base import Checker
-from chaos.checkers.descent import Descent, attempt_of
-from chaos.checkers.drains import Drains
-from chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger, Snapshot, join
-from chaos.judging import Problem
-from chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
-from chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
-from chaos.scenario import Positions, Row, Scenario, SinkExpectation, source_uids
-from chaos.statereading import SnapshotView, StateDoubledError
-from statebackends.errors import HoldfastError
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.descent import Descent, attempt_of
+from holdfast.chaos.checkers.drains import Drains
+from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger, Snapshot, join
+from holdfast.chaos.judging import Problem
+from holdfast.chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
+from holdfast.chaos.scenario import Positions, Row, Scenario, SinkExpectation, source_uids
+from holdfast.chaos.statereading import SnapshotView, StateDoubledError
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.storage.operations import PutIfAbsent
 
 CUTS_KEPT_MAX = 64
 """Completed checkpoints whose positions are remembered until their output is committed."""

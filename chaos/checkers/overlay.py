@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.observations import WorldView
-from statebackends.errors import ObjectMissingError
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import (
+from holdfast.chaos.observations import WorldView
+from holdfast.statebackends.errors import ObjectMissingError
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     DescribeFiles,

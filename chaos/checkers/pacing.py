@@ -10,19 +10,19 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from barriers.jobgraph import JobConfig
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import (
     CheckpointKind,
     FailureReason,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
-from chaos.observations import Commanded, Led, Observation, Report, Stored, WorldView
-from chaos.scenario import Scenario
-from coordinator.records import AttemptRecord
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
+from holdfast.chaos.observations import Commanded, Led, Observation, Report, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.records import AttemptRecord
 
 _COUNTED = (FailureReason.DECLINED, FailureReason.EXPIRED, FailureReason.ASYNC_EXCEPTION, FailureReason.IO_EXCEPTION)
 _CHECKPOINT_FAILED = re.compile(r"CheckpointFailed: checkpoint (\d+): ")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from barriers.jobgraph import JobConfig
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import AttemptRecorded, JobLedger
-from chaos.observations import Led, Listened, Observation, Report, Stored, WorldView
-from chaos.scenario import Scenario
-from coordinator.lifecycle import NOT_BACK
-from coordinator.records import AttemptRecord
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger
+from holdfast.chaos.observations import Led, Listened, Observation, Report, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.lifecycle import NOT_BACK
+from holdfast.coordinator.records import AttemptRecord
 
 
 class ReconcilingChecker(Checker):

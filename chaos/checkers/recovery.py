@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import JobLedger
-from chaos.checkers.overlay import OverlayStorage
-from chaos.observations import Observation, PhaseBegan, Report, WorldView
-from chaos.scenario import Scenario
-from coordinator.leadership import become_leader
-from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
-from coordinator.records import CLAIM, METADATA, JobPaths, LeaderRecord
-from coordinator.settling import Takeover, settle_job
-from coordinator.store import read_job
-from statebackends.errors import HoldfastError
-from statebackends.snapshot import file_handles
-from statebackends.storage.operations import Flow, run_flow
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.overlay import OverlayStorage
+from holdfast.chaos.observations import Observation, PhaseBegan, Report, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.leadership import become_leader
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
+from holdfast.coordinator.records import CLAIM, METADATA, JobPaths, LeaderRecord
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage.operations import Flow, run_flow
 
 _RECORDS = ("leader", "submissions", "attempts", "results", "sources")
 _NONCE = "tried recovery"

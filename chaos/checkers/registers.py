@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar, assert_never
 
-from barriers.messages import TriggerCheckpoint
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import (
+from holdfast.barriers.messages import TriggerCheckpoint
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import (
     AttemptRecorded,
     Change,
     ClaimDropped,
@@ -22,10 +22,10 @@ from chaos.checkers.ledger import (
     PowerLost,
     ResultRecorded,
 )
-from chaos.observations import Commanded, Led, Lifecycle, Observation, Report, Stored, WorldView
-from chaos.scenario import Scenario
-from coordinator.records import ClaimRecord
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.chaos.observations import Commanded, Led, Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.records import ClaimRecord
+from holdfast.statebackends.storage.operations import PutIfAbsent
 
 
 class RegisterChecker(Checker):

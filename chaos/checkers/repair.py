@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import JobLedger
-from chaos.checkers.overlay import OverlayStorage
-from chaos.checkers.recovery import meaning, recover
-from chaos.observations import Lifecycle, Observation, PhaseBegan, Report, WorldView
-from chaos.scenario import Scenario
-from coordinator.fsck import FsckReport, FsckRequest, check_directory
-from coordinator.publication import CheckpointFact, RecordedJob
-from coordinator.records import JobPaths
-from coordinator.store import read_job
-from statebackends.errors import HoldfastError
-from statebackends.snapshot import file_handles
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.overlay import OverlayStorage
+from holdfast.chaos.checkers.recovery import meaning, recover
+from holdfast.chaos.observations import Lifecycle, Observation, PhaseBegan, Report, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
 
 MOMENTS_MAX = 1
 """Deaths of coordinators in a run at which a repair is tried."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from barriers.jobgraph import RestartStrategy
-from barriers.messages import Deploy, NotifyCheckpointComplete, SubtaskStatus, TaskState
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
-from chaos.observations import Commanded, Led, Observation, Report, Reported, Stored, WorldView
-from chaos.scenario import Scenario
-from coordinator.incidents import is_of_user_code
-from coordinator.records import AttemptRecord
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.barriers.messages import Deploy, NotifyCheckpointComplete, SubtaskStatus, TaskState
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
+from holdfast.chaos.observations import Commanded, Led, Observation, Report, Reported, Stored, WorldView
+from holdfast.chaos.scenario import Scenario
+from holdfast.coordinator.incidents import is_of_user_code
+from holdfast.coordinator.records import AttemptRecord
 
 
 @dataclass(slots=True)

@@ -22,18 +22,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from barriers.messages import (
-    AckAnswers,
-    AckBatch,
-    AcknowledgeCheckpoint,
-    AckStatus,
-    CheckpointKind,
-    Deploy,
-)
-from chaos.checkers.base import Checker
-from chaos.checkers.descent import Descent
-from chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
-from chaos.observations import (
+from holdfast.barriers.messages import AckAnswers, AckBatch, AcknowledgeCheckpoint, AckStatus, CheckpointKind, Deploy
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.descent import Descent
+from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
+from holdfast.chaos.observations import (
     Answered,
     Delivered,
     Forged,
@@ -46,12 +39,12 @@ from chaos.observations import (
     StoreView,
     WorldView,
 )
-from chaos.scenario import Scenario, SinkExpectation
-from coordinator.records import CLAIM, METADATA
-from statebackends.errors import StorageUnavailableError
-from statebackends.sharedpaths import SHARED_FOLDER, writer_of
-from statebackends.snapshot import file_handles
-from statebackends.storage.operations import DeleteFile, DeleteFolder, ListFolder
+from holdfast.chaos.scenario import Scenario, SinkExpectation
+from holdfast.coordinator.records import CLAIM, METADATA
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.sharedpaths import SHARED_FOLDER, writer_of
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, ListFolder
 
 DISCARD_MS_MAX = 5_000
 """How long a leader may take to delete what came too late: its deletions wait for each other."""

@@ -13,11 +13,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from barriers.messages import CheckpointKind, Deploy, Deployment, FailureReason, Registered
-from chaos.checkers.base import Checker
-from chaos.checkers.ledger import AttemptRecorded, Claimed, Decided, EpochTaken, JobLedger
-from chaos.observations import Answered, Commanded, FaultBegan, Led, Lifecycle, Observation, Report, Requested, Stored, WorldView
-from chaos.scenario import Scenario
+from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, FailureReason, Registered
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import AttemptRecorded, Claimed, Decided, EpochTaken, JobLedger
+from holdfast.chaos.observations import (
+    Answered,
+    Commanded,
+    FaultBegan,
+    Led,
+    Lifecycle,
+    Observation,
+    Report,
+    Requested,
+    Stored,
+    WorldView,
+)
+from holdfast.chaos.scenario import Scenario
 
 TRIES_MAX = 5
 """As docs/rest.md says."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from chaos.sabotage.base import Mutant, Sabotage
-from chaos.sabotage.channels import SABOTAGES as CHANNELS
-from chaos.sabotage.coordination import SABOTAGES as COORDINATION
-from chaos.sabotage.fencing import SABOTAGES as FENCING
-from chaos.sabotage.keys import SABOTAGES as KEYS
-from chaos.sabotage.lateness import SABOTAGES as LATENESS
-from chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
-from chaos.sabotage.restarts import SABOTAGES as RESTARTS
-from chaos.sabotage.retention import SABOTAGES as RETENTION
-from chaos.sabotage.rewinding import SABOTAGES as REWINDING
-from chaos.sabotage.sinks import SABOTAGES as SINKS
-from chaos.sabotage.sources import SABOTAGES as SOURCES
-from chaos.sabotage.state import SABOTAGES as STATE
-from chaos.sabotage.stores import SABOTAGES as STORES
-from chaos.sabotage.tasks import SABOTAGES as TASKS
-from statebackends.errors import InvalidConfigError
+from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.chaos.sabotage.channels import SABOTAGES as CHANNELS
+from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
+from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
+from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
+from holdfast.chaos.sabotage.lateness import SABOTAGES as LATENESS
+from holdfast.chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
+from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
+from holdfast.chaos.sabotage.retention import SABOTAGES as RETENTION
+from holdfast.chaos.sabotage.rewinding import SABOTAGES as REWINDING
+from holdfast.chaos.sabotage.sinks import SABOTAGES as SINKS
+from holdfast.chaos.sabotage.sources import SABOTAGES as SOURCES
+from holdfast.chaos.sabotage.state import SABOTAGES as STATE
+from holdfast.chaos.sabotage.stores import SABOTAGES as STORES
+from holdfast.chaos.sabotage.tasks import SABOTAGES as TASKS
+from holdfast.statebackends.errors import InvalidConfigError
 
 __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 

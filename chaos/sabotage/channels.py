@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from barriers.admission import Admission
-from barriers.aligner import Aligner
-from barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
-from barriers.channels import OutputChannel
-from barriers.credits import ReceiverCredit, SenderCredit
-from barriers.elements import CheckpointBarrier
-from barriers.frames import EncodedFrame
-from barriers.gate import InputGate
-from barriers.valve import StatusWatermarkValve
-from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, throughout
+from holdfast.barriers.admission import Admission
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
+from holdfast.barriers.channels import OutputChannel
+from holdfast.barriers.credits import ReceiverCredit, SenderCredit
+from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.barriers.frames import EncodedFrame
+from holdfast.barriers.gate import InputGate
+from holdfast.barriers.valve import StatusWatermarkValve
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 
 
 def _never_blocks(original: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-import coordinator.planning as planning_module
-import coordinator.store as store_module
-import coordinator.submitting as submitting_module
-from barriers.messages import (
+import holdfast.coordinator.planning as planning_module
+import holdfast.coordinator.store as store_module
+import holdfast.coordinator.submitting as submitting_module
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
@@ -20,26 +20,26 @@ from barriers.messages import (
     SubtaskKey,
     WorkerCommand,
 )
-from chaos.faults import Fault
-from chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
-from coordinator import events as on
-from coordinator.acknowledgements import AcknowledgementJudge
-from coordinator.decisions import Decisions
-from coordinator.failures import FailureCounter
-from coordinator.hosting import HostFlow, JobHost
-from coordinator.jobevents import JobSetup
-from coordinator.lifecycle import Lifecycle
-from coordinator.machine import CheckpointCoordinator
-from coordinator.pending import PendingCheckpoint, list_files
-from coordinator.policy import Load, RequestQueue
-from coordinator.publication import RecordedJob
-from coordinator.records import SubmissionRecord
-from coordinator.stopping import StopRetries
-from coordinator.workforce import Workforce
-from operators.session import Session
-from statebackends.errors import AmbiguousWriteError, ObjectMissingError
-from statebackends.storage.operations import Flow, ListFolder, PutIfAbsent
-from statebackends.storage.whole import read_whole
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
+from holdfast.coordinator import events as on
+from holdfast.coordinator.acknowledgements import AcknowledgementJudge
+from holdfast.coordinator.decisions import Decisions
+from holdfast.coordinator.failures import FailureCounter
+from holdfast.coordinator.hosting import HostFlow, JobHost
+from holdfast.coordinator.jobevents import JobSetup
+from holdfast.coordinator.lifecycle import Lifecycle
+from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.coordinator.pending import PendingCheckpoint, list_files
+from holdfast.coordinator.policy import Load, RequestQueue
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import SubmissionRecord
+from holdfast.coordinator.stopping import StopRetries
+from holdfast.coordinator.workforce import Workforce
+from holdfast.operators.session import Session
+from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
+from holdfast.statebackends.storage.operations import Flow, ListFolder, PutIfAbsent
+from holdfast.statebackends.storage.whole import read_whole
 
 
 def _notifies_at_once(original: Any) -> Any:

@@ -7,20 +7,20 @@ from typing import Any
 
 import msgspec
 
-import coordinator.effects as effects_module
-import coordinator.resolving as resolving_module
-import coordinator.settling as settling_module
-import coordinator.store as store_module
-import coordinator.workforce as workforce_module
-from barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
-from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from coordinator.decisions import Decisions
-from coordinator.machine import CheckpointCoordinator
-from coordinator.pending import PendingStatus
-from coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
-from coordinator.records import AbortRecord, JobPaths, RestorePoint
-from statebackends.storage.operations import Flow, PutIfAbsent
+import holdfast.coordinator.effects as effects_module
+import holdfast.coordinator.resolving as resolving_module
+import holdfast.coordinator.settling as settling_module
+import holdfast.coordinator.store as store_module
+import holdfast.coordinator.workforce as workforce_module
+from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from holdfast.coordinator.decisions import Decisions
+from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.coordinator.pending import PendingStatus
+from holdfast.coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
+from holdfast.coordinator.records import AbortRecord, JobPaths, RestorePoint
+from holdfast.statebackends.storage.operations import Flow, PutIfAbsent
 
 
 def _forgets_aborted(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:

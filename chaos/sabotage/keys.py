@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chaos.sabotage.base import Mutant, Sabotage
-from statebackends.keyfields_wide import DecimalField, Utf8Field
+from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.statebackends.keyfields_wide import DecimalField, Utf8Field
 
 
 def _folds(original: Any) -> Any:

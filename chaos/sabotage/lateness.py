@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from barriers.elements import MIN_WATERMARK, Batch
-from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from coordinator.lifecycle import Lifecycle
-from coordinator.totals import Totals
-from operators.functions.window import TumblingWindowOperator
-from operators.intake import Intake
-from operators.snapshotting import SubtaskSnapshots
+from holdfast.barriers.elements import MIN_WATERMARK, Batch
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from holdfast.coordinator.lifecycle import Lifecycle
+from holdfast.coordinator.totals import Totals
+from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.intake import Intake
+from holdfast.operators.snapshotting import SubtaskSnapshots
 
 Stamps = npt.NDArray[np.int64]
 

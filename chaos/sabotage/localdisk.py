@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import operators.workingfolders as workingfolders_module
-import statebackends.localrecovery as localrecovery_module
-import statebackends.rocksdb_store as rocksdb_store_module
-from chaos.sabotage.base import Mutant, Sabotage, constant
-from statebackends.errors import CorruptStateError
-from statebackends.localcopies import LINKED_SUFFIX, bring
+import holdfast.operators.workingfolders as workingfolders_module
+import holdfast.statebackends.localrecovery as localrecovery_module
+import holdfast.statebackends.rocksdb_store as rocksdb_store_module
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.localcopies import LINKED_SUFFIX, bring
 
 
 def _is_what_is_there(original: Any) -> Any:

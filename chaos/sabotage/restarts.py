@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import coordinator.incidents as incidents_module
-from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, constant
-from coordinator.incidents import Incident, Incidents
+import holdfast.coordinator.incidents as incidents_module
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.coordinator.incidents import Incident, Incidents
 
 
 def _never_grows(original: Any) -> Any:

@@ -7,25 +7,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import coordinator.claiming as claiming_module
-import coordinator.effects as effects_module
-import coordinator.hosting as hosting_module
-import coordinator.machine as machine_module
-import coordinator.ownership as ownership_module
-import coordinator.settling as settling_module
-from barriers.jobgraph import ClaimMode, Submission
-from barriers.messages import AcknowledgeCheckpoint, AckStatus
-from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from coordinator.decisions import Decisions
-from coordinator.publication import CheckpointFact, RecordedJob
-from coordinator.records import JobPaths
-from coordinator.releasing import Release, Releases
-from coordinator.retained import RetainedCheckpoints
-from coordinator.sharedfiles import Released, SharedFiles
-from coordinator.store import discard_shared
-from statebackends.sharedpaths import writer_of
-from statebackends.storage.operations import DeleteFile, Flow, ListFiles
+import holdfast.coordinator.claiming as claiming_module
+import holdfast.coordinator.effects as effects_module
+import holdfast.coordinator.hosting as hosting_module
+import holdfast.coordinator.machine as machine_module
+import holdfast.coordinator.ownership as ownership_module
+import holdfast.coordinator.settling as settling_module
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from holdfast.coordinator.decisions import Decisions
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.releasing import Release, Releases
+from holdfast.coordinator.retained import RetainedCheckpoints
+from holdfast.coordinator.sharedfiles import Released, SharedFiles
+from holdfast.coordinator.store import discard_shared
+from holdfast.statebackends.sharedpaths import writer_of
+from holdfast.statebackends.storage.operations import DeleteFile, Flow, ListFiles
 
 
 def _looks_for_aborted(original: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import coordinator.planning as planning_module
-import operators.sinks.log as log_module
-from chaos.sabotage.base import Mutant, Sabotage
-from coordinator.lifecycle import Lifecycle
-from coordinator.records import RestorePoint
-from statebackends.storage.operations import Flow
+import holdfast.coordinator.planning as planning_module
+import holdfast.operators.sinks.log as log_module
+from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.coordinator.lifecycle import Lifecycle
+from holdfast.coordinator.records import RestorePoint
+from holdfast.statebackends.storage.operations import Flow
 
 
 def _finds_none(original: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import operators.sinks.log as log_module
-import operators.sinks.sweep as sweep_module
-from chaos.sabotage.base import Mutant, Sabotage, constant
-from operators.sinks.committer import FileCommitter
+import holdfast.operators.sinks.log as log_module
+import holdfast.operators.sinks.sweep as sweep_module
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.operators.sinks.committer import FileCommitter
 
 
 def _commits_notified_only(original: Any) -> Any:

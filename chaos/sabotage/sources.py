@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from chaos.sabotage.base import Mutant, Sabotage
-from operators.chain import ChainNode
-from operators.snapshotting import SubtaskSnapshots
-from operators.source_operator import SourceOperator
-from operators.sources.generator import GeneratorReader
-from operators.sources.stripes import StripeCursor
-from statebackends.backend import SnapshotTarget
-from statebackends.storage.operations import Flow
+from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.operators.chain import ChainNode
+from holdfast.operators.snapshotting import SubtaskSnapshots
+from holdfast.operators.source_operator import SourceOperator
+from holdfast.operators.sources.generator import GeneratorReader
+from holdfast.operators.sources.stripes import StripeCursor
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.storage.operations import Flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from heapq import heappop
 from typing import Any
 
-import coordinator.restore as restore_module
-import statebackends.redistribute as redistribute_module
-from chaos.sabotage.base import Mutant, Sabotage, constant
-from operators.timers import Timer, TimerQueue
-from statebackends.expiry import Expiry, TableExpiry
-from statebackends.frozen import FrozenColumns
-from statebackends.generations import Generations
-from statebackends.handles import KeyGroupRange
-from statebackends.redistribute import NewEntries, OldEntries
+import holdfast.coordinator.restore as restore_module
+import holdfast.statebackends.redistribute as redistribute_module
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.operators.timers import Timer, TimerQueue
+from holdfast.statebackends.expiry import Expiry, TableExpiry
+from holdfast.statebackends.frozen import FrozenColumns
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.redistribute import NewEntries, OldEntries
 
 
 def _freezes_nothing(original: Any) -> Any:

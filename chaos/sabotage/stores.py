@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from chaos.faults import Fault
-from chaos.sabotage.base import Mutant, Sabotage, throughout
-from statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage
-from statebackends.storage.s3_failures import FailureKind, RequestFailure
-from statebackends.storage.s3_transfer import Found, Transfers
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
+from holdfast.statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage
+from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure
+from holdfast.statebackends.storage.s3_transfer import Found, Transfers
 
 
 def _does_not_sync(original: Any) -> Any:

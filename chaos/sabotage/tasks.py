@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from barriers.elements import CheckpointBarrier, EndOfData
-from barriers.messages import Registered
-from chaos.sabotage.base import Mutant, Sabotage, constant
-from operators.chain import OperatorChain
-from operators.intake import Intake
-from operators.session import Session
-from operators.sinks.writer import ParquetSinkWriter
-from operators.subtask import Subtask
-from operators.supervisor import SlotSupervisor
-from statebackends.generationrows import FrozenGenerationRows
+from holdfast.barriers.elements import CheckpointBarrier, EndOfData
+from holdfast.barriers.messages import Registered
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.operators.chain import OperatorChain
+from holdfast.operators.intake import Intake
+from holdfast.operators.session import Session
+from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.subtask import Subtask
+from holdfast.operators.supervisor import SlotSupervisor
+from holdfast.statebackends.generationrows import FrozenGenerationRows
 
 _PREPARE = OperatorChain.prepare_snapshot
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chaos.scenario import Workload
-from chaos.workloads import (
+from holdfast.chaos.scenario import Workload
+from holdfast.chaos.workloads import (
     aggregate,
     broadcast,
     counter,
@@ -18,7 +18,7 @@ from chaos.workloads import (
     timers,
     windows,
 )
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
@@ -38,7 +38,7 @@ def find_workload(name: str) -> Workload:
     if name in known:
         return known[name]
     if ":" in name:
-        from chaos.workloads.loading import load_workload
+        from holdfast.chaos.workloads.loading import load_workload
 
         return load_workload(name)
     raise InvalidConfigError(

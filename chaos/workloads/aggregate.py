@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import Feed, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions import aggregates
-from operators.sinks.parquet import ParquetSink
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions import aggregates
+from holdfast.operators.sinks.parquet import ParquetSink
 
 PATH = "/out/aggregate"
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
-from barriers.elements import Batch
-from chaos.scenario import CutExpectation, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, Feed, no_states
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan, Operator
-from operators.environment import Environment
-from operators.schema import RowType
-from operators.sinks.parquet import ParquetSink
-from operators.stream import Stream
-from statebackends.state import OperatorListStateDescriptor, Redistribution, StateDescriptor
+from holdfast.barriers.elements import Batch
+from holdfast.chaos.scenario import CutExpectation, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import SCHEMA, Feed, no_states
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan, Operator
+from holdfast.operators.environment import Environment
+from holdfast.operators.schema import RowType
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.stream import Stream
+from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution, StateDescriptor
 
 PATH = "/out/ruled"
 

@@ -7,13 +7,13 @@ from collections import Counter
 from functools import cached_property, partial
 from typing import Any
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
-from chaos.workloads.feeds import Feed, read_before
-from chaos.workloads.settings import draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.sinks.parquet import ParquetSink
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
+from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.settings import draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.sinks.parquet import ParquetSink
 
 LEDGER = "/out/ledger"
 KEYS = 20

@@ -8,9 +8,9 @@ from operator import itemgetter
 
 import msgspec
 
-from chaos.scenario import CutStates, Row
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from statebackends.state import ValueStateDescriptor
+from holdfast.chaos.scenario import CutStates, Row
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.statebackends.state import ValueStateDescriptor
 
 
 class Counted(msgspec.Struct, frozen=True):

@@ -10,16 +10,16 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.counting import COUNTED_KEY_AND_SEQ, Counted, counted_states
-from chaos.workloads.feeds import Feed, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink
-from statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from statebackends.ttl import Ttl
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.counting import COUNTED_KEY_AND_SEQ, Counted, counted_states
+from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.ttl import Ttl
 
 LEDGER = "/out/expiring"
 LASTING_MS = 10**9

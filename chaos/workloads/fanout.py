@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chaos.scenario import CutExpectation, Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, Feed, no_states, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.sinks.parquet import ParquetSink
-from operators.sources.generator import GeneratorSource
+from holdfast.chaos.scenario import CutExpectation, Positions, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import SCHEMA, Feed, no_states, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sources.generator import GeneratorSource
 
 SHARED, OWN = "/out/fanout", "/out/odd"
 

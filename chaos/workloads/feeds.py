@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from chaos.scenario import CutStates, Drained, Positions
-from operators.base import Poll
-from operators.sources.generator import GeneratorReader, GeneratorSource
+from holdfast.chaos.scenario import CutStates, Drained, Positions
+from holdfast.operators.base import Poll
+from holdfast.operators.sources.generator import GeneratorReader, GeneratorSource
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("i", "key", "value")])
 TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.int64(), nullable=False))

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from chaos.workloads.feeds import Feed
-from chaos.workloads.settings import draw_pace
+from holdfast.chaos.workloads.feeds import Feed
+from holdfast.chaos.workloads.settings import draw_pace
 
 Event = tuple[int, int, int, int]
 """(i, key, value, event time) of a record."""

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, Feed, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink
-from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import SCHEMA, Feed, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 PATH = "/out/keys"
 

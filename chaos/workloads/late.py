@@ -17,14 +17,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from chaos.scenario import CutExpectation, CutStates, LateExpectation, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import Feed, is_at_end, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions import aggregates
-from operators.sinks.parquet import ParquetSink
-from operators.time import Tumbling
+from holdfast.chaos.scenario import (
+    CutExpectation,
+    CutStates,
+    LateExpectation,
+    Positions,
+    Possibly,
+    Row,
+    Scenario,
+    SinkExpectation,
+    Workload,
+)
+from holdfast.chaos.workloads.feeds import Feed, is_at_end, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions import aggregates
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.time import Tumbling
 
 PATH = "/out/late"
 

@@ -23,22 +23,22 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from barriers.jobgraph import JobConfig, JobGraph, Partitioning
-from chaos.expectations import Expectation, collecting, of_function
-from chaos.scenario import Scenario, SinkExpectation, Workload
-from chaos.usermodules import importable
-from chaos.userrows import UserSink, sink_rows
-from chaos.workloads.settings import PARALLELISM_MAX
-from operators.base import JobPlan, Source
-from operators.environment import Environment
-from operators.packaging import user_modules
-from operators.pipelines import build_environment, load_function, refused
-from operators.sinks.parquet import ParquetSink
-from operators.sources.dataframe import DataFrameSource
-from operators.sources.generator import GeneratorSource
-from operators.sources.parquet import ParquetSource
-from operators.unpicklable import check_pickled_states
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning
+from holdfast.chaos.expectations import Expectation, collecting, of_function
+from holdfast.chaos.scenario import Scenario, SinkExpectation, Workload
+from holdfast.chaos.usermodules import importable
+from holdfast.chaos.userrows import UserSink, sink_rows
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX
+from holdfast.operators.base import JobPlan, Source
+from holdfast.operators.environment import Environment
+from holdfast.operators.packaging import user_modules
+from holdfast.operators.pipelines import build_environment, load_function, refused
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.sources.parquet import ParquetSource
+from holdfast.operators.unpicklable import check_pickled_states
+from holdfast.statebackends.errors import InvalidConfigError
 
 WHAT = "workload"
 """What errors call the pipeline."""

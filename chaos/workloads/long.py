@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from chaos.scenario import Scenario, Workload
-from chaos.workloads.counter import KEYS, counted_into_ledger
-from chaos.workloads.feeds import Feed
-from chaos.workloads.settings import draw_settings
+from holdfast.chaos.scenario import Scenario, Workload
+from holdfast.chaos.workloads.counter import KEYS, counted_into_ledger
+from holdfast.chaos.workloads.feeds import Feed
+from holdfast.chaos.workloads.settings import draw_settings
 
 ROWS_PER_SECOND = 250
 SECONDS = 45

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import SCHEMA, no_states, read_before
-from chaos.workloads.graphs import (
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import SCHEMA, no_states, read_before
+from holdfast.chaos.workloads.graphs import (
     MODULUS,
     BatchNode,
     DistinctNode,
@@ -33,16 +33,16 @@ from chaos.workloads.graphs import (
     evaluate,
     feed_events,
 )
-from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
-from chaos.workloads.windows import watermark_bound
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions import aggregates
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink
-from operators.stream import Stream
-from operators.time import Tumbling
-from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from holdfast.chaos.workloads.windows import watermark_bound
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions import aggregates
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.stream import Stream
+from holdfast.operators.time import Tumbling
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 Record = dict[str, int]
 

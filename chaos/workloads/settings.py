@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from barriers.jobgraph import RestartStrategy
-from chaos.scenario import Scenario
-from operators.base import JobPlan
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.chaos.scenario import Scenario
+from holdfast.operators.base import JobPlan
+from holdfast.statebackends.errors import InvalidConfigError
 
 MAX_PARALLELISM = 8
 """Key groups of every operator: fixed, so that a job may be rescaled."""

@@ -13,21 +13,21 @@ from typing import Any
 
 import msgspec
 
-from chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
-from chaos.workloads.feeds import Feed, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink
-from statebackends.state import (
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.ttl import Ttl
+from holdfast.statebackends.ttl import Ttl
 
 PATH = "/out/states"
 YEARS_MS = 10 * 365 * 86_400_000

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from chaos.scenario import (
+from holdfast.chaos.scenario import (
     CutExpectation,
     CutStates,
     Drained,
@@ -21,15 +21,15 @@ from chaos.scenario import (
     SinkExpectation,
     Workload,
 )
-from chaos.workloads.feeds import in_segments, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_settings
-from chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink
-from operators.timers import EVENT_TIMERS
-from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from holdfast.chaos.workloads.feeds import in_segments, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
+from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.timers import EVENT_TIMERS
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 PATH = "/out/timers"
 

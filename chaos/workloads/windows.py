@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from chaos.scenario import (
+from holdfast.chaos.scenario import (
     CutExpectation,
     CutStates,
     Drained,
@@ -20,15 +20,15 @@ from chaos.scenario import (
     SinkExpectation,
     Workload,
 )
-from chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
-from chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions import aggregates
-from operators.functions.window import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
-from operators.sinks.parquet import ParquetSink
-from operators.stream import Stream
-from operators.time import Tumbling
+from holdfast.chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
+from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions import aggregates
+from holdfast.operators.functions.window import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.stream import Stream
+from holdfast.operators.time import Tumbling
 
 PATH = "/out/windows"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from operators.schema import RowType
-from statebackends.accumulators import Accumulator, check_descriptor
-from statebackends.errors import GraphError, InvalidConfigError
-from statebackends.state import ColumnAggregate, ColumnarStateDescriptor
+from holdfast.operators.schema import RowType
+from holdfast.statebackends.accumulators import Accumulator, check_descriptor
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 
 
 @dataclass(frozen=True, slots=True)

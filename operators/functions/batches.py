@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from barriers.elements import Batch
-from barriers.rows import nulls_hint
-from operators.functions.errors import Described, function_name, raise_told
-from operators.functions.rich import UserFunctionOperator
-from operators.schema import RowType
-from statebackends.errors import SchemaMismatchError
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.rows import nulls_hint
+from holdfast.operators.functions.errors import Described, function_name, raise_told
+from holdfast.operators.functions.rich import UserFunctionOperator
+from holdfast.operators.schema import RowType
+from holdfast.statebackends.errors import SchemaMismatchError
 
 
 class MapBatchesOperator(UserFunctionOperator):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import re
 
-from barriers.messages import COUNTER_NAME_CHARS_MAX, COUNTER_NAME_PATTERN, COUNTERS_MAX
-from operators.base import Counter, OperatorContext
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.messages import COUNTER_NAME_CHARS_MAX, COUNTER_NAME_PATTERN, COUNTERS_MAX
+from holdfast.operators.base import Counter, OperatorContext
+from holdfast.statebackends.errors import InvalidConfigError
 
 LOGGER = "holdfast.user"
 """Parent of the loggers of functions."""

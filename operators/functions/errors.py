@@ -9,10 +9,10 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, NoReturn
 
-from barriers.messages import TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX, clip
-from barriers.rows import REPR_CHARACTERS_MAX
-from operators.functions.frames import frames_text, message_of, place_of_error, place_of_function, text_lines
-from statebackends.errors import (
+from holdfast.barriers.messages import TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX, clip
+from holdfast.barriers.rows import REPR_CHARACTERS_MAX
+from holdfast.operators.functions.frames import frames_text, message_of, place_of_error, place_of_function, text_lines
+from holdfast.statebackends.errors import (
     GraphError,
     HoldfastError,
     InvalidConfigError,

@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from barriers.messages import printable
-from statebackends.errors import HoldfastError
+from holdfast.barriers.messages import printable
+from holdfast.statebackends.errors import HoldfastError
 
 _OURS = frozenset({"statebackends", "barriers", "operators", "coordinator", "api", "chaos", "holdfast"})
 """First names of our modules; the guard of package names sees to it that nobody else's are called so."""

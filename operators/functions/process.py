@@ -9,16 +9,16 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from barriers.elements import Batch
-from operators.base import Operator, OperatorContext, Output, TimerService
-from operators.functions.context import FunctionContext
-from operators.functions.errors import NO_RECORD, Described, raise_told, shown
-from operators.schema import RowType
-from operators.selectors import Selector
-from operators.timers import InternalTimerService
-from statebackends.backend import KeyedStateBackend
-from statebackends.errors import InvariantError, UndeclaredStateError
-from statebackends.state import (
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Operator, OperatorContext, Output, TimerService
+from holdfast.operators.functions.context import FunctionContext
+from holdfast.operators.functions.errors import NO_RECORD, Described, raise_told, shown
+from holdfast.operators.schema import RowType
+from holdfast.operators.selectors import Selector
+from holdfast.operators.timers import InternalTimerService
+from holdfast.statebackends.backend import KeyedStateBackend
+from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     AppendingState,
     ColumnarState,

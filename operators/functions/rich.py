@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from operators.base import Operator
-from operators.functions.context import FunctionContext
-from operators.functions.errors import raise_told
+from holdfast.operators.base import Operator
+from holdfast.operators.functions.context import FunctionContext
+from holdfast.operators.functions.errors import raise_told
 
 
 class RichFunction:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from barriers.elements import Batch
-from barriers.rows import misfit_error, misfits
-from operators.functions.errors import STOPPED, returned_none
-from operators.functions.rich import UserFunctionOperator
-from operators.functions.skipping import SkippingOperator
-from operators.schema import RowType
-from statebackends.errors import HoldfastError
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.rows import misfit_error, misfits
+from holdfast.operators.functions.errors import STOPPED, returned_none
+from holdfast.operators.functions.rich import UserFunctionOperator
+from holdfast.operators.functions.skipping import SkippingOperator
+from holdfast.operators.schema import RowType
+from holdfast.statebackends.errors import HoldfastError
 
 _NONE = type(None)
 _MISSING: Any = object()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.base import Operator
-from operators.functions.aggregates import result_fields, state_columns
-from operators.schema import RowType
-from operators.selectors import Selector
-from statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Operator
+from holdfast.operators.functions.aggregates import result_fields, state_columns
+from holdfast.operators.schema import RowType
+from holdfast.operators.selectors import Selector
+from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
 
 _NAMESPACE = 0
 

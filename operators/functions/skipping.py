@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from barriers.messages import SKIPPED_REASON_BYTES_MAX, clip, printable
-from operators.base import Operator, OperatorContext, Output
-from operators.functions.errors import error_line, raise_told, told_error
-from statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError, UserFunctionError
+from holdfast.barriers.messages import SKIPPED_REASON_BYTES_MAX, clip, printable
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.functions.errors import error_line, raise_told, told_error
+from holdfast.statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError, UserFunctionError
 
 log = logging.getLogger("holdfast.functions")
 

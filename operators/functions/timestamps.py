@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.functions.errors import shown
-from operators.functions.skipping import SkippingOperator
-from operators.schema import RowType
-from operators.time import BoundedOutOfOrderness, datetime_ms
-from statebackends.errors import GraphError, InvalidTimestampError
+from holdfast.barriers.elements import Batch
+from holdfast.operators.functions.errors import shown
+from holdfast.operators.functions.skipping import SkippingOperator
+from holdfast.operators.schema import RowType
+from holdfast.operators.time import BoundedOutOfOrderness, datetime_ms
+from holdfast.statebackends.errors import GraphError, InvalidTimestampError
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40
 """Event times lie within this of the epoch, so that the ends of windows fit timestamp[us] (2**40 ms are 34 years)."""

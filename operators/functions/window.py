@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from operators.base import Operator
-from operators.functions.aggregates import result_fields, state_columns
-from operators.schema import EVENT_TIME_TYPE, RowType
-from operators.selectors import Selector
-from operators.time import Tumbling
-from statebackends.errors import InvalidTimestampError
-from statebackends.state import ColumnarState, ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.operators.base import Operator
+from holdfast.operators.functions.aggregates import result_fields, state_columns
+from holdfast.operators.schema import EVENT_TIME_TYPE, RowType
+from holdfast.operators.selectors import Selector
+from holdfast.operators.time import Tumbling
+from holdfast.statebackends.errors import InvalidTimestampError
+from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")

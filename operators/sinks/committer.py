@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from barriers.elements import Batch
-from barriers.sinklog import (
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.sinklog import (
     COMMITTABLES,
     FORK_PROPERTY,
     CommitEntry,
@@ -25,14 +25,14 @@ from barriers.sinklog import (
     StagedFile,
     decode_committer_state,
 )
-from operators.base import Operator, OperatorContext, Output
-from operators.sinks.log import Claimant, OpenLog, commit_flow, end_log_flow, open_log_flow, read_log_flow
-from operators.sinks.manifest import Committable, SinkSettings
-from operators.sinks.sweep import Orphans
-from statebackends.decoding import decode_msgpack
-from statebackends.errors import OutputMayRepeatError, UnsupportedVersionError
-from statebackends.state import OperatorListStateDescriptor, StateDescriptor
-from statebackends.storage.operations import Flow, Storage, run_flow
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, end_log_flow, open_log_flow, read_log_flow
+from holdfast.operators.sinks.manifest import Committable, SinkSettings
+from holdfast.operators.sinks.sweep import Orphans
+from holdfast.statebackends.decoding import decode_msgpack
+from holdfast.statebackends.errors import OutputMayRepeatError, UnsupportedVersionError
+from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.storage.operations import Flow, Storage, run_flow
 
 DECLARED = OperatorListStateDescriptor(COMMITTABLES)
 

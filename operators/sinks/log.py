@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from barriers.sinklog import (
+from holdfast.barriers.sinklog import (
     LOG_VERSION,
     CommitEntry,
     LogEntry,
@@ -27,7 +27,7 @@ from barriers.sinklog import (
     StagedFile,
     decode_entry,
 )
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,
     FencedError,
@@ -35,9 +35,9 @@ from statebackends.errors import (
     OutputMayRepeatError,
     StorageUnavailableError,
 )
-from statebackends.storage.durable import make_durable
-from statebackends.storage.operations import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
-from statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.operations import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
+from holdfast.statebackends.storage.whole import read_whole
 
 APPEND_TRIES_MAX = 5
 """Ambiguous answers in a row before an append gives up (the job then fails over and finds out)."""

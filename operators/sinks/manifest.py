@@ -1,5 +1,5 @@
 """What a two-phase file sink's operators share: where its output is, the names of its staged files, and what writers tell their
-committer. Its log, and what the committer keeps in state, are in `barriers.sinklog`."""
+committer. Its log, and what the committer keeps in state, are in `holdfast.barriers.sinklog`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from urllib.parse import quote
 import msgspec
 import xxhash
 
-from barriers.sinklog import StagedFile, place_of, split_place
-from statebackends.storage.locations import open_output
-from statebackends.storage.operations import Storage
+from holdfast.barriers.sinklog import StagedFile, place_of, split_place
+from holdfast.statebackends.storage.locations import open_output
+from holdfast.statebackends.storage.operations import Storage
 
 
 class Committable(msgspec.Struct, frozen=True):

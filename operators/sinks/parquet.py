@@ -12,17 +12,17 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barriers.messages import has_control_characters
-from barriers.sinklog import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths
-from operators.base import Operator
-from operators.sinks.committer import FileCommitter
-from operators.sinks.log import read_log_flow
-from operators.sinks.manifest import SinkSettings
-from operators.sinks.writer import ParquetSinkWriter
-from operators.sources.inputs import schema_from_text, schema_text
-from statebackends.errors import GraphError, InvalidConfigError, NotFoundError
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ListFolder, ReadFile, Storage, run_flow
+from holdfast.barriers.messages import has_control_characters
+from holdfast.barriers.sinklog import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths
+from holdfast.operators.base import Operator
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.log import read_log_flow
+from holdfast.operators.sinks.manifest import SinkSettings
+from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.sources.inputs import schema_from_text, schema_text
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import ListFolder, ReadFile, Storage, run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.base import Operator
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Operator
+from holdfast.statebackends.errors import InvalidConfigError
 
 
 class Blackhole:

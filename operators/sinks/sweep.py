@@ -12,15 +12,15 @@ from typing import TypeVar
 
 import msgspec
 
-from barriers.sinklog import SinkPaths
-from operators.base import OperatorContext
-from operators.sinks.manifest import FileName, job_tag, parse_name
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.snapshot import read_metadata_file
-from statebackends.storage.deleting import delete_files
-from statebackends.storage.operations import Flow, ListFolder, Storage
-from statebackends.storage.whole import read_whole
+from holdfast.barriers.sinklog import SinkPaths
+from holdfast.operators.base import OperatorContext
+from holdfast.operators.sinks.manifest import FileName, job_tag, parse_name
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
+from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.operations import Flow, ListFolder, Storage
+from holdfast.statebackends.storage.whole import read_whole
 
 R = TypeVar("R")
 

@@ -8,11 +8,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barriers.elements import Batch
-from barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
-from operators.base import Operator, OperatorContext, Output
-from operators.sinks.manifest import Committable, FileName, SinkSettings, job_tag, nonce_tag
-from statebackends.storage.operations import Flow, Storage, WriteFile
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.sinks.manifest import Committable, FileName, SinkSettings, job_tag, nonce_tag
+from holdfast.statebackends.storage.operations import Flow, Storage, WriteFile
 
 _COMPRESSED_BYTES_MIN = 8 * 1024
 """Of a file's rows in memory. A compressor takes as long as all else about a smaller one, and so does who reads it."""

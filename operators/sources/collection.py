@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.rows import rows_to_columns
-from operators.schema import RowType, declared_type, record_type
-from operators.sources.generator import GeneratorSource
-from statebackends.errors import GraphError
+from holdfast.barriers.rows import rows_to_columns
+from holdfast.operators.schema import RowType, declared_type, record_type
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.statebackends.errors import GraphError
 
 COLLECTION_BYTES_MAX = 64 * 1024 * 1024
 """Of the rows as columns: each worker gets them all."""

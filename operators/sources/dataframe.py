@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.base import OperatorContext, Poll
-from operators.sources.inputs import ChunkFile, InputManifest, load_chunk_flow, load_manifest_flow
-from operators.sources.rate import check_rate, rate_of_subtask
-from operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position
-from statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import OperatorContext, Poll
+from holdfast.operators.sources.inputs import ChunkFile, InputManifest, load_chunk_flow, load_manifest_flow
+from holdfast.operators.sources.rate import check_rate, rate_of_subtask
+from holdfast.operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +34,7 @@ class DataFrameSource:
 
     def __init__(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> None:
         """Raises InvalidConfigError naming the column when a type can't cross (nanoseconds, intervals), or on duplicate names."""
-        from operators.sources.dataframe_write import arrow_schema_of
+        from holdfast.operators.sources.dataframe_write import arrow_schema_of
 
         check_rate(rows_per_second)
         self.name = name
@@ -62,7 +62,7 @@ class DataFrameSource:
         """Write the DataFrame below the state directory, unless the job has it already; returns the manifest's path.
 
         Sealed input is reused, never rewritten; `fresh` (the job was told to start anew) makes a new input beside it."""
-        from operators.sources.dataframe_write import materialise
+        from holdfast.operators.sources.dataframe_write import materialise
 
         if self._dataframe is None:
             raise InvariantError(f"source {uid}: the DataFrame stayed in the driver")

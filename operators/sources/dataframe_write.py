@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from operators.sources.inputs import ChunkFile, checksum_of, find_sealed_flow, make_manifest, manifest_path, seal_flow
-from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import WriteFile, run_flow
+from holdfast.operators.sources.inputs import ChunkFile, checksum_of, find_sealed_flow, make_manifest, manifest_path, seal_flow
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import WriteFile, run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.base import OperatorContext, Poll
-from operators.functions.errors import Described, raise_told
-from operators.sources.rate import check_rate, rate_of_subtask
-from operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position, stripe_count_for
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import OperatorContext, Poll
+from holdfast.operators.functions.errors import Described, raise_told
+from holdfast.operators.sources.rate import check_rate, rate_of_subtask
+from holdfast.operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position, stripe_count_for
+from holdfast.statebackends.errors import InvalidConfigError
 
 BATCH_ROWS = 65_536
 

@@ -12,10 +12,10 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from statebackends.decoding import decode_versioned
-from statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError
-from statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
-from statebackends.storage.whole import read_whole
+from holdfast.statebackends.decoding import decode_versioned
+from holdfast.statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError
+from holdfast.statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
+from holdfast.statebackends.storage.whole import read_whole
 
 MANIFEST_VERSION = 1
 MANIFEST_NAME = "manifest.json"

@@ -15,18 +15,13 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from barriers.elements import Batch
-from operators.base import OperatorContext, Poll
-from operators.sources.inputs import checksum_of
-from operators.sources.rate import check_rate, rate_of_subtask
-from statebackends.decoding import UNDECODABLE, decode_msgpack
-from statebackends.errors import (
-    CorruptStateError,
-    InputChangedError,
-    InvalidConfigError,
-    UnknownColumnError,
-)
-from statebackends.storage.system_failures import unavailable
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import OperatorContext, Poll
+from holdfast.operators.sources.inputs import checksum_of
+from holdfast.operators.sources.rate import check_rate, rate_of_subtask
+from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
+from holdfast.statebackends.errors import CorruptStateError, InputChangedError, InvalidConfigError, UnknownColumnError
+from holdfast.statebackends.storage.system_failures import unavailable
 
 BATCH_ROWS = 65_536
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 BURST_MS = 250
 """Longest run of unused tokens that is kept: what a subtask may emit at once after a pause."""

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from statebackends.decoding import UNDECODABLE, decode_msgpack
-from statebackends.errors import CorruptStateError, InvalidConfigError
+from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 
 Indices = npt.NDArray[np.int64]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from statebackends.errors import InvalidConfigError, NotFoundError
-from statebackends.handles import StateMeta
-from statebackends.keygroups import check_parallelism, operator_id
-from statebackends.snapshots.contents import StoredSnapshot, states_of
-from statebackends.statecodec import TIMERS_KIND
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keygroups import check_parallelism, operator_id
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, states_of
+from holdfast.statebackends.statecodec import TIMERS_KIND
 
 
 @dataclass(frozen=True, slots=True)

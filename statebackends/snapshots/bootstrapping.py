@@ -9,29 +9,29 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from statebackends.columnar import part_fields_of
-from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keyedrows import KeyedRows
-from statebackends.keyedtables import keyed_table_schema
-from statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.snapshot import METADATA_NAME
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.editing import CANONICAL, Batches
-from statebackends.snapshots.entries import EntryLists
-from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.ranges import RangeTask, WrittenRange
-from statebackends.snapshots.sorting import KeyGroupSorter
-from statebackends.snapshots.tablefiles import TableFiles
-from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
-from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
-from statebackends.statecodec import state_meta
-from statebackends.storage.operations import Storage
-from statebackends.storedcodecs import codec_of_meta
-from statebackends.tablesources import TIME, timer_meta
+from holdfast.statebackends.columnar import part_fields_of
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.keyedrows import KeyedRows
+from holdfast.statebackends.keyedtables import keyed_table_schema
+from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.editing import CANONICAL, Batches
+from holdfast.statebackends.snapshots.entries import EntryLists
+from holdfast.statebackends.snapshots.layout import StateLayout
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.ranges import RangeTask, WrittenRange
+from holdfast.statebackends.snapshots.sorting import KeyGroupSorter
+from holdfast.statebackends.snapshots.tablefiles import TableFiles
+from holdfast.statebackends.snapshots.targets import ClaimedFolder, claimed_folder
+from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.statecodec import state_meta
+from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storedcodecs import codec_of_meta
+from holdfast.statebackends.tablesources import TIME, timer_meta
 
 JOB_ID = "0" * 32
 """Of no job: a name's hash is never this."""

@@ -12,15 +12,15 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from statebackends.errors import InvalidConfigError, NotFoundError
-from statebackends.handles import KeyGroupRange
-from statebackends.keyedtables import VALUE
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
-from statebackends.snapshots.diffing import Change, entries_of, is_comparable
-from statebackends.snapshots.diffrows import UNIT_ROWS_MAX, DiffRows, RowUnit, Unit
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.rows import JSON
-from statebackends.snapshots.values import entry_json
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.keyedtables import VALUE
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.snapshots.diffing import Change, entries_of, is_comparable
+from holdfast.statebackends.snapshots.diffrows import UNIT_ROWS_MAX, DiffRows, RowUnit, Unit
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.rows import JSON
+from holdfast.statebackends.snapshots.values import entry_json
 
 CHANGE = "change"
 BEFORE, AFTER = "before_", "after_"

@@ -8,8 +8,8 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from statebackends.handles import (
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.handles import (
     CHECKPOINT_ID_MAX,
     InlineHandle,
     KeyedStateHandle,
@@ -19,16 +19,24 @@ from statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata
-from statebackends.snapshot import LINK_DETAIL, METADATA_NAME, ProblemKind, file_handles, outside_detail, own_names, part_path
-from statebackends.snapshots.parts import PartReader
-from statebackends.state import OPERATOR_KINDS
-from statebackends.statecodec import TIMERS_KIND
-from statebackends.storage.operations import LINKED, StatFile, Storage
-from statebackends.tableends import FileEnds, wrong_format
-from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot import (
+    LINK_DETAIL,
+    METADATA_NAME,
+    ProblemKind,
+    file_handles,
+    outside_detail,
+    own_names,
+    part_path,
+)
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.state import OPERATOR_KINDS
+from holdfast.statebackends.statecodec import TIMERS_KIND
+from holdfast.statebackends.storage.operations import LINKED, StatFile, Storage
+from holdfast.statebackends.tableends import FileEnds, wrong_format
+from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 
 NATIVE = "rocksdb"
 KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})

@@ -11,13 +11,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from statebackends.errors import CorruptStateError
-from statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.snapshot import METADATA_NAME, file_handles
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.targets import CLAIM_NAME, claimed_folder
-from statebackends.storage.operations import Storage, transfers_between
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME, file_handles
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.targets import CLAIM_NAME, claimed_folder
+from holdfast.statebackends.storage.operations import Storage, transfers_between
 
 RESERVED_NAMES = ("_owner", "_claim")
 """What a coordinator writes beside a snapshot's files: a file of these names would be taken for its word."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 
 SCHEMA = pa.schema(
     [

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from statebackends.errors import NotFoundError
-from statebackends.handles import StateMeta
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
-from statebackends.snapshots.diffrows import UNIT_ROWS_MAX, DiffRows, Identity, Unit
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.rows import fetched_lists
-from statebackends.snapshots.values import plain_entry
-from statebackends.state import Redistribution
+from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.snapshots.diffrows import UNIT_ROWS_MAX, DiffRows, Identity, Unit
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.rows import fetched_lists
+from holdfast.statebackends.snapshots.values import plain_entry
+from holdfast.statebackends.state import Redistribution
 
 
 class Change(StrEnum):

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from statebackends.errors import CorruptStateError, InvalidKeyError
-from statebackends.handles import KeyGroupRange
-from statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns
-from statebackends.snapshots.contents import StoredState
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.snapshots.values import Comparer, named, stored_codec
-from statebackends.statecodec import TIMERS_KIND
-from statebackends.tablesources import TIME
+from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns
+from holdfast.statebackends.snapshots.contents import StoredState
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.snapshots.values import Comparer, named, stored_codec
+from holdfast.statebackends.statecodec import TIMERS_KIND
+from holdfast.statebackends.tablesources import TIME
 
 UNIT_ROWS_MAX = 1 << 20
 """Rows of a unit that isn't a key group."""

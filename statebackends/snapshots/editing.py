@@ -12,8 +12,8 @@ from typing import TypeAlias
 import msgspec
 import pyarrow as pa
 
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import (
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import (
     FileHandle,
     KeyedStateHandle,
     KeyGroupRange,
@@ -23,23 +23,23 @@ from statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from statebackends.keyedtables import KEY_GROUP, STATE_METADATA, VALUE
-from statebackends.keygroups import operator_id
-from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
-from statebackends.snapshot import METADATA_NAME
-from statebackends.snapshots.arrangement import renamed
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
-from statebackends.snapshots.entries import EntryLists, refuse_json
-from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.snapshots.sorting import KeyGroupSorter
-from statebackends.snapshots.tablefiles import TableFiles
-from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
-from statebackends.snapshots.values import stored_codec
-from statebackends.state import Redistribution
-from statebackends.storage.operations import Storage
-from statebackends.tablepieces import DELTA_FORMAT
+from holdfast.statebackends.keyedtables import KEY_GROUP, STATE_METADATA, VALUE
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME
+from holdfast.statebackends.snapshots.arrangement import renamed
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of
+from holdfast.statebackends.snapshots.entries import EntryLists, refuse_json
+from holdfast.statebackends.snapshots.layout import StateLayout
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.snapshots.sorting import KeyGroupSorter
+from holdfast.statebackends.snapshots.tablefiles import TableFiles
+from holdfast.statebackends.snapshots.targets import ClaimedFolder, claimed_folder
+from holdfast.statebackends.snapshots.values import stored_codec
+from holdfast.statebackends.state import Redistribution
+from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.tablepieces import DELTA_FORMAT
 
 Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]
 

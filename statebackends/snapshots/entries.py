@@ -12,13 +12,13 @@ from typing import Any, NoReturn, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from statebackends.errors import HoldfastError, InvalidConfigError, StateValueError
-from statebackends.handles import StateMeta
-from statebackends.keyedtables import POSITION, VALUE
-from statebackends.redistribute import split_redistribute
-from statebackends.snapshots.rows import JSON, SUBTASK
-from statebackends.snapshots.values import entry_json
-from statebackends.state import Redistribution
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keyedtables import POSITION, VALUE
+from holdfast.statebackends.redistribute import split_redistribute
+from holdfast.statebackends.snapshots.rows import JSON, SUBTASK
+from holdfast.statebackends.snapshots.values import entry_json
+from holdfast.statebackends.state import Redistribution
 
 _COLUMNS = (SUBTASK, POSITION, VALUE, JSON)
 _Entry: TypeAlias = tuple[int, int, bytes]

@@ -13,12 +13,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.snapshot import file_name
-from statebackends.snapshots.contents import StoredSnapshot, StoredState
-from statebackends.snapshots.parts import PartReader, scratch_errors
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
-from statebackends.storage.operations import Storage
+from holdfast.statebackends.snapshot import file_name
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState
+from holdfast.statebackends.snapshots.parts import PartReader, scratch_errors
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.snapshots.targets import ClaimedFolder, claimed_folder
+from holdfast.statebackends.storage.operations import Storage
 
 MANIFEST_NAME = "_export.json"
 VERSION = 1

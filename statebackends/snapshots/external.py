@@ -14,14 +14,20 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE, decode_json
-from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import FileHandle, external_places
-from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem
-from statebackends.storage import is_absolute_folder
-from statebackends.storage.operations import Flow, InParallel, ReadFile, StatFile
-from statebackends.storage.whole import read_whole
-from statebackends.tableends import FileEnds, wrong_format
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    HoldfastError,
+    InvalidConfigError,
+    ObjectMissingError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.handles import FileHandle, external_places
+from holdfast.statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.operations import Flow, InParallel, ReadFile, StatFile
+from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.tableends import FileEnds, wrong_format
 
 T = TypeVar("T")
 

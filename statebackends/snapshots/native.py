@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from statebackends.errors import CorruptStateError, StateValueError
-from statebackends.handles import KeyGroupRange
-from statebackends.rocksdb_rowkeys import RowKey
-from statebackends.rocksdb_store import RocksStore
-from statebackends.snapshots.contents import StoredState
-from statebackends.snapshots.tables import BATCH_ROWS
-from statebackends.snapshots.values import named
-from statebackends.statecodec import StateCodec
+from holdfast.statebackends.errors import CorruptStateError, StateValueError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.rocksdb_rowkeys import RowKey
+from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.snapshots.contents import StoredState
+from holdfast.statebackends.snapshots.tables import BATCH_ROWS
+from holdfast.statebackends.snapshots.values import named
+from holdfast.statebackends.statecodec import StateCodec
 
 _MEMORY_BYTES = 8 << 20
 """Block cache: one pass, no reuse."""

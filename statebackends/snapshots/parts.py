@@ -13,13 +13,13 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, SegmentHandle, StateHandle
-from statebackends.snapshot import ProblemKind, of_operator, piece_problem, unresolved
-from statebackends.snapshots.work import note
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import DownloadFile, Flow, InParallel, ReadFile, StatFile, Storage, perform, run_flow
-from statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, SegmentHandle, StateHandle
+from holdfast.statebackends.snapshot import ProblemKind, of_operator, piece_problem, unresolved
+from holdfast.statebackends.snapshots.work import note
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import DownloadFile, Flow, InParallel, ReadFile, StatFile, Storage, perform, run_flow
+from holdfast.statebackends.storage.system_failures import unavailable
 
 MEMORY_BYTES_MAX = 4 << 20
 """Files up to this length are read into memory; larger ones are copied."""

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from statebackends.errors import InvalidConfigError
-from statebackends.snapshot import METADATA_NAME
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Storage
-from statebackends.storage.paths import folder_of
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.snapshot import METADATA_NAME
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.paths import folder_of
 
 Location = str | os.PathLike[str]
 """A path, or a URL that `open_storage` knows."""

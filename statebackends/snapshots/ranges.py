@@ -13,20 +13,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from statebackends import errors
-from statebackends.errors import HoldfastError, StorageUnavailableError
-from statebackends.handles import StateMeta
-from statebackends.keyedtables import key_columns
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.snapshot import file_name
-from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.places import place_of
-from statebackends.snapshots.sorting import KeyGroupSorter
-from statebackends.snapshots.tablefiles import write_table
-from statebackends.storage.operations import UploadFile
-from statebackends.storedcodecs import codec_of_meta
+from holdfast.statebackends import errors
+from holdfast.statebackends.errors import HoldfastError, StorageUnavailableError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keyedtables import key_columns
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.snapshot import file_name
+from holdfast.statebackends.snapshots.layout import StateLayout
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.places import place_of
+from holdfast.statebackends.snapshots.sorting import KeyGroupSorter
+from holdfast.statebackends.snapshots.tablefiles import write_table
+from holdfast.statebackends.storage.operations import UploadFile
+from holdfast.statebackends.storedcodecs import codec_of_meta
 
 SUBTASK_COLUMN = "__holdfast_subtask"
 

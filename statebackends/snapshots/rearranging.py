@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from statebackends.handles import OperatorState, OperatorSubtaskState
-from statebackends.keyedtables import KEY_GROUP
-from statebackends.snapshots.arrangement import Arrangement, KeptOperator, renamed
-from statebackends.snapshots.bootstrapping import AnyState, NewState, Shape, grouped, new_operator
-from statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
-from statebackends.snapshots.editing import Batches, OperatorRewriting, finish_edited, layout_of, named_schema
-from statebackends.snapshots.parts import PartReader
-from statebackends.snapshots.rows import state_batches
-from statebackends.snapshots.tablefiles import TableFiles
-from statebackends.snapshots.targets import ClaimedFolder, claimed_folder
-from statebackends.storage.operations import Storage
+from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
+from holdfast.statebackends.keyedtables import KEY_GROUP
+from holdfast.statebackends.snapshots.arrangement import Arrangement, KeptOperator, renamed
+from holdfast.statebackends.snapshots.bootstrapping import AnyState, NewState, Shape, grouped, new_operator
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.snapshots.editing import Batches, OperatorRewriting, finish_edited, layout_of, named_schema
+from holdfast.statebackends.snapshots.parts import PartReader
+from holdfast.statebackends.snapshots.rows import state_batches
+from holdfast.statebackends.snapshots.tablefiles import TableFiles
+from holdfast.statebackends.snapshots.targets import ClaimedFolder, claimed_folder
+from holdfast.statebackends.storage.operations import Storage
 
 
 def shape_of(arrangement: Arrangement, uid: str, shape: Shape) -> Shape:

@@ -12,22 +12,22 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from statebackends.deltaruns import merged_runs
-from statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
-from statebackends.handles import FileHandle, KeyGroupRange
-from statebackends.keyedtables import POSITION, STATE_METADATA, VALUE
-from statebackends.operator_state import decode_entries
-from statebackends.rowrules import RowRules
-from statebackends.snapshots.contents import KeyedPiece, StoredState
-from statebackends.snapshots.judgedrows import judged_rows
-from statebackends.snapshots.native import native_batches
-from statebackends.snapshots.parts import PartReader, fetch_windows
-from statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
-from statebackends.snapshots.values import entry_json, stored_codec
-from statebackends.snapshots.work import note
-from statebackends.statecodec import TIMERS_KIND
-from statebackends.storage.system_failures import refusal
-from statebackends.tablesources import TIME
+from holdfast.statebackends.deltaruns import merged_runs
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.keyedtables import POSITION, STATE_METADATA, VALUE
+from holdfast.statebackends.operator_state import decode_entries
+from holdfast.statebackends.rowrules import RowRules
+from holdfast.statebackends.snapshots.contents import KeyedPiece, StoredState
+from holdfast.statebackends.snapshots.judgedrows import judged_rows
+from holdfast.statebackends.snapshots.native import native_batches
+from holdfast.statebackends.snapshots.parts import PartReader, fetch_windows
+from holdfast.statebackends.snapshots.tables import BATCH_ROWS, TableFile, conform
+from holdfast.statebackends.snapshots.values import entry_json, stored_codec
+from holdfast.statebackends.snapshots.work import note
+from holdfast.statebackends.statecodec import TIMERS_KIND
+from holdfast.statebackends.storage.system_failures import refusal
+from holdfast.statebackends.tablesources import TIME
 
 SUBTASK = "subtask"
 JSON = "json"

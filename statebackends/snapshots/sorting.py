@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackends.handles import KeyGroupRange
-from statebackends.keyedtables import KEY_GROUP, NAMESPACE, POSITION, key_columns, restrict, sort_by_key_group
-from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.parts import scratch_errors
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.keyedtables import KEY_GROUP, NAMESPACE, POSITION, key_columns, restrict, sort_by_key_group
+from holdfast.statebackends.snapshots.layout import StateLayout
+from holdfast.statebackends.snapshots.parts import scratch_errors
 
 BUCKETS = 64
 HELD_BYTES_MAX = 64 << 20

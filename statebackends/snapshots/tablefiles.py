@@ -9,10 +9,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
-from statebackends.snapshot import file_name
-from statebackends.snapshots.parts import PartReader, scratch_errors
-from statebackends.snapshots.targets import ClaimedFolder
+from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
+from holdfast.statebackends.snapshot import file_name
+from holdfast.statebackends.snapshots.parts import PartReader, scratch_errors
+from holdfast.statebackends.snapshots.targets import ClaimedFolder
 
 GROUP_ROWS = 1 << 17
 """Rows of one row group: what is held in memory."""

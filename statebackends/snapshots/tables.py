@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackends.handles import KeyGroupRange
-from statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
-from statebackends.unpacking import check_arrow, check_parquet, checked_batch
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
+from holdfast.statebackends.unpacking import check_arrow, check_parquet, checked_batch
 
 BATCH_ROWS = 1 << 15
 BATCH_BYTES = 32 << 20

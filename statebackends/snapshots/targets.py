@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     HoldfastError,
     InvalidConfigError,
@@ -22,9 +22,9 @@ from statebackends.errors import (
     ObjectMissingError,
     StorageUnavailableError,
 )
-from statebackends.handles import FileHandle
-from statebackends.storage.deleting import delete_files
-from statebackends.storage.operations import (
+from holdfast.statebackends.handles import FileHandle
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     Flow,

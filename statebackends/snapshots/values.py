@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from statebackends.decoding import UNDECODABLE
-from statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
-from statebackends.handles import StateMeta
-from statebackends.recordshapes import RecordShape
-from statebackends.snapshots.contents import StoredState
-from statebackends.statecodec import CODED_KINDS, StateCodec, has_stamps, value_texts
-from statebackends.storedcodecs import codec_of_meta, stored_type
-from statebackends.valueshapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.recordshapes import RecordShape
+from holdfast.statebackends.snapshots.contents import StoredState
+from holdfast.statebackends.statecodec import CODED_KINDS, StateCodec, has_stamps, value_texts
+from holdfast.statebackends.storedcodecs import codec_of_meta, stored_type
+from holdfast.statebackends.valueshapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
 
 Normaliser = Callable[[Any], Any]
 

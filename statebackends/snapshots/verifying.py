@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from statebackends.errors import CorruptStateError, StorageUnavailableError
-from statebackends.handles import FileHandle
-from statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem, formatted_files
-from statebackends.snapshots import work
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.external import UncheckedFile, batches, check_external
-from statebackends.storage.operations import Flow, InParallel
+from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle
+from holdfast.statebackends.snapshot import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem, formatted_files
+from holdfast.statebackends.snapshots import work
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.external import UncheckedFile, batches, check_external
+from holdfast.statebackends.storage.operations import Flow, InParallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from mmap import mmap
 
-from statebackends.storage.checksums import Digest
-from statebackends.storage.filesystem import FileSystem
-from statebackends.storage.operations import Buffer
-from statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.storage.checksums import Digest
+from holdfast.statebackends.storage.filesystem import FileSystem
+from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.system_failures import unavailable
 
 COPY_BYTES = 1 << 20
 UPLOAD_BYTES = 4 << 20

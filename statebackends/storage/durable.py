@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statebackends.storage.operations import Flow, PutIfAbsent
-from statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.operations import Flow, PutIfAbsent
+from holdfast.statebackends.storage.whole import read_whole
 
 
 def make_durable(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:

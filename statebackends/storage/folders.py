@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from statebackends.storage.filesystem import FileSystem
+from holdfast.statebackends.storage.filesystem import FileSystem
 
 T = TypeVar("T")
 

@@ -15,22 +15,22 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, assert_never
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     InvalidConfigError,
     InvariantError,
     ObjectMissingError,
     StorageUnavailableError,
 )
-from statebackends.storage import operations as ops
-from statebackends.storage.checksums import Digest
-from statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local, copy_file, write_all
-from statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
-from statebackends.storage.folders import DurableFolders
-from statebackends.storage.paths import folder_of
-from statebackends.storage.permissions import OUTPUT, PRIVATE, permissions_of
-from statebackends.storage.system_failures import unavailable
-from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.checksums import Digest
+from holdfast.statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local, copy_file, write_all
+from holdfast.statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
+from holdfast.statebackends.storage.folders import DurableFolders
+from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.permissions import OUTPUT, PRIVATE, permissions_of
+from holdfast.statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 TEMPORARY_FOLDER = ".tmp"
 _NOT_NAMES = frozenset({"", ".", ".."})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Storage
-from statebackends.storage.paths import folder_of
-from statebackends.storage.s3 import open_s3
-from statebackends.storage.s3_location import is_s3
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.s3 import open_s3
+from holdfast.statebackends.storage.s3_location import is_s3
 
 
 def open_storage(location: str) -> Storage:

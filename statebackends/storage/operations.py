@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checka
 
 import msgspec
 
-from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
+from holdfast.statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

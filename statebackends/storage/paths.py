@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from urllib.parse import unquote
 
-from statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError
 
 
 def folder_of(location: str) -> str:

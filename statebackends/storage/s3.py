@@ -9,17 +9,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, assert_never
 
-from statebackends.errors import InvalidConfigError, InvariantError
-from statebackends.storage import operations as ops
-from statebackends.storage.checksums import Digest
-from statebackends.storage.local import TEMPORARY_FOLDER
-from statebackends.storage.s3_connection import S3Connection, check_installed
-from statebackends.storage.s3_failures import FailureKind, RequestFailure, error_of, failure_of_entry
-from statebackends.storage.s3_files import blocks_of_file, replace_file
-from statebackends.storage.s3_location import check_path, is_s3, location_of, parse_location
-from statebackends.storage.s3_transfer import Found, Transfers, blocks_of
-from statebackends.storage.system_failures import unavailable
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.checksums import Digest
+from holdfast.statebackends.storage.local import TEMPORARY_FOLDER
+from holdfast.statebackends.storage.s3_connection import S3Connection, check_installed
+from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure, error_of, failure_of_entry
+from holdfast.statebackends.storage.s3_files import blocks_of_file, replace_file
+from holdfast.statebackends.storage.s3_location import check_path, is_s3, location_of, parse_location
+from holdfast.statebackends.storage.s3_transfer import Found, Transfers, blocks_of
+from holdfast.statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.storage.transfers import TransferPool
 
 PAGE_KEYS_MAX = 1_000
 """Keys in one listing, and in one request to delete them: S3's bound for both."""

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from statebackends.errors import InvalidConfigError
-from statebackends.storage.s3_failures import RETRYABLE, FailureKind, RequestFailure, failure_of
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.storage.s3_failures import RETRYABLE, FailureKind, RequestFailure, failure_of
+from holdfast.statebackends.storage.transfers import TransferPool
 
 T = TypeVar("T")
 

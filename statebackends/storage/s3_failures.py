@@ -7,7 +7,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
     ObjectMissingError,

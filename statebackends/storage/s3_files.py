@@ -7,9 +7,9 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from statebackends.errors import ObjectMissingError
-from statebackends.storage.checksums import Digest
-from statebackends.storage.operations import Buffer
+from holdfast.statebackends.errors import ObjectMissingError
+from holdfast.statebackends.storage.checksums import Digest
+from holdfast.statebackends.storage.operations import Buffer
 
 
 def blocks_of_file(path: str, block_bytes: Callable[[int], int]) -> Iterator[Buffer]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from statebackends.errors import AmbiguousWriteError, ObjectMissingError
-from statebackends.storage.operations import Buffer
-from statebackends.storage.s3_connection import S3Connection
-from statebackends.storage.s3_failures import FailureKind, RequestFailure
+from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
+from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.s3_connection import S3Connection
+from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure
 
 log = logging.getLogger("holdfast.storage")
 

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     CorruptStateError,
     InputOutputError,
     OutOfSpaceError,

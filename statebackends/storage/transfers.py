@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from statebackends.errors import InvariantError
+from holdfast.statebackends.errors import InvariantError
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from statebackends.errors import CorruptStateError
-from statebackends.storage.operations import Flow, InParallel, ReadFile
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.storage.operations import Flow, InParallel, ReadFile
 
 T = TypeVar("T")
 

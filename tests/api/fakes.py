@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import urllib3
 
-from api.http_protocol import ConnectionGuard
-from api.server import RestServer, advertised_url, bind
-from api.settings import ServerSettings
-from barriers.jobgraph import (
+from holdfast.api.http_protocol import ConnectionGuard
+from holdfast.api.server import RestServer, advertised_url, bind
+from holdfast.api.settings import ServerSettings
+from holdfast.barriers.jobgraph import (
     JobConfig,
     JobEdge,
     JobGraph,
@@ -27,7 +27,7 @@ from barriers.jobgraph import (
     Submission,
     SubmissionAccepted,
 )
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AckStatus,
@@ -40,10 +40,10 @@ from barriers.messages import (
     SubtaskMetrics,
     TaskState,
 )
-from coordinator.interface import Coordinator
-from coordinator.preflight import PreflightReport, Refusal
-from coordinator.totals import OperatorTotals, Totals
-from coordinator.views import (
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.preflight import PreflightReport, Refusal
+from holdfast.coordinator.totals import OperatorTotals, Totals
+from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointCounts,
     CheckpointStatsView,
@@ -63,7 +63,7 @@ from coordinator.views import (
     VertexView,
     WorkerView,
 )
-from statebackends.errors import NotFoundError
+from holdfast.statebackends.errors import NotFoundError
 
 TOKEN = "a-token-for-tests-only"
 JOB = "0123456789abcdef0123456789abcdef"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from api.auth import TOKEN_FILE, check_exposure, is_loopback, load_or_create_token, read_token
-from api.settings import ServerSettings
-from statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.api.auth import TOKEN_FILE, check_exposure, is_loopback, load_or_create_token, read_token
+from holdfast.api.settings import ServerSettings
+from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served, serving
 
 

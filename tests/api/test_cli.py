@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from api import cli, console
-from api.cli import app
-from api.client import RestClient
-from barriers.messages import CheckpointKind
-from coordinator.views import TriggerView
-from statebackends.errors import FencedError, NotFoundError, NotLeaderError
+from holdfast.api import cli, console
+from holdfast.api.cli import app
+from holdfast.api.client import RestClient
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.views import TriggerView
+from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError
 from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview, make_stats, serving
 
 runner = CliRunner()

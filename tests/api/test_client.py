@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from api.client import RestClient
-from api.errors import ConnectionLostError
-from api.runfile import RunRecord, write_run_record
-from barriers.headers import UNREACHABLE_HEADER
-from barriers.jobgraph import Submission
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.records import DIRECTORY_FILE
-from coordinator.stopping import CUT_OFF
-from coordinator.views import TriggerView
-from operators.leader_retrieval import Target
-from statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
+from holdfast.api.client import RestClient
+from holdfast.api.errors import ConnectionLostError
+from holdfast.api.runfile import RunRecord, write_run_record
+from holdfast.barriers.headers import UNREACHABLE_HEADER
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.records import DIRECTORY_FILE
+from holdfast.coordinator.stopping import CUT_OFF
+from holdfast.coordinator.views import TriggerView
+from holdfast.operators.leader_retrieval import Target
+from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
 from tests.api.fakes import JOB, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
 
 
@@ -152,7 +152,7 @@ def test_the_token_is_not_shown(client: RestClient) -> None:
 
 
 def test_a_long_absence_of_the_coordinator_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.client.SAY_WAITING_S", 0.1)
+    monkeypatch.setattr("holdfast.api.client.SAY_WAITING_S", 0.1)
     with pytest.raises(ConnectionLostError):
         RestClient("http://127.0.0.1:9", reconnect_timeout_s=0.6).jobs()
     assert len([record for record in caplog.records if record.name == "holdfast.client"]) == 1

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from api.connection_budget import (
+from holdfast.api.connection_budget import (
     Accepted,
     BodyBudget,
     BodyReceived,
@@ -25,7 +25,7 @@ from api.connection_budget import (
     SendingStopped,
     Standing,
 )
-from statebackends.errors import InvariantError
+from holdfast.statebackends.errors import InvariantError
 
 LIMITS = ConnectionLimits(connections_max=6, unknown_max=4, unknown_per_address_max=3)
 HERE, THERE = "127.0.0.1", "192.0.2.7"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from api.snapshots import disposals
-from api.snapshots.disposals import Disposal, Disposals
-from api.snapshots.disposing import dispose_confined
-from barriers.headers import ERROR_HEADER
-from coordinator.records import JobPaths, OwnerRecord, encode_record
-from coordinator.views import SavepointPlaces
-from statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.api.snapshots import disposals
+from holdfast.api.snapshots.disposals import Disposal, Disposals
+from holdfast.api.snapshots.disposing import dispose_confined
+from holdfast.barriers.headers import ERROR_HEADER
+from holdfast.coordinator.records import JobPaths, OwnerRecord, encode_record
+from holdfast.coordinator.views import SavepointPlaces
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent
 from tests.api.fakes import FakeCoordinator, Served, serving
 from tests.statebackends.snapshot_harness import SOME, files_below, write
 

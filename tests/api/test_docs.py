@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.docs.page import OPEN_PATHS, OPENAPI_PATH
+from holdfast.api.docs.page import OPEN_PATHS, OPENAPI_PATH
 from tests.api.fakes import FakeCoordinator, Served, serving
 
 

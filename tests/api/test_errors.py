@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.client import RestClient
-from api.errors import (
-    BodyTooLargeError,
-    ConnectionLostError,
-    RemoteError,
-    decode_error,
-    encode_error,
-    status_of,
-)
-from statebackends import errors as kinds
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, NotLeaderError
+from holdfast.api.client import RestClient
+from holdfast.api.errors import BodyTooLargeError, ConnectionLostError, RemoteError, decode_error, encode_error, status_of
+from holdfast.statebackends import errors as kinds
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, NotLeaderError
 from tests.api.fakes import JOB, FakeCoordinator, Served
 from tests.examples import examples
 

@@ -14,8 +14,8 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 import holdfast as hf
-from api.errors import decode_error, encode_error
-from statebackends.errors import InvalidConfigError, PackageShadowedError
+from holdfast.api.errors import decode_error, encode_error
+from holdfast.statebackends.errors import InvalidConfigError, PackageShadowedError
 
 ROOT = Path(hf.__file__).parent.parent
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from api import checkpoint_schemas
-from api.flink.serialized_throwable import serialize_throwable
-from api.schemas import RequestBody
-from barriers.messages import CheckpointKind
-from coordinator.views import RestoredView, TriggerView
+from holdfast.api import checkpoint_schemas
+from holdfast.api.flink.serialized_throwable import serialize_throwable
+from holdfast.api.schemas import RequestBody
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.views import RestoredView, TriggerView
 from tests.api.fakes import JOB, NAME, SOURCE, TRIGGER, FakeCoordinator, Served
 
 SIZES = {

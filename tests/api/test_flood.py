@@ -15,14 +15,14 @@ from types import ModuleType
 import pytest
 import urllib3
 
-from api import server
-from api.connection_budget import BodyBudget, ConnectionLimits, Standing
-from api.errors import BodyTooLargeError, BusyError
-from api.http_protocol import ConnectionGuard
-from api.settings import ServerSettings
-from barriers import codec
-from barriers.messages import AckBatch, AcknowledgeCheckpoint, Heartbeat
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.api import server
+from holdfast.api.connection_budget import BodyBudget, ConnectionLimits, Standing
+from holdfast.api.errors import BodyTooLargeError, BusyError
+from holdfast.api.http_protocol import ConnectionGuard
+from holdfast.api.settings import ServerSettings
+from holdfast.barriers import codec
+from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, Heartbeat
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from tests.api import fakes
 from tests.api.fakes import JOB, SOURCE, TOKEN, FakeCoordinator, Served, serving
 

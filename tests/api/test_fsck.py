@@ -14,14 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from api.cli import app
-from api.leading import DirectoryGuard, without_coordinator
-from api.runfile import RunRecord, write_run_record
-from barriers.messages import CheckpointKind
-from coordinator.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
-from statebackends.errors import InvalidConfigError, NotFoundError
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.api.cli import app
+from holdfast.api.leading import DirectoryGuard, without_coordinator
+from holdfast.api.runfile import RunRecord, write_run_record
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent
 from tests.coordinator.doubles import submission, word_count
 from tests.statebackends.snapshot_harness import SOME, files_below, write
 

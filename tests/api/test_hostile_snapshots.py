@@ -17,20 +17,20 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from api import console
-from api.cli import app
-from coordinator.judging import _state_finding
-from coordinator.preflight import SchemaVerdict
-from coordinator.routing import RoutedStorage
-from coordinator.snapshots import check_files
-from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
-from statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
-from statebackends.serializers import TypeSpec
-from statebackends.snapshot import read_metadata_file
-from statebackends.statecodec import check_compatible
-from statebackends.storage.filesystem import OsFileSystem
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Buffer, DownloadFile, ReadFile, run_flow
+from holdfast.api import console
+from holdfast.api.cli import app
+from holdfast.coordinator.judging import _state_finding
+from holdfast.coordinator.preflight import SchemaVerdict
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.snapshots import check_files
+from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
+from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.statecodec import check_compatible
+from holdfast.statebackends.storage.filesystem import OsFileSystem
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Buffer, DownloadFile, ReadFile, run_flow
 from tests.golden.test_format_refusals import seal
 from tests.statebackends.snapshot_harness import SOME, UID, write
 

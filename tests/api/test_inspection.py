@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from api.cli import app
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.records import AbortRecord, SavepointRecord, encode_record
-from statebackends.backend import SnapshotTarget
-from statebackends.factory import create_keyed_backend
-from statebackends.handles import (
+from holdfast.api.cli import app
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.records import AbortRecord, SavepointRecord, encode_record
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.factory import create_keyed_backend
+from holdfast.statebackends.handles import (
     KeyedStateHandle,
     KeyGroupRange,
     OperatorListHandle,
@@ -27,14 +27,14 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from statebackends.keyedrows import KeyedRows
-from statebackends.keyedtables import encode_keyed_table
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.rocksdb_rowkeys import row_key
-from statebackends.rocksdb_store import RocksStore
-from statebackends.snapshot import write_part
-from statebackends.state import (
+from holdfast.statebackends.keyedrows import KeyedRows
+from holdfast.statebackends.keyedtables import encode_keyed_table
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.rocksdb_rowkeys import row_key
+from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.snapshot import write_part
+from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
     ListStateDescriptor,
@@ -42,9 +42,9 @@ from statebackends.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.statecodec import StateCodec
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 
 runner = CliRunner()
 GROUPS = KeyGroupRange(0, 128)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from api import launch, main
-from api.client import RestClient
-from api.launch import Connector, Exposure
-from operators.launcher import LaunchOptions
-from statebackends.errors import InvalidConfigError
+from holdfast.api import launch, main
+from holdfast.api.client import RestClient
+from holdfast.api.launch import Connector, Exposure
+from holdfast.operators.launcher import LaunchOptions
+from holdfast.statebackends.errors import InvalidConfigError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
 
 LOCAL = Connector(Exposure("127.0.0.1", None))

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from api.client import RestClient
-from api.errors import BusyError
-from api.logs import LOGGERS, leaving_log_to_driver, writing_log
-from api.main import EmbeddedCoordinator
-from api.settings import ServerSettings, server_settings
-from barriers.jobgraph import Submission
-from coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
-from statebackends.errors import (
+from holdfast.api.client import RestClient
+from holdfast.api.errors import BusyError
+from holdfast.api.logs import LOGGERS, leaving_log_to_driver, writing_log
+from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.settings import ServerSettings, server_settings
+from holdfast.barriers.jobgraph import Submission
+from holdfast.coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
+from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
     NotFoundError,
@@ -48,9 +48,9 @@ def test_a_traceback_can_not_either() -> None:
         try:
             raise ValueError(FORGED)
         except ValueError:
-            logging.getLogger("coordinator.service").exception("it failed")
+            logging.getLogger("holdfast.coordinator.service").exception("it failed")
     first, *others = stream.getvalue().splitlines()
-    assert first.endswith("ERROR coordinator.service: it failed")
+    assert first.endswith("ERROR holdfast.coordinator.service: it failed")
     assert others
     assert all(line.startswith("  | ") for line in others)
 
@@ -96,7 +96,7 @@ def test_of_a_long_traceback_the_end_is_written(style: str) -> None:
             except ValueError as error:
                 raise RuntimeError("what it came to") from error
         except RuntimeError:
-            logging.getLogger("coordinator.service").exception("it failed")
+            logging.getLogger("holdfast.coordinator.service").exception("it failed")
     assert "RuntimeError: what it came to" in stream.getvalue()
     assert len(stream.getvalue()) < 12 * MESSAGE_CHARACTERS_MAX
 

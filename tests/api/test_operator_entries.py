@@ -18,18 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from api.cli import app
-from api.snapshots.frames import change_of
-from operators.functions.process import ProcessFunction, ProcessOperator
-from operators.schema import UNDECLARED, RowType
-from operators.selectors import key_selector
-from statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError, StateValueError
-from statebackends.handles import FileHandle, InlineHandle, StateMeta
-from statebackends.snapshots.editing import edit_snapshot
-from statebackends.snapshots.entries import EntryLists
-from statebackends.state import OperatorListStateDescriptor, Redistribution
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Operation
+from holdfast.api.cli import app
+from holdfast.api.snapshots.frames import change_of
+from holdfast.operators.functions.process import ProcessFunction, ProcessOperator
+from holdfast.operators.schema import UNDECLARED, RowType
+from holdfast.operators.selectors import key_selector
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError, StateValueError
+from holdfast.statebackends.handles import FileHandle, InlineHandle, StateMeta
+from holdfast.statebackends.snapshots.editing import edit_snapshot
+from holdfast.statebackends.snapshots.entries import EntryLists
+from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Operation
 from tests.api.test_snapshots import fails, run, runner
 from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness

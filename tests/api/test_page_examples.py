@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from operators.base import JobPlan
-from operators.sources.generator import GeneratorSource
+from holdfast.operators.base import JobPlan
+from holdfast.operators.sources.generator import GeneratorSource
 from tests.operators.test_cookbook import OUTPUTS, open_output, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def committed(env: hf.Environment, stream: Any, folder: Path) -> list[dict[str, 
     stream.sink_to(hf.ParquetSink("mem://out", open_storage=open_output)).uid("out")
     plan: JobPlan = env.build()
     assert run(plan, folder, seed=1) >= 0
-    from operators.sinks.parquet import read_committed
+    from holdfast.operators.sinks.parquet import read_committed
 
     return list(read_committed("mem://out", "out", open_storage=open_output).to_pylist())
 

@@ -14,17 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from api.cli import app
-from api.client import RestClient
-from barriers.jobgraph import JobGraph, Submission
-from coordinator.config import ServiceConfig
-from coordinator.preflight import PreflightReport, Refusal
-from coordinator.records import OwnerRecord, encode_record
-from coordinator.service import CoordinatorService
-from operators.pipelines import build_environment, load_function
-from statebackends.errors import InvalidConfigError, UnclaimedStateError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.api.cli import app
+from holdfast.api.client import RestClient
+from holdfast.barriers.jobgraph import JobGraph, Submission
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.preflight import PreflightReport, Refusal
+from holdfast.coordinator.records import OwnerRecord, encode_record
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.operators.pipelines import build_environment, load_function
+from holdfast.statebackends.errors import InvalidConfigError, UnclaimedStateError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
 from tests.api.fakes import FakeCoordinator, Served, make_graph
 
 runner = CliRunner()

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import pytest
 import urllib3
 
-from api.client import RestClient
-from api.errors import decode_error
-from api.main import EmbeddedCoordinator
-from api.settings import server_settings
-from barriers import codec
-from barriers.jobgraph import JobConfig, Submission, SubmissionAccepted
-from barriers.messages import (
+from holdfast.api.client import RestClient
+from holdfast.api.errors import decode_error
+from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.settings import server_settings
+from holdfast.barriers import codec
+from holdfast.barriers.jobgraph import JobConfig, Submission, SubmissionAccepted
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -40,10 +40,10 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from coordinator.execution import Execution
-from coordinator.stats import CheckpointStats
-from statebackends.errors import FencedError, JobExistsError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
-from statebackends.handles import OperatorSubtaskState
+from holdfast.coordinator.execution import Execution
+from holdfast.coordinator.stats import CheckpointStats
+from holdfast.statebackends.errors import FencedError, JobExistsError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
+from holdfast.statebackends.handles import OperatorSubtaskState
 from tests.api.fakes import NAME, SINK, SOURCE, make_graph
 
 DEADLINE_S = 20.0
@@ -380,7 +380,7 @@ def test_clients_of_a_coordinator_that_was_taken_over_from_are_sent_to_its_succe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both live, each at its own port: whoever asks the older one is told where the job is led, by epoch and URL."""
-    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.coordinator.service.RECOVERY_RETRY_S", 0.01)
     job_id = worker.accepted.job_id
     run_job(worker, client)
     epoch = worker.epoch

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import urllib3
 
-from api.main import EmbeddedCoordinator
-from api.settings import ServerSettings, server_settings
-from barriers import codec
-from barriers.headers import FIELDS_HEADER
-from barriers.jobgraph import Submission
-from barriers.messages import AckBatch, Heartbeat, Registered, RegisterWorker
 from benchmarks.restarts import Connection, Restarts, Sidecar, Worker, make_graph
-from coordinator.config import ServiceConfig
-from coordinator.interface import Coordinator
-from coordinator.service import CoordinatorService
-from operators import sessionevents as on
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Operation, Storage, path_of
+from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.settings import ServerSettings, server_settings
+from holdfast.barriers import codec
+from holdfast.barriers.headers import FIELDS_HEADER
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import AckBatch, Heartbeat, Registered, RegisterWorker
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.operators import sessionevents as on
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import Operation, Storage, path_of
 from tests.coordinator.doubles import wait_until
 
 URL = "http://unused"
@@ -156,7 +156,7 @@ def test_a_job_whose_worker_asks_goes_first_and_the_worker_waits_for_it(world: W
 
 
 def test_a_registration_does_not_wait_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.routes.workers.REGISTRATION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("holdfast.api.routes.workers.REGISTRATION_TIMEOUT_S", 0.05)
     slow = world.jobs[0]
     world.storage.held.add(slow)
     with world.coordinator() as coordinator:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from statebackends.errors import HoldfastError, InvalidKeyError, StateValueError
-from statebackends.state import StateDescriptor
+from holdfast.statebackends.errors import HoldfastError, InvalidKeyError, StateValueError
+from holdfast.statebackends.state import StateDescriptor
 
 BY_DECIMAL = hf.MapStateDescriptor("s", Decimal, int)
 BY_FLOAT = hf.MapStateDescriptor("s", float, int)
@@ -118,14 +118,14 @@ def test_one_column_of_a_frame_may_serve_as_several(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "filesystem", "rocksdb"])
 def test_a_map_is_the_same_whichever_spelling_a_backend_keeps(tmp_path: Path, kind: Any) -> None:
-    from statebackends.backend import SnapshotTarget
-    from statebackends.factory import create_keyed_backend
-    from statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
-    from statebackends.keygroups import operator_id
-    from statebackends.keys import KeyType
-    from statebackends.metadata import SnapshotMetadata, encode_metadata
-    from statebackends.storage.local import LocalStorage
-    from statebackends.storage.operations import run_flow
+    from holdfast.statebackends.backend import SnapshotTarget
+    from holdfast.statebackends.factory import create_keyed_backend
+    from holdfast.statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
+    from holdfast.statebackends.keygroups import operator_id
+    from holdfast.statebackends.keys import KeyType
+    from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+    from holdfast.statebackends.storage.local import LocalStorage
+    from holdfast.statebackends.storage.operations import run_flow
 
     key, storage = KeyType.of(str), LocalStorage(tmp_path)
     backend = create_keyed_backend(

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
-from statebackends.factory import create_keyed_backend
-from statebackends.keygroups import assign_key_groups, operator_id
-from statebackends.keys import KeyType
-from statebackends.redistribute import keyed_redistribute
-from statebackends.state import ColumnAggregate, ColumnarStateDescriptor, OperatorListStateDescriptor
-from statebackends.storage.local import LocalStorage
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
+from holdfast.statebackends.factory import create_keyed_backend
+from holdfast.statebackends.keygroups import assign_key_groups, operator_id
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.redistribute import keyed_redistribute
+from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, OperatorListStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
 from tests.statebackends.snapshot_harness import _SETTINGS, KINDS, files_below
 
 COUNT = hf.ValueStateDescriptor("count", int)

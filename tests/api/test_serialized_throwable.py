@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.flink.serialized_throwable import CHARACTERS_MAX, modified_utf8, serialize_throwable
+from holdfast.api.flink.serialized_throwable import CHARACTERS_MAX, modified_utf8, serialize_throwable
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "serialized_throwables.json"
 CASES = (

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from api.client import RestClient
-from api.runfile import read_run_record
-from barriers.jobgraph import Submission
+from holdfast.api.client import RestClient
+from holdfast.api.runfile import read_run_record
+from holdfast.barriers.jobgraph import Submission
 from tests.api.fakes import make_graph
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from api.auth import TOKEN_FILE
-from api.runfile import RUN_FILE, RunRecord, read_run_record, write_run_record
-from api.server import advertised_url, bind
-from api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
-from statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.api.auth import TOKEN_FILE
+from holdfast.api.runfile import RUN_FILE, RunRecord, read_run_record, write_run_record
+from holdfast.api.server import advertised_url, bind
+from holdfast.api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
+from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 
 TOKEN = "flag-token-0123456789"
 RECORD = RunRecord("http://127.0.0.1:4321", 1, "here", 4321)

@@ -17,15 +17,15 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from api.cli import app
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.records import AbortRecord, SavepointRecord, encode_record
-from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, UnsupportedVersionError
-from statebackends.factory import create_keyed_backend
-from statebackends.handles import KeyGroupRange, OperatorSubtaskState
-from statebackends.metadata import encode_metadata
-from statebackends.serializers import Pickled
-from statebackends.state import ValueStateDescriptor
+from holdfast.api.cli import app
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.records import AbortRecord, SavepointRecord, encode_record
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, UnsupportedVersionError
+from holdfast.statebackends.factory import create_keyed_backend
+from holdfast.statebackends.handles import KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.metadata import encode_metadata
+from holdfast.statebackends.serializers import Pickled
+from holdfast.statebackends.state import ValueStateDescriptor
 from tests.statebackends.snapshot_harness import KEY, SOME, UID, Contents, files_below, write
 
 runner = CliRunner()

@@ -10,16 +10,16 @@ from urllib.parse import quote
 
 import pytest
 
-from api.routes import snapshots
-from api.settings import server_settings
-from api.snapshots.served import SnapshotDirectories
-from barriers.headers import ERROR_HEADER
-from barriers.messages import CheckpointKind
-from coordinator.records import SavepointRecord, encode_record
-from coordinator.views import SavepointPlaces
-from statebackends.errors import InvalidConfigError
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.api.routes import snapshots
+from holdfast.api.settings import server_settings
+from holdfast.api.snapshots.served import SnapshotDirectories
+from holdfast.barriers.headers import ERROR_HEADER
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.records import SavepointRecord, encode_record
+from holdfast.coordinator.views import SavepointPlaces
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent
 from tests.api.fakes import FakeCoordinator, Served, serving
 from tests.statebackends.snapshot_harness import SOME, UID, write
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from barriers.messages import CheckpointKind
-from coordinator.fsck import FsckRequest, check_directory
-from coordinator.records import ClaimRecord, JobPaths, SubmissionRecord, derive_job_id, encode_record
-from statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from statebackends.storage.operations import DeleteFile, ListFiles, PutIfAbsent, run_flow
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import S3Connection
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.fsck import FsckRequest, check_directory
+from holdfast.coordinator.records import ClaimRecord, JobPaths, SubmissionRecord, derive_job_id, encode_record
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.storage.operations import DeleteFile, ListFiles, PutIfAbsent, run_flow
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import S3Connection
 from tests.coordinator.doubles import submission, word_count
 from tests.s3_server import bucket as bucket
 from tests.s3_server import connection as connection

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from api.cli import app
-from api.client import RestClient
-from api.main import EmbeddedCoordinator
-from api.runfile import RunRecord, write_run_record
-from api.settings import ServerSettings
-from api.stored_jobs import StoredJobs
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.records import (
+from holdfast.api.cli import app
+from holdfast.api.client import RestClient
+from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.runfile import RunRecord, write_run_record
+from holdfast.api.settings import ServerSettings
+from holdfast.api.stored_jobs import StoredJobs
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
@@ -27,10 +27,10 @@ from coordinator.records import (
     SubmissionRecord,
     encode_record,
 )
-from statebackends.errors import NotFoundError
-from statebackends.metadata import encode_metadata
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import ListFiles, PutIfAbsent, Storage
+from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.metadata import encode_metadata
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import ListFiles, PutIfAbsent, Storage
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import contents
 from tests.s3_server import bucket as bucket

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from api import console
-from api.preflight import preflight_offline
-from api.snapshots.progress import ProgressLine, progress_line
-from barriers.jobgraph import Submission
-from operators.pipelines import build_environment, load_function
-from statebackends.snapshots.work import Work, noted
+from holdfast.api import console
+from holdfast.api.preflight import preflight_offline
+from holdfast.api.snapshots.progress import ProgressLine, progress_line
+from holdfast.barriers.jobgraph import Submission
+from holdfast.operators.pipelines import build_environment, load_function
+from holdfast.statebackends.snapshots.work import Work, noted
 from tests.statebackends.snapshot_harness import SOME, write
 
 
@@ -87,7 +87,7 @@ def test_a_terminal_that_is_gone_ends_the_line_and_not_the_tool() -> None:
 
 _TOOL = """
 import sys
-from api.snapshots import progress
+from holdfast.api.snapshots import progress
 progress.SILENT_MS, progress._INTERVAL_MS = 0, 1
 from holdfast import main
 sys.argv = ["holdfast", *sys.argv[1:]]

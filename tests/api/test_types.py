@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from barriers.jobgraph import JobConfig
-from operators.settings import Settings
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.operators.settings import Settings
 
 ROOT = Path(hf.__file__).parent.parent
 JOBS = Path(__file__).parent / "typed"

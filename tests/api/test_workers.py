@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import urllib3
 
-from barriers import codec
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -32,8 +32,8 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
-from statebackends.errors import FencedError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from tests.api.fakes import JOB, SOURCE, FakeCoordinator, Served, serving
 
 WORKERS = f"/v1/jobs/{JOB}/workers"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.admission import Admission, AttemptPeers, Peer, Refusal
-from barriers.credits import CreditAnnouncement
-from barriers.elements import Batch, EndOfData
-from barriers.frames import HEADER_BYTES_MAX, ChannelId, EncodedFrame, Frame, FrameEncoder
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.admission import Admission, AttemptPeers, Peer, Refusal
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.elements import Batch, EndOfData
+from holdfast.barriers.frames import HEADER_BYTES_MAX, ChannelId, EncodedFrame, Frame, FrameEncoder
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 from tests.examples import examples
 
 IN, OUT = ChannelId(0, 0, 1), ChannelId(1, 1, 0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.aligner import Aligner
-from barriers.alignment import (
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import (
     AbortCheckpoint,
     AbortNotice,
     AbortReason,
@@ -25,9 +25,9 @@ from barriers.alignment import (
     TriggerSnapshot,
     UnblockChannels,
 )
-from barriers.elements import CheckpointBarrier
-from barriers.messages import FailureReason
-from statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
+from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.barriers.messages import FailureReason
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
 from tests.barriers.reference_gate import ReferenceGate
 from tests.barriers.sequences import channel_script, gate_inputs, interleave
 from tests.examples import examples

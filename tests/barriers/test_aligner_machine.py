@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from barriers.aligner import Aligner
-from barriers.alignment import AbortCheckpoint, TriggerSnapshot
-from barriers.elements import Batch
-from barriers.gate import Delivered, InputGate
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import AbortCheckpoint, TriggerSnapshot
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.gate import Delivered, InputGate
 from tests.barriers.reference_gate import ReferenceGate
 from tests.examples import examples
 from tests.scenarios.gates import element_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from barriers.authentication import Handshake, Judged, PeerAuthentication, is_data_key
+from holdfast.barriers.authentication import Handshake, Judged, PeerAuthentication, is_data_key
 
 KEYS = frozenset(("zero", "two"))
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.channels import InputChannel, OutputChannel, OutputGate, OutputSettings
-from barriers.coalesce import Coalescer
-from barriers.credits import CreditAnnouncement
-from barriers.elements import Batch, CheckpointBarrier, EndOfData, Watermark
-from barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder, LastSequence
-from barriers.jobgraph import JobConfig
-from barriers.partition import BroadcastPartitioner, ForwardPartitioner, RebalancePartitioner
-from statebackends.errors import InvariantError, ProtocolError
+from holdfast.barriers.channels import InputChannel, OutputChannel, OutputGate, OutputSettings
+from holdfast.barriers.coalesce import Coalescer
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfData, Watermark
+from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder, LastSequence
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.partition import BroadcastPartitioner, ForwardPartitioner, RebalancePartitioner
+from holdfast.statebackends.errors import InvariantError, ProtocolError
 from tests.examples import examples
 
 CHANNEL = ChannelId(1, 0, 2)

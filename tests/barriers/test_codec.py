@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from barriers.codec import decode, encode
-from barriers.jobgraph import (
+from holdfast.barriers.codec import decode, encode
+from holdfast.barriers.jobgraph import (
     JobConfig,
     JobEdge,
     JobGraph,
@@ -17,7 +17,7 @@ from barriers.jobgraph import (
     Submission,
     SubmissionAccepted,
 )
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -44,8 +44,8 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from statebackends.errors import ProtocolError
-from statebackends.handles import (
+from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,

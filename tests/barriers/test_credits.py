@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 from tests.examples import examples
 
 

@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from barriers import descriptors
-from barriers.descriptors import DESCRIPTORS_MAX, raise_descriptor_limit, sockets_allowed
+from holdfast.barriers import descriptors
+from holdfast.barriers.descriptors import DESCRIPTORS_MAX, raise_descriptor_limit, sockets_allowed
 
 
 class Limits:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.aligner import Aligner
-from barriers.alignment import TriggerSnapshot
-from barriers.channels import InputChannel, OutputGate, OutputSettings
-from barriers.credits import ReceiverCredit
-from barriers.elements import Batch, CheckpointBarrier, EndOfPartition
-from barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder
-from barriers.gate import Delivered, InputGate
-from barriers.partition import HashPartitioner
-from statebackends.errors import ProtocolError
-from statebackends.keys import KeyType
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import TriggerSnapshot
+from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
+from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfPartition
+from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder
+from holdfast.barriers.gate import Delivered, InputGate
+from holdfast.barriers.partition import HashPartitioner
+from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.keys import KeyType
 from tests.examples import examples
 
 SCHEMA = pa.schema([("k", pa.int64()), ("producer", pa.int64()), ("n", pa.int64())])

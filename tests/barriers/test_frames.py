@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.credits import CreditAnnouncement
-from barriers.elements import (
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.elements import (
     Batch,
     CancelMarker,
     CheckpointBarrier,
@@ -24,8 +24,17 @@ from barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from barriers.frames import PART_BYTES_MAX, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder, Header, LastSequence
-from statebackends.errors import ProtocolError
+from holdfast.barriers.frames import (
+    PART_BYTES_MAX,
+    ChannelId,
+    EncodedFrame,
+    Frame,
+    FrameDecoder,
+    FrameEncoder,
+    Header,
+    LastSequence,
+)
+from holdfast.statebackends.errors import ProtocolError
 from tests.examples import examples
 
 CHANNEL = ChannelId(1, 2, 3)

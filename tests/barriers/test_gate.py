@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from barriers import gate as gate_module
-from barriers.aligner import Aligner
-from barriers.alignment import AbortCheckpoint, AbortReason, TriggerSnapshot
-from barriers.credits import CreditAnnouncement, ReceiverCredit
-from barriers.elements import (
+from holdfast.barriers import gate as gate_module
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import AbortCheckpoint, AbortReason, TriggerSnapshot
+from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit
+from holdfast.barriers.elements import (
     Batch,
     CancelMarker,
     CheckpointBarrier,
@@ -19,9 +19,9 @@ from barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from barriers.gate import Delivered, GateOutput, InputGate
-from barriers.tracker import BarrierTracker
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.gate import Delivered, GateOutput, InputGate
+from holdfast.barriers.tracker import BarrierTracker
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 
 def batch(*rows: str) -> Batch:

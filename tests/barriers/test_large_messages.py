@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from barriers import codec
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
@@ -17,8 +17,8 @@ from barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
-from statebackends.errors import ProtocolError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
 KEYED = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (InlineHandle(b"\0," * 1_000_000),))
 ITEMS = (

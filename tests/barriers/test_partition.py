@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.elements import Batch
-from barriers.jobgraph import JobEdge, Partitioning
-from barriers.partition import (
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.jobgraph import JobEdge, Partitioning
+from holdfast.barriers.partition import (
     BroadcastPartitioner,
     ForwardPartitioner,
     HashPartitioner,
@@ -24,9 +24,9 @@ from barriers.partition import (
     partitioner_of,
     split_by_subtask,
 )
-from statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UnknownColumnError
-from statebackends.keygroups import subtask_of_key_group
-from statebackends.keys import KeyType
+from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UnknownColumnError
+from holdfast.statebackends.keygroups import subtask_of_key_group
+from holdfast.statebackends.keys import KeyType
 from tests.examples import examples
 
 INT = KeyType.parse("int64")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.elements import Batch
-from barriers.rows import columns_to_rows, rows_to_columns
-from statebackends.errors import InvalidConfigError, SchemaMismatchError
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.rows import columns_to_rows, rows_to_columns
+from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
 from tests.examples import examples
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("s", pa.string())])

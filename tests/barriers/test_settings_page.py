@@ -10,10 +10,10 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from barriers import jobgraph
-from barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
-from operators.environment import ENVIRONMENT_SETTINGS
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers import jobgraph
+from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
+from holdfast.operators.environment import ENVIRONMENT_SETTINGS
+from holdfast.statebackends.errors import InvalidConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = (JobConfig, RestartStrategy, RocksDBConfig)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from barriers.messages import SOCKET_PATH_BYTES_MAX
-from barriers.socketfolder import SocketFolder, is_private, is_reachable, make_socket_folder, sweep_socket_folders
+from holdfast.barriers.messages import SOCKET_PATH_BYTES_MAX
+from holdfast.barriers.socketfolder import SocketFolder, is_private, is_reachable, make_socket_folder, sweep_socket_folders
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_file_system_that_refuses_a_call_keeps_neither_folder_nor_descriptor(
     def fails(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(f"barriers.socketfolder.{call}", fails)
+    monkeypatch.setattr(f"holdfast.barriers.socketfolder.{call}", fails)
     assert make_socket_folder(str(short)) is None
     monkeypatch.undo()
     assert list(short.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from barriers.alignment import (
+from holdfast.barriers.alignment import (
     AbortCheckpoint,
     AbortNotice,
     AbortReason,
@@ -21,9 +21,9 @@ from barriers.alignment import (
     TriggerSnapshot,
     UnblockChannels,
 )
-from barriers.elements import CheckpointBarrier
-from barriers.tracker import PENDING_IDS_MAX, BarrierTracker
-from statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.barriers.tracker import PENDING_IDS_MAX, BarrierTracker
+from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 from tests.barriers.sequences import gate_inputs
 from tests.examples import examples
 from tests.scenarios.gates import run_gate

@@ -21,17 +21,17 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from barriers import zmq_authenticator
-from barriers.admission import AttemptPeers, Peer
-from barriers.authentication import PeerAuthentication
-from barriers.credits import CreditAnnouncement
-from barriers.elements import Batch, EndOfData, Watermark
-from barriers.frames import ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder
-from barriers.jobgraph import JobConfig
-from barriers.socketfolder import make_socket_folder
-from barriers.transport import LocalNetwork, LocalTransport, PeerLost, Received, Transport
-from barriers.zmq_transport import CurveKeys, ZmqTransport
-from statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.barriers import zmq_authenticator
+from holdfast.barriers.admission import AttemptPeers, Peer
+from holdfast.barriers.authentication import PeerAuthentication
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.elements import Batch, EndOfData, Watermark
+from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameDecoder, FrameEncoder
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.socketfolder import make_socket_folder
+from holdfast.barriers.transport import LocalNetwork, LocalTransport, PeerLost, Received, Transport
+from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 
 Maker = Callable[[int], Any]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, WatermarkStatus
-from barriers.valve import MultiInputValve, StatusWatermarkValve, TimeSignal
-from statebackends.errors import InvalidConfigError
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, WatermarkStatus
+from holdfast.barriers.valve import MultiInputValve, StatusWatermarkValve, TimeSignal
+from holdfast.statebackends.errors import InvalidConfigError
 from tests.examples import examples
 
 IDLE, ACTIVE = WatermarkStatus(idle=True), WatermarkStatus(idle=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from barriers.frames import ChannelId
-from barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
-from barriers.wiring import InputPlan, derive_inputs, derive_outputs, derive_peers
+from holdfast.barriers.frames import ChannelId
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
+from holdfast.barriers.wiring import InputPlan, derive_inputs, derive_outputs, derive_peers
 
 
 def vertex(name: str, parallelism: int) -> JobVertex:

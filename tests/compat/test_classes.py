@@ -11,10 +11,10 @@ import pytest
 from py4j.java_gateway import get_field
 from py4j.protocol import Py4JJavaError
 
-from api.flink.serialized_throwable import CHARACTERS_MAX, modified_utf8, serialize_throwable
-from api.render_jobs import JOB_STATES
-from barriers.messages import CheckpointKind
-from coordinator.views import TriggerView
+from holdfast.api.flink.serialized_throwable import CHARACTERS_MAX, modified_utf8, serialize_throwable
+from holdfast.api.render_jobs import JOB_STATES
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.views import TriggerView
 from tests.api.fakes import JOB, SOURCE, TRIGGER, FakeCoordinator, Served, serving
 from tests.api.test_serialized_throwable import golden
 from tests.compat.flink import flink_classes

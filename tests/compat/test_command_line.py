@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from operators.base import JobPlan
+from holdfast.operators.base import JobPlan
 from tests.compat.flink import FlinkCommand
 from tests.integration.test_two_processes import TOKEN, Cluster, counting_plan, eventually
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
@@ -16,11 +16,11 @@ from barriers.messages import (
     SubtaskKey,
     TaskState,
 )
-from coordinator import events as on
-from coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
-from coordinator.machine import CheckpointCoordinator
-from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import operator_id
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
+from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.keygroups import operator_id
 
 JOB = "0123456789abcdef0123456789abcdef"
 A, B = SubtaskKey("A", 0), SubtaskKey("B", 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from barriers.jobgraph import (
+from holdfast.barriers.jobgraph import (
     JobConfig,
     JobEdge,
     JobGraph,
@@ -19,7 +19,7 @@ from barriers.jobgraph import (
     RestartStrategy,
     Submission,
 )
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
     AckStatus,
@@ -42,19 +42,13 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from coordinator.config import ServiceConfig
-from coordinator.interface import CommandSubscription, Coordinator
-from coordinator.service import CoordinatorService
-from statebackends.errors import FencedError
-from statebackends.handles import (
-    InlineHandle,
-    KeyedStateHandle,
-    OperatorListHandle,
-    OperatorSubtaskState,
-    StateMeta,
-)
-from statebackends.keygroups import assign_key_groups, operator_id
-from statebackends.storage.operations import Storage
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.interface import CommandSubscription, Coordinator
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.keygroups import assign_key_groups, operator_id
+from holdfast.statebackends.storage.operations import Storage
 
 COUNTS = StateMeta("counts", "value", "int", "utf8")
 OFFSETS = StateMeta("offsets", "operator_list", "bytes")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from barriers.jobgraph import JobGraph
-from barriers.launches import draw_secret
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.launches import draw_secret
+from holdfast.barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
     AckStatus,
@@ -23,13 +23,13 @@ from barriers.messages import (
     TaskState,
     WorkerCommand,
 )
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.effects import Identity, StorageEffects
-from coordinator.jobmaster import JobMaster
-from coordinator.submitting import Starter, start_submission
-from statebackends.errors import HoldfastError
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.effects import Identity, StorageEffects
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.submitting import Starter, start_submission
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import stored_states, submission, word_count
 from tests.coordinator.world import JOB, DictStorage
 

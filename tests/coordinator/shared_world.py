@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from barriers.messages import Deployment, SubtaskKey, TriggerCheckpoint
-from coordinator.publication import Completed
-from statebackends.handles import (
+from holdfast.barriers.messages import Deployment, SubtaskKey, TriggerCheckpoint
+from holdfast.coordinator.publication import Completed
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -17,10 +17,10 @@ from statebackends.handles import (
     PlaceholderHandle,
     StateHandle,
 )
-from statebackends.increments import StoredFiles
-from statebackends.keygroups import assign_key_groups
-from statebackends.sharedpaths import shared_name, shared_path
-from statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.increments import StoredFiles
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.sharedpaths import shared_name, shared_path
+from holdfast.statebackends.storage.checksums import checksum_of
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM
 from tests.coordinator.world import JOB, Leader, Worker, World, decoded
 

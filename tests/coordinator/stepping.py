@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from barriers.jobgraph import Submission, SubmissionAccepted
-from coordinator.config import ServiceConfig
-from coordinator.hosting import HostFlow, JobHost, run_host_flow
-from coordinator.jobservice import JobService
-from coordinator.running import Turns
-from statebackends.storage.operations import Flow, Operation, Storage
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.hosting import HostFlow, JobHost, run_host_flow
+from holdfast.coordinator.jobservice import JobService
+from holdfast.coordinator.running import Turns
+from holdfast.statebackends.storage.operations import Flow, Operation, Storage
 from tests.coordinator.world import DictStorage, Steps
 
 T = TypeVar("T")

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
-from barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.acknowledgements import AcknowledgementJudge, _check_external, _Refused
-from coordinator.publication import Completed, decode_decision
-from coordinator.restore import assign_state
-from coordinator.sharedfiles import SharedFiles
-from operators.sinks.parquet import ParquetSink
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import FencedError, InvalidConfigError
-from statebackends.factory import create_keyed_backend, create_operator_backend
-from statebackends.handles import (
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
+from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.acknowledgements import AcknowledgementJudge, _check_external, _Refused
+from holdfast.coordinator.publication import Completed, decode_decision
+from holdfast.coordinator.restore import assign_state
+from holdfast.coordinator.sharedfiles import SharedFiles
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import FencedError, InvalidConfigError
+from holdfast.statebackends.factory import create_keyed_backend, create_operator_backend
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -39,17 +39,17 @@ from statebackends.handles import (
     SegmentHandle,
     StateMeta,
 )
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.metadata import decode_metadata
-from statebackends.operator_state import read_entries
-from statebackends.settings import StateBackendSettings
-from statebackends.sharedpaths import exclusive_prefix, shared_prefix
-from statebackends.snapshot import verify_snapshot
-from statebackends.state import ListStateDescriptor, OperatorListStateDescriptor, ValueStateDescriptor
-from statebackends.statecodec import state_metas
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import DownloadFile, Operation, UploadFile, run_flow
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.sharedpaths import exclusive_prefix, shared_prefix
+from holdfast.statebackends.snapshot import verify_snapshot
+from holdfast.statebackends.state import ListStateDescriptor, OperatorListStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.statecodec import state_metas
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import DownloadFile, Operation, UploadFile, run_flow
 from tests.coordinator.bench import ENTRIES, A, B, Bench, answers, of, path, state
 from tests.coordinator.bench import JOB as BENCH_JOB
 from tests.coordinator.doubles import operator, vertex

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.jobgraph import ClaimMode, Submission
-from barriers.messages import CheckpointKind
-from coordinator import jobevents as job
-from coordinator.claiming import claim_snapshot, dispose_snapshot, find_owner, release_snapshot
-from coordinator.ownership import STARTING_MS_MAX, derive_releases
-from coordinator.publication import CheckpointFact, derive_latest
-from coordinator.records import (
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.claiming import claim_snapshot, dispose_snapshot, find_owner, release_snapshot
+from holdfast.coordinator.ownership import STARTING_MS_MAX, derive_releases
+from holdfast.coordinator.publication import CheckpointFact, derive_latest
+from holdfast.coordinator.records import (
     ClaimRecord,
     JobPaths,
     OwnerRecord,
@@ -28,9 +28,9 @@ from coordinator.records import (
     decode_record,
     encode_record,
 )
-from coordinator.store import read_job
-from coordinator.submitting import Starter, clear_ended, preflight, resume_submission, start_submission
-from statebackends.errors import (
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.submitting import Starter, clear_ended, preflight, resume_submission, start_submission
+from holdfast.statebackends.errors import (
     CorruptStateError,
     FencedError,
     HoldfastError,
@@ -42,10 +42,10 @@ from statebackends.errors import (
     SnapshotClaimedError,
     StorageUnavailableError,
 )
-from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Flow, StatFile, run_flow
+from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import Flow, StatFile, run_flow
 from tests.coordinator.doubles import OFFSETS, submission, word_count
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.test_restore import snapshot, stored
@@ -484,7 +484,7 @@ class Below:
         self.root = STATE
 
     def execute(self, operation: Any) -> Any:
-        from coordinator.snapshots import _move
+        from holdfast.coordinator.snapshots import _move
 
         result = self._storage.execute(_move(operation, STATE))
         return [path.removeprefix(f"{STATE}/") for path in result] if isinstance(result, list) else result

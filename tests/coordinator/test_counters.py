@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
-from coordinator import jobevents as job
-from coordinator.jobview import view_job, view_recorded_job
-from coordinator.records import JobPaths
-from coordinator.store import read_job
-from statebackends.storage.operations import run_flow
+from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.jobview import view_job, view_recorded_job
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import jobevents as job
-from coordinator.publication import CheckpointFact
-from coordinator.records import JobPaths
-from coordinator.store import read_job
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.publication import CheckpointFact
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.store import read_job
 from tests.coordinator.world import JOB, Leader, Steps, World
 
 SEEDS = range(60)

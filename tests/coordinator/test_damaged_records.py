@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.leadership import open_directory
-from coordinator.publication import Unreadable, decode_decision
-from coordinator.records import (
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.leadership import open_directory
+from holdfast.coordinator.publication import Unreadable, decode_decision
+from holdfast.coordinator.records import (
     DIRECTORY_FILE,
     AbortRecord,
     ClaimRecord,
@@ -23,11 +23,11 @@ from coordinator.records import (
     is_void,
     parse_checkpoint_folder,
 )
-from coordinator.store import read_job
-from statebackends.errors import CorruptStateError
-from statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import PutIfAbsent, run_flow
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import PutIfAbsent, run_flow
 from tests.coordinator.world import DictStorage
 
 OWNER = OwnerRecord("j" * 32, "directory", "nonce", 3)

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
-from chaos.disk import SimDisk
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
-from coordinator.settling import Takeover, settle_job
-from coordinator.store import (
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
+from holdfast.chaos.disk import SimDisk
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.store import (
     abort_checkpoint,
     claim_checkpoint,
     decide_checkpoint,
@@ -19,10 +19,10 @@ from coordinator.store import (
     write_result,
     write_submission,
 )
-from coordinator.submitting import Starter, clear_ended
-from operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Flow, WriteFile, run_flow
+from holdfast.coordinator.submitting import Starter, clear_ended
+from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Flow, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_store import snapshot
 

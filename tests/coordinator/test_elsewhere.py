@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from barriers.jobgraph import Submission
-from barriers.messages import Heartbeat, Registered, RegisterWorker
-from coordinator import jobevents as job
-from coordinator.config import ServiceConfig
-from coordinator.hosting import run_host_flow
-from coordinator.jobview import view_overview
-from coordinator.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
-from coordinator.reading import ReadModels
-from coordinator.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
-from coordinator.service import CoordinatorService
-from coordinator.store import put_once, write_result
-from coordinator.views import JobOverviewView
-from statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
-from statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
-from statebackends.storage.whole import FIRST_BYTES
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.hosting import run_host_flow
+from holdfast.coordinator.jobview import view_overview
+from holdfast.coordinator.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
+from holdfast.coordinator.reading import ReadModels
+from holdfast.coordinator.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.coordinator.store import put_once, write_result
+from holdfast.coordinator.views import JobOverviewView
+from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
+from holdfast.statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
+from holdfast.statebackends.storage.whole import FIRST_BYTES
 from tests.coordinator.doubles import leading, submission, wait_until, word_count
 from tests.coordinator.stepping import Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps
@@ -435,7 +435,7 @@ def test_worker_that_claims_a_submission_that_nobody_took_changes_nothing(storag
 
 @pytest.fixture
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CoordinatorService]]:
-    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.coordinator.service.RECOVERY_RETRY_S", 0.01)
     opened: list[CoordinatorService] = []
     yield opened
     for service in opened:
@@ -445,7 +445,7 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[C
 def test_service_refers_to_the_leader_and_takes_over_from_one_that_is_gone(
     services: list[CoordinatorService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.leadership.LEADER_GRACE_MS", 0)
+    monkeypatch.setattr("holdfast.coordinator.leadership.LEADER_GRACE_MS", 0)
     for seed, url in enumerate((FIRST, SECOND)):
         services.append(leading(ServiceConfig(str(tmp_path / "state"), url=url, seed=seed)))
         if seed == 0:

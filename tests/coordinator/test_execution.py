@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barriers.messages import OperatorMetrics, SubtaskMetrics, SubtaskStatus, TaskState
-from coordinator.execution import Execution
-from coordinator.totals import OperatorTotals
+from holdfast.barriers.messages import OperatorMetrics, SubtaskMetrics, SubtaskStatus, TaskState
+from holdfast.coordinator.execution import Execution
+from holdfast.coordinator.totals import OperatorTotals
 from tests.api.fakes import SINK, SOURCE, make_graph
 
 REPORTS = st.tuples(

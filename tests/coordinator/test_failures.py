@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, FailureReason
-from coordinator import events as on
-from coordinator.events import CheckpointRequest, CompletedCheckpoint
-from coordinator.failures import FailureCounter
-from coordinator.pending import PendingCheckpoint
-from coordinator.retained import DROP_RETRY_MS, DROP_TRIES_MAX, RetainedCheckpoints
-from coordinator.totals import Tally
-from statebackends.errors import InvariantError
+from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, FailureReason
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import CheckpointRequest, CompletedCheckpoint
+from holdfast.coordinator.failures import FailureCounter
+from holdfast.coordinator.pending import PendingCheckpoint
+from holdfast.coordinator.retained import DROP_RETRY_MS, DROP_TRIES_MAX, RetainedCheckpoints
+from holdfast.coordinator.totals import Tally
+from holdfast.statebackends.errors import InvariantError
 from tests.coordinator.bench import JOB, A, B, Bench, answers, of
 from tests.coordinator.doubles import word_count
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import CheckpointKind
-from coordinator.planning import SubmissionPlan, plan_submission
-from coordinator.preflight import PreflightReport
-from coordinator.publication import derive_descent
-from coordinator.records import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.planning import SubmissionPlan, plan_submission
+from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.publication import derive_descent
+from holdfast.coordinator.records import (
     ClaimRecord,
     JobPaths,
     RestorePoint,
@@ -21,16 +21,10 @@ from coordinator.records import (
     SubmissionRecord,
     encode_record,
 )
-from coordinator.store import read_job
-from coordinator.submitting import Starter, preflight, start_submission
-from statebackends.errors import (
-    CorruptStateError,
-    NotFoundError,
-    OutputMayRepeatError,
-    RestoreError,
-    SnapshotClaimedError,
-)
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.submitting import Starter, preflight, start_submission
+from holdfast.statebackends.errors import CorruptStateError, NotFoundError, OutputMayRepeatError, RestoreError, SnapshotClaimedError
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
 from tests.coordinator.test_claiming import OTHER, put_checkpoint, put_snapshot
 from tests.coordinator.world import JOB, DictStorage
@@ -153,7 +147,7 @@ def test_where_nothing_can_be_read_all_is_named(storage: DictStorage) -> None:
 
 
 def test_a_checkpoint_that_another_job_claimed_is_not_skipped_silently(storage: DictStorage) -> None:
-    from coordinator.records import OwnerRecord, VoidRecord
+    from holdfast.coordinator.records import OwnerRecord, VoidRecord
 
     void = VoidRecord(2, 1, "n", given=5, owner=OwnerRecord(OTHER, "directory", "n"))
     storage.files[PATHS.submission(2)] = encode_record(void)

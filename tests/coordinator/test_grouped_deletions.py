@@ -9,18 +9,27 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.claiming import delete_owned, dispose_snapshot
-from coordinator.fsck import FsckRequest, check_directory
-from coordinator.leadership import check_leadership
-from coordinator.publication import CheckpointFact, decode_decision
-from coordinator.records import METADATA, OWNER, AbortRecord, ClaimRecord, JobPaths, OwnerRecord, ResultRecord, encode_record
-from coordinator.settling import Takeover, settle_job
-from coordinator.store import drop_checkpoint, read_job
-from coordinator.submitting import Starter, clear_ended
-from statebackends.errors import HoldfastError
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import (
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.claiming import delete_owned, dispose_snapshot
+from holdfast.coordinator.fsck import FsckRequest, check_directory
+from holdfast.coordinator.leadership import check_leadership
+from holdfast.coordinator.publication import CheckpointFact, decode_decision
+from holdfast.coordinator.records import (
+    METADATA,
+    OWNER,
+    AbortRecord,
+    ClaimRecord,
+    JobPaths,
+    OwnerRecord,
+    ResultRecord,
+    encode_record,
+)
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.store import drop_checkpoint, read_job
+from holdfast.coordinator.submitting import Starter, clear_ended
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     Flow,
@@ -165,7 +174,7 @@ def test_a_repair_deletes_decisions_last_and_looks_before_each_deletion(seed: in
         looks.append(len(storage.deleted))
         yield from check_leadership(*arguments)
 
-    monkeypatch.setattr("coordinator.fsck.check_leadership", look)
+    monkeypatch.setattr("holdfast.coordinator.fsck.check_leadership", look)
     report = interleaved(repair(storage), storage, seed)
     files = [path for path in storage.deleted if not path.endswith("/") and "_fsck" not in path]
     decisions = [path for path in files if path.endswith(f"/{METADATA}")]

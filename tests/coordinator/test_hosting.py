@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from barriers.jobgraph import JobGraph, Submission
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobGraph, Submission
+from holdfast.barriers.messages import (
     CheckpointKind,
     Deploy,
     Deployment,
@@ -22,17 +22,31 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from coordinator import jobevents as job
-from coordinator.hosting import Await, HostFlow, RecoveryBackoff, run_host_flow
-from coordinator.jobevents import JobState
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
-from coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job, write_result
-from coordinator.submitting import Starter, start_submission
-from coordinator.subscription import Subscription
-from statebackends.errors import FencedError, GraphError, InvalidConfigError, NotFoundError, RestoreError, StorageUnavailableError
-from statebackends.handles import StateMeta
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.hosting import Await, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.jobevents import JobState
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
+from holdfast.coordinator.store import (
+    abort_checkpoint,
+    claim_checkpoint,
+    decide_checkpoint,
+    drop_checkpoint,
+    read_job,
+    write_result,
+)
+from holdfast.coordinator.submitting import Starter, start_submission
+from holdfast.coordinator.subscription import Subscription
+from holdfast.statebackends.errors import (
+    FencedError,
+    GraphError,
+    InvalidConfigError,
+    NotFoundError,
+    RestoreError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
 from tests.coordinator.doubles import operator, submission, word_count
 from tests.coordinator.stepping import Killed, Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps

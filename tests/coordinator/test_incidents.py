@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.jobgraph import RestartStrategy
-from barriers.messages import ShutdownWorker, TaskState
-from coordinator.incidents import Incident, Incidents, is_final, is_of_user_code
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.barriers.messages import ShutdownWorker, TaskState
+from holdfast.coordinator.incidents import Incident, Incidents, is_final, is_of_user_code
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason, TaskState
-from coordinator import jobevents as job
-from coordinator import joblog
-from coordinator.incidents import Incident
-from coordinator.joblog import JobLog
-from coordinator.loglines import printable
-from coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
-from coordinator.records import derive_job_id
+from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator import joblog
+from holdfast.coordinator.incidents import Incident
+from holdfast.coordinator.joblog import JobLog
+from holdfast.coordinator.loglines import printable
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
+from holdfast.coordinator.records import derive_job_id
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
 from tests.coordinator.stepping import Process

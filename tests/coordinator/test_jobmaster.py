@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from barriers.jobgraph import RestartStrategy
-from barriers.messages import (
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.barriers.messages import (
     AckBatch,
     AckStatus,
     CancelTasks,
@@ -19,14 +19,14 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.outbox import OUTBOX_COMMANDS_MAX, Outbox
-from coordinator.slots import Verdict, judge_registration
-from coordinator.submitting import Starter, resume_submission
-from coordinator.workforce import LIVENESS_GRACE_MS, STREAM_GRACE_MS
-from statebackends.errors import FencedError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.outbox import OUTBOX_COMMANDS_MAX, Outbox
+from holdfast.coordinator.slots import Verdict, judge_registration
+from holdfast.coordinator.submitting import Starter, resume_submission
+from holdfast.coordinator.workforce import LIVENESS_GRACE_MS, STREAM_GRACE_MS
+from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

@@ -6,19 +6,12 @@ import itertools
 
 import pytest
 
-from barriers.messages import (
-    AckStatus,
-    CheckpointKind,
-    DeclineCheckpoint,
-    FailureReason,
-    SubtaskKey,
-    TaskState,
-)
-from coordinator import events as on
-from coordinator.events import CompletedCheckpoint
-from coordinator.publication import Completed
-from coordinator.records import AbortRecord, ClaimRecord
-from statebackends.errors import InvariantError
+from holdfast.barriers.messages import AckStatus, CheckpointKind, DeclineCheckpoint, FailureReason, SubtaskKey, TaskState
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import CompletedCheckpoint
+from holdfast.coordinator.publication import Completed
+from holdfast.coordinator.records import AbortRecord, ClaimRecord
+from holdfast.statebackends.errors import InvariantError
 from tests.coordinator.bench import JOB, A, B, Bench, answers, of, path
 
 SAVEPOINT, STOP, FINAL = CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from barriers.jobgraph import JobConfig
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     CheckpointKind,
@@ -21,11 +21,11 @@ from barriers.messages import (
     SubtaskKey,
     TaskState,
 )
-from coordinator import events as on
-from coordinator.events import CheckpointRequest, CompletedCheckpoint
-from coordinator.machine import CheckpointCoordinator
-from coordinator.publication import Completed, Decision
-from coordinator.records import AbortRecord, ClaimRecord
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import CheckpointRequest, CompletedCheckpoint
+from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.coordinator.publication import Completed, Decision
+from holdfast.coordinator.records import AbortRecord, ClaimRecord
 from tests.coordinator.bench import graph_of, state
 from tests.examples import examples
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.owners import Ages, Claims, JobEvidence, OwnerKind, Standing, assign_directory, assign_owners, refusal
-from coordinator.publication import Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
-from coordinator.records import AbortRecord, ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord
-from statebackends.metadata import SnapshotMetadata
-from statebackends.storage.operations import FileFacts
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.owners import Ages, Claims, JobEvidence, OwnerKind, Standing, assign_directory, assign_owners, refusal
+from holdfast.coordinator.publication import Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.storage.operations import FileFacts
 from tests.coordinator.doubles import submission, word_count
 
 JOB = "ab" * 16

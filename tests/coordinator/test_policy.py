@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason, TaskState
-from coordinator import events as on
-from coordinator.events import CheckpointRequest
-from coordinator.policy import Execute, Load, Refused, RequestQueue, TooEarly
-from coordinator.triggers import TriggerRegister
+from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import CheckpointRequest
+from holdfast.coordinator.policy import Execute, Load, Refused, RequestQueue, TooEarly
+from holdfast.coordinator.triggers import TriggerRegister
 from tests.coordinator.bench import A, Bench, of
 
 PERIODIC = CheckpointRequest(periodic=True)

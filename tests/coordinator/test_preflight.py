@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barriers.jobgraph import JobConfig, JobGraph
-from coordinator.judging import judge_snapshot
-from coordinator.planning import plan_submission
-from coordinator.preflight import PreflightReport, Presence, Refusal, SchemaVerdict
-from coordinator.publication import RecordedJob
-from coordinator.records import JobPaths, ResultRecord, SubmissionRecord
-from coordinator.routing import RoutedStorage
-from coordinator.submitting import preflight
-from statebackends.errors import (
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.coordinator.judging import judge_snapshot
+from holdfast.coordinator.planning import plan_submission
+from holdfast.coordinator.preflight import PreflightReport, Presence, Refusal, SchemaVerdict
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import JobPaths, ResultRecord, SubmissionRecord
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.submitting import preflight
+from holdfast.statebackends.errors import (
     BackendMismatchError,
     CorruptStateError,
     HoldfastError,
@@ -28,12 +28,19 @@ from statebackends.errors import (
     RestoreError,
     UnclaimedStateError,
 )
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import assign_key_groups
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorSubtaskState,
+    StateMeta,
+)
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import COUNTS, operator, submission, vertex, word_count
 from tests.coordinator.test_restore import JOB, TWO, graph_of, keyed, lists, snapshot, stored
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.recovering import RecoveryQueue
-from statebackends.errors import RecoveringError
+from holdfast.coordinator.recovering import RecoveryQueue
+from holdfast.statebackends.errors import RecoveringError
 
 
 def queue(*jobs: str) -> RecoveryQueue:

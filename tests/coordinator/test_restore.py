@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex
-from barriers.messages import SubtaskKey
-from coordinator.judging import plan_restore, propose_rename
-from coordinator.planning import plan_submission
-from coordinator.publication import RecordedJob
-from coordinator.restore import assign_state, find_list_states
-from coordinator.snapshots import check_files, load_snapshot
-from statebackends.errors import (
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.judging import plan_restore, propose_rename
+from holdfast.coordinator.planning import plan_submission
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.snapshots import check_files, load_snapshot
+from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
     InvalidConfigError,
@@ -26,7 +26,7 @@ from statebackends.errors import (
     UnclaimedStateError,
     UnsupportedVersionError,
 )
-from statebackends.handles import (
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -36,11 +36,11 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from statebackends.keygroups import assign_key_groups, operator_id
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.keygroups import assign_key_groups, operator_id
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import COUNTS, OFFSETS, operator, submission, vertex, word_count
 
 JOB = "cd" * 16
@@ -242,7 +242,7 @@ def savepoint(tmp_path: Path) -> Path:
 
 
 def plan(tmp_path: Path, restore: str, **options: Any) -> Any:
-    from coordinator.routing import RoutedStorage
+    from holdfast.coordinator.routing import RoutedStorage
 
     storage = RoutedStorage(LocalStorage(tmp_path / "state"))
     recorded = options.pop("recorded", EMPTY)
@@ -320,7 +320,7 @@ def test_restore_from_what_is_not_there_says_so(tmp_path: Path, restore: str, er
 
 
 def test_savepoint_older_than_committed_output_needs_the_flag(tmp_path: Path, savepoint: Path) -> None:
-    from coordinator.records import ResultRecord, SubmissionRecord
+    from holdfast.coordinator.records import ResultRecord, SubmissionRecord
 
     record = SubmissionRecord(1, 1, submission(word_count()), None, 1, "n")
     result = ResultRecord(1, "CANCELED", 1, "n", last_checkpoint_id=12, newest_completed=9)

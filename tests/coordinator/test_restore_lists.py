@@ -9,20 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barriers.jobgraph import JobConfig, JobGraph
-from barriers.messages import SubtaskKey
-from coordinator.judging import plan_restore
-from coordinator.restore import assign_state, find_list_states
-from coordinator.snapshots import read_lists
-from statebackends.errors import IncompatibleStateError, RestoreError
-from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import operator_id
-from statebackends.metadata import SnapshotMetadata
-from statebackends.operator_state import read_entries
-from statebackends.state import OperatorListStateDescriptor, Redistribution
-from statebackends.statecodec import state_meta
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import run_flow
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.judging import plan_restore
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.snapshots import read_lists
+from holdfast.statebackends.errors import IncompatibleStateError, RestoreError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    OperatorListHandle,
+    OperatorState,
+    OperatorSubtaskState,
+    StateMeta,
+)
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
+from holdfast.statebackends.statecodec import state_meta
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import operator, vertex
 from tests.operators.ports import DictStorage
 

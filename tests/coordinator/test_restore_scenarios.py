@@ -14,28 +14,28 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from barriers.jobgraph import JobConfig, JobGraph, Submission
-from coordinator.judging import judge_snapshot
-from coordinator.planning import SubmissionPlan, plan_submission
-from coordinator.preflight import Presence
-from coordinator.records import JobPaths
-from coordinator.store import read_job
-from coordinator.submitting import Starter, preflight, start_submission
-from operators.environment import Environment
-from operators.functions.process import ProcessFunction
-from operators.sources.generator import GeneratorSource
-from statebackends.errors import (
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, Submission
+from holdfast.coordinator.judging import judge_snapshot
+from holdfast.coordinator.planning import SubmissionPlan, plan_submission
+from holdfast.coordinator.preflight import Presence
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.submitting import Starter, preflight, start_submission
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.statebackends.errors import (
     CorruptStateError,
     InvalidConfigError,
     NotFoundError,
     UnclaimedStateError,
     UnsupportedVersionError,
 )
-from statebackends.handles import OperatorSubtaskState
-from statebackends.metadata import decode_metadata, encode_metadata
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.locations import open_storage
-from statebackends.storage.operations import Flow, ReadFile, run_flow
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.metadata import decode_metadata, encode_metadata
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.operations import Flow, ReadFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import SAVEPOINT, contents, put_snapshot
 from tests.coordinator.test_restore import COUNTS, keyed, snapshot, stored

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from barriers.messages import CheckpointKind
-from coordinator.events import CompletedCheckpoint, DropCheckpoint
-from coordinator.retained import DROP_RETRY_MS, RetainedCheckpoints
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.events import CompletedCheckpoint, DropCheckpoint
+from holdfast.coordinator.retained import DROP_RETRY_MS, RetainedCheckpoints
 
 
 def completed(checkpoint_id: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CompletedCheckpoint:

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.judging import judge_snapshot
-from statebackends.errors import BackendMismatchError
-from statebackends.factory import BackendKind
-from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
-from statebackends.snapshot import file_handles
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.verifying import verify_files
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator.judging import judge_snapshot
+from holdfast.statebackends.errors import BackendMismatchError
+from holdfast.statebackends.factory import BackendKind
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, encode_metadata
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 from tests.examples import examples
 from tests.statebackends.roundtrip import graph_for, restored_at
 from tests.statebackends.snapshot_harness import KINDS, SOME, Contents, write

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import events as on
-from coordinator.effects import Identity, StorageEffects
-from coordinator.routing import RoutedStorage
-from statebackends.errors import InvalidConfigError
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import DeleteFile, DeleteFolder, ListFiles, ReadFile, run_flow
+from holdfast.coordinator import events as on
+from holdfast.coordinator.effects import Identity, StorageEffects
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, ListFiles, ReadFile, run_flow
 from tests.coordinator.doubles import word_count
 from tests.coordinator.world import JOB
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.jobgraph import ClaimMode
-from barriers.messages import AckStatus, Heartbeat, TaskState
-from coordinator.config import ServiceConfig
-from coordinator.service import CoordinatorService
-from coordinator.views import SavepointPlaces
-from statebackends.errors import (
+from holdfast.barriers.jobgraph import ClaimMode
+from holdfast.barriers.messages import AckStatus, Heartbeat, TaskState
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.coordinator.views import SavepointPlaces
+from holdfast.statebackends.errors import (
     BackendMismatchError,
     FencedError,
     InvalidConfigError,
@@ -28,10 +28,10 @@ from statebackends.errors import (
     StorageUnavailableError,
     UnclaimedStateError,
 )
-from statebackends.handles import InlineHandle
-from statebackends.metadata import NATIVE_PROPERTY, decode_metadata
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import ListFolder, Operation, Storage
+from holdfast.statebackends.handles import InlineHandle
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, decode_metadata
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import ListFolder, Operation, Storage
 from tests.coordinator.doubles import (
     COUNTS,
     NO_RESTARTS,
@@ -594,7 +594,7 @@ class _Moody:
 
 def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nobody foresaw used to end the thread: no job was looked for any more."""
-    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.coordinator.service.RECOVERY_RETRY_S", 0.01)
     storage = _Moody(LocalStorage(tmp_path / "state"))
     newer = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
     older = leading(ServiceConfig(str(tmp_path / "state"), seed=2))
@@ -609,7 +609,7 @@ def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: 
 
 def test_a_job_that_recovery_chokes_on_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was neither waiting nor known any more, and a 404 sends its workers home."""
-    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.coordinator.service.RECOVERY_RETRY_S", 0.01)
     older = leading(ServiceConfig(str(tmp_path / "state"), seed=2))
     job_id = older.submit(submission(word_count())).job_id
     older.close()
@@ -642,7 +642,7 @@ def test_before_recovery_ends_nobody_is_told_where_savepoints_may_be(tmp_path: P
 
 def test_jobs_that_were_settled_otherwise_are_not_looked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They filled the list of those that may be looked for, and a job that was really unknown was not looked for any more."""
-    monkeypatch.setattr("coordinator.service.RECOVERY_RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.coordinator.service.RECOVERY_RETRY_S", 0.01)
     service = leading(ServiceConfig(str(tmp_path / "state")))
     job_id = service.submit(submission(word_count())).job_id
     service._host.look_for(job_id)  # somebody asked just before the submission was done

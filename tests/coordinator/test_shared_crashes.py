@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import jobevents as job
-from coordinator.publication import derive_shared_garbage
-from coordinator.records import JobPaths
-from coordinator.store import read_job
-from statebackends.sharedpaths import writer_of
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.publication import derive_shared_garbage
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.sharedpaths import writer_of
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.world import JOB, Steps

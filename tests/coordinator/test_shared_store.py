@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.effects import Identity, StorageEffects
-from coordinator.publication import CheckpointFact, derive_shared_garbage
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
-from coordinator.routing import RoutedStorage
-from coordinator.settling import Takeover, settle_job
-from coordinator.snapshots import check_files, load_snapshot
-from coordinator.store import drop_checkpoint, read_job, write_result, write_submission
-from coordinator.submitting import Starter, clear_ended
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.sharedpaths import is_checkpoint_folder, shared_name, writer_of
-from statebackends.storage import resolve_folder, split_folder
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Flow, WriteFile, run_flow
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.effects import Identity, StorageEffects
+from holdfast.coordinator.publication import CheckpointFact, derive_shared_garbage
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.snapshots import check_files, load_snapshot
+from holdfast.coordinator.store import drop_checkpoint, read_job, write_result, write_submission
+from holdfast.coordinator.submitting import Starter, clear_ended
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.sharedpaths import is_checkpoint_folder, shared_name, writer_of
+from holdfast.statebackends.storage import resolve_folder, split_folder
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Flow, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage, Steps
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, SubtaskKey
-from coordinator import events as on
-from coordinator.events import CompletedCheckpoint
-from coordinator.publication import Completed, decode_decision
-from coordinator.retained import RetainedCheckpoints
-from coordinator.sharedfiles import SharedFiles, UnresolvedError
-from statebackends.handles import (
+from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, SubtaskKey
+from holdfast.coordinator import events as on
+from holdfast.coordinator.events import CompletedCheckpoint
+from holdfast.coordinator.publication import Completed, decode_decision
+from holdfast.coordinator.retained import RetainedCheckpoints
+from holdfast.coordinator.sharedfiles import SharedFiles, UnresolvedError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -26,7 +26,7 @@ from statebackends.handles import (
     PlaceholderHandle,
     StateHandle,
 )
-from statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
 from tests.coordinator.bench import JOB, A, B, Bench, of
 
 CHECKSUM = "xxh3_128:" + "0" * 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.views import WorkerView
-from statebackends.errors import FencedError
+from holdfast.coordinator.views import WorkerView
+from holdfast.statebackends.errors import FencedError
 from tests.coordinator.rig import Rig
 
 

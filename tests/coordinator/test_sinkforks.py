@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.jobgraph import JobGraph, SinkMode
-from barriers.messages import CheckpointKind
-from barriers.sinklog import (
+from holdfast.barriers.jobgraph import JobGraph, SinkMode
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.sinklog import (
     COMMITTABLES,
     DISCARDS_PROPERTY,
     FORK_PROPERTY,
@@ -25,14 +25,20 @@ from barriers.sinklog import (
     place_of_staged,
     split_place,
 )
-from coordinator.planning import SubmissionPlan, examine_submission
-from coordinator.preflight import Refusal, gravest_first
-from coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
-from coordinator.store import read_job
-from statebackends.errors import CommittablesLeftError, CorruptStateError, OutputMayRepeatError, SinkMovedError, UnclaimedStateError
-from statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
-from statebackends.metadata import encode_metadata
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator.planning import SubmissionPlan, examine_submission
+from holdfast.coordinator.preflight import Refusal, gravest_first
+from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.store import read_job
+from holdfast.statebackends.errors import (
+    CommittablesLeftError,
+    CorruptStateError,
+    OutputMayRepeatError,
+    SinkMovedError,
+    UnclaimedStateError,
+)
+from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.metadata import encode_metadata
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
 from tests.coordinator.test_claiming import OTHER
 from tests.coordinator.test_restore import snapshot, stored

@@ -11,28 +11,28 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from barriers.sinklog import SinkPaths
-from coordinator import fsck, store
-from coordinator.claiming import find_owner
-from coordinator.fsck import FsckRequest, check_directory
-from coordinator.leadership import find_leader, open_directory
-from coordinator.publication import CheckpointFact, RecordedJob, Unreadable
-from coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
-from coordinator.settling import Takeover, settle_job
-from coordinator.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
-from coordinator.submitting import Starter, start_submission
-from operators.sinks.log import read_log_flow
-from operators.sinks.sweep import living_snapshots_flow
-from operators.sources.inputs import load_manifest_flow
-from statebackends import metadata, snapshot
-from statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
-from statebackends.storage import whole
-from statebackends.storage.durable import make_durable
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
-from statebackends.storage.transfers import ONE_BY_ONE
-from statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_in_group, read_whole
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.barriers.sinklog import SinkPaths
+from holdfast.coordinator import fsck, store
+from holdfast.coordinator.claiming import find_owner
+from holdfast.coordinator.fsck import FsckRequest, check_directory
+from holdfast.coordinator.leadership import find_leader, open_directory
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob, Unreadable
+from holdfast.coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
+from holdfast.coordinator.submitting import Starter, start_submission
+from holdfast.operators.sinks.log import read_log_flow
+from holdfast.operators.sinks.sweep import living_snapshots_flow
+from holdfast.operators.sources.inputs import load_manifest_flow
+from holdfast.statebackends import metadata, snapshot
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
+from holdfast.statebackends.storage import whole
+from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
+from holdfast.statebackends.storage.transfers import ONE_BY_ONE
+from holdfast.statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_in_group, read_whole
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_crashes import settle
 from tests.coordinator.world import JOB, DictStorage, World

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.records import JobPaths
-from coordinator.store import read_job
-from coordinator.submitting import Starter, resume_submission, start_submission
-from statebackends.errors import FencedError
-from statebackends.storage.operations import one_by_one, run_flow
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
+from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.storage.operations import one_by_one, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage
 

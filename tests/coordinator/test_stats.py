@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
-from coordinator import views
-from coordinator.events import CheckpointRequest
-from coordinator.stats import HISTORY_MAX, CheckpointStats
-from coordinator.views import Quantiles, RestoredView, summarise
+from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
+from holdfast.coordinator import views
+from holdfast.coordinator.events import CheckpointRequest
+from holdfast.coordinator.stats import HISTORY_MAX, CheckpointStats
+from holdfast.coordinator.views import Quantiles, RestoredView, summarise
 
 TASKS = [SubtaskKey("V", 0), SubtaskKey("V", 1)]
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.jobgraph import RestartStrategy
-from barriers.messages import AckBatch, CheckpointKind, DeclineCheckpoint, FailureReason, FinishTasks, TaskState, TriggerCheckpoint
-from coordinator import jobevents as job
-from coordinator.notes import Note, RequestEnded
-from coordinator.stopping import STOP_RETRY_MS, STOP_TRIES_MAX, StopIntent, StopRetries
-from coordinator.views import TriggerView
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.barriers.messages import (
+    AckBatch,
+    CheckpointKind,
+    DeclineCheckpoint,
+    FailureReason,
+    FinishTasks,
+    TaskState,
+    TriggerCheckpoint,
+)
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.notes import Note, RequestEnded
+from holdfast.coordinator.stopping import STOP_RETRY_MS, STOP_TRIES_MAX, StopIntent, StopRetries
+from holdfast.coordinator.views import TriggerView
 from tests.coordinator.rig import Rig
 from tests.coordinator.test_jobmaster import restarted
 from tests.coordinator.world import JOB

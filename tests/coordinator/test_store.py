@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.leadership import become_leader, check_leadership, open_directory
-from coordinator.planning import plan_submission
-from coordinator.publication import (
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.leadership import become_leader, check_leadership, open_directory
+from holdfast.coordinator.planning import plan_submission
+from holdfast.coordinator.publication import (
     CheckpointFact,
     Completed,
     RecordedCheckpoint,
@@ -24,7 +24,7 @@ from coordinator.publication import (
     derive_latest,
     derive_recovery_point,
 )
-from coordinator.records import (
+from holdfast.coordinator.records import (
     AbortRecord,
     ClaimRecord,
     JobPaths,
@@ -38,8 +38,8 @@ from coordinator.records import (
     encode_record,
     parse_checkpoint_folder,
 )
-from coordinator.routing import RoutedStorage
-from coordinator.store import (
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.store import (
     abort_checkpoint,
     claim_checkpoint,
     complete_savepoint,
@@ -49,7 +49,7 @@ from coordinator.store import (
     put_once,
     sweep_checkpoints,
 )
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,
     FencedError,
@@ -57,10 +57,10 @@ from statebackends.errors import (
     StorageUnavailableError,
     UnsupportedVersionError,
 )
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage import resolve_folder
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import DeleteFile, DeleteFolder, PutIfAbsent, ReadFile, WriteFile, run_flow
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage import resolve_folder
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, PutIfAbsent, ReadFile, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage
 

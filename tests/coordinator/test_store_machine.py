@@ -8,15 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator.leadership import become_leader, check_leadership
-from coordinator.publication import CheckpointFact, Completed
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
-from coordinator.settling import Takeover, settle_job
-from coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
-from statebackends.errors import FencedError, HoldfastError
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import Flow, WriteFile, one_by_one, run_flow
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.leadership import become_leader, check_leadership
+from holdfast.coordinator.publication import CheckpointFact, Completed
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
+from holdfast.statebackends.errors import FencedError, HoldfastError
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.operations import Flow, WriteFile, one_by_one, run_flow
 from tests.coordinator.world import DictStorage
 from tests.examples import examples
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from barriers.messages import CancelTasks, NumberedCommand
-from coordinator.subscription import Subscription
+from holdfast.barriers.messages import CancelTasks, NumberedCommand
+from holdfast.coordinator.subscription import Subscription
 
 
 def command(number: int) -> NumberedCommand:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import jobevents as job
-from coordinator.config import ServiceConfig
-from coordinator.service import CoordinatorService
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.service import CoordinatorService
 from tests.coordinator.doubles import leading, submission, word_count
 
 

@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from barriers import codec
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.messages import (
     COUNTERS_MAX,
     INT_MAX,
     OPERATORS_MAX,
@@ -20,24 +20,16 @@ from barriers.messages import (
     SubtaskMetrics,
     TaskState,
 )
-from coordinator import jobevents as job
-from coordinator.jobview import view_job, view_numbers, view_recorded_numbers
-from coordinator.planning import derive_setup
-from coordinator.publication import RecordedJob
-from coordinator.records import JobPaths
-from coordinator.settling import Takeover, settle_job
-from coordinator.store import read_job
-from coordinator.totals import (
-    JobTotals,
-    OperatorTotals,
-    Tally,
-    decode_totals,
-    derive_job_totals,
-    encode_totals,
-    reached,
-)
-from statebackends.errors import ProtocolError
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.jobview import view_job, view_numbers, view_recorded_numbers
+from holdfast.coordinator.planning import derive_setup
+from holdfast.coordinator.publication import RecordedJob
+from holdfast.coordinator.records import JobPaths
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.totals import JobTotals, OperatorTotals, Tally, decode_totals, derive_job_totals, encode_totals, reached
+from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

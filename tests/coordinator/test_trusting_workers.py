@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from barriers import codec
-from barriers.jobgraph import JOB_NAME_CHARS_MAX, Submission, check_job_name
-from barriers.launches import draw_secret, is_launched, launch_token
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX, Submission, check_job_name
+from holdfast.barriers.launches import draw_secret, is_launched, launch_token
+from holdfast.barriers.messages import (
     INT_MAX,
     TEXT_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
@@ -31,17 +31,17 @@ from barriers.messages import (
     clip,
     clip_front,
 )
-from coordinator import jobevents as job
-from coordinator.slots import Slot
-from coordinator.submitting import Starter, identify_job, resume_submission, start_submission
-from operators.environment import Environment
-from operators.session import Session
-from operators.sessionevents import DeadlineReached, SendRegister, WorkerIdentity
-from operators.spark_slots import RddBackend
-from operators.spark_task import WorkerTemplate
-from operators.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
-from statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.slots import Slot
+from holdfast.coordinator.submitting import Starter, identify_job, resume_submission, start_submission
+from holdfast.operators.environment import Environment
+from holdfast.operators.session import Session
+from holdfast.operators.sessionevents import DeadlineReached, SendRegister, WorkerIdentity
+from holdfast.operators.spark_slots import RddBackend
+from holdfast.operators.spark_task import WorkerTemplate
+from holdfast.operators.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
+from holdfast.statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB, DictStorage

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason, NotifyCheckpointComplete, TaskState, TriggerCheckpoint
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.leadership import become_leader, check_leadership
-from coordinator.publication import CheckpointFact
-from coordinator.records import JobPaths, LeaderRecord
-from coordinator.store import read_job
-from coordinator.submitting import Starter, resume_submission
-from statebackends.errors import FencedError, StorageUnavailableError
-from statebackends.storage.operations import one_by_one, run_flow
+from holdfast.barriers.messages import CheckpointKind, FailureReason, NotifyCheckpointComplete, TaskState, TriggerCheckpoint
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.leadership import become_leader, check_leadership
+from holdfast.coordinator.publication import CheckpointFact
+from holdfast.coordinator.records import JobPaths, LeaderRecord
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.submitting import Starter, resume_submission
+from holdfast.statebackends.errors import FencedError, StorageUnavailableError
+from holdfast.statebackends.storage.operations import one_by_one, run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB, DictStorage
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from barriers.jobgraph import JobGraph, RestartStrategy
-from barriers.launches import draw_secret
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobGraph, RestartStrategy
+from holdfast.barriers.launches import draw_secret
+from holdfast.barriers.messages import (
     AckBatch,
     AcknowledgeCheckpoint,
     CancelTasks,
@@ -32,18 +32,18 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from coordinator import jobevents as job
-from coordinator.effects import Identity, StorageEffects
-from coordinator.jobmaster import JobMaster
-from coordinator.publication import Completed, SavepointRecord, decode_decision
-from coordinator.records import RestorePoint
-from coordinator.submitting import Starter, resume_submission, start_submission
-from statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
-from statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
-from statebackends.metadata import decode_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import storage_from_url
-from statebackends.storage.operations import (
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.effects import Identity, StorageEffects
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.publication import Completed, SavepointRecord, decode_decision
+from holdfast.coordinator.records import RestorePoint
+from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
+from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
+from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import storage_from_url
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     DescribeFiles,

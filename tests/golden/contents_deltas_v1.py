@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from statebackends.state import (
+from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
     ListStateDescriptor,

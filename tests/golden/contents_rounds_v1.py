@@ -4,7 +4,7 @@ Never change what is here: the snapshots are kept for ever."""
 
 from __future__ import annotations
 
-from statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from tests.golden.model import Contents, Held
 
 COUNT = ValueStateDescriptor("count", int)

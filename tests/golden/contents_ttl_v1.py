@@ -4,15 +4,15 @@ Never change what is here: the snapshots are kept for ever."""
 
 from __future__ import annotations
 
-from statebackends.serializers import Pickled
-from statebackends.state import (
+from holdfast.statebackends.serializers import Pickled
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.ttl import Ttl
+from holdfast.statebackends.ttl import Ttl
 from tests.golden.contents_v1 import LATE, Mean, Stop
 from tests.golden.model import Contents, Held
 

@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from statebackends.serializers import Pickled
-from statebackends.state import (
+from holdfast.statebackends.serializers import Pickled
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ColumnAggregate,
     ColumnarStateDescriptor,

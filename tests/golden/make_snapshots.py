@@ -16,21 +16,21 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from barriers.messages import SubtaskKey
-from coordinator.sharedfiles import SharedFiles, shared_handles
-from operators.timers import timer_metas
-from statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
-from statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups, operator_id
-from statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
-from statebackends.snapshot import METADATA_NAME
-from statebackends.statecodec import state_metas
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent, run_flow
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
+from holdfast.operators.timers import timer_metas
+from holdfast.statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups, operator_id
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot import METADATA_NAME
+from holdfast.statebackends.statecodec import state_metas
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent, run_flow
 from tests.golden.contents_deltas_v1 import FIRST, SECOND, THIRD
 from tests.golden.contents_rounds_v1 import AFTER, BEFORE
 from tests.golden.contents_ttl_v1 import TTL_JOB

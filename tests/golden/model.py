@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from statebackends.keys import KeyType
-from statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, Redistribution, StateDescriptor
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, Redistribution, StateDescriptor
 
 MAX_PARALLELISM = 128
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

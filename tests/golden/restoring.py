@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.judging import judge_snapshot
-from coordinator.restore import assign_state, find_list_states
-from coordinator.snapshots import load_snapshot, read_lists
-from statebackends.backend import RestoredOperatorState, TimerRow
-from statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import OperatorSubtaskState
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keygroups import assign_key_groups
-from statebackends.metadata import SnapshotMetadata
-from statebackends.operator_state import read_entries
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.coordinator.judging import judge_snapshot
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.snapshots import load_snapshot, read_lists
+from holdfast.statebackends.backend import RestoredOperatorState, TimerRow
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 from tests.golden.contents_v1 import JOB
 from tests.golden.make_snapshots import graph
 from tests.golden.model import MAX_PARALLELISM, Contents

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
-from statebackends.errors import CorruptStateError, UnsupportedVersionError
-from statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
+from holdfast.statebackends.storage.checksums import checksum_of
 from tests.golden.contents_v1 import FLIGHTS
 from tests.golden.independent_reader import UnreadableError, open_envelope, read_snapshot
 from tests.golden.make_snapshots import GOLDEN

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from api.cli import app
-from statebackends.errors import BackendMismatchError
-from statebackends.factory import BackendKind
+from holdfast.api.cli import app
+from holdfast.statebackends.errors import BackendMismatchError
+from holdfast.statebackends.factory import BackendKind
 from tests.golden.contents_ttl_v1 import DURATION_MS
 from tests.golden.contents_v1 import JOB
 from tests.golden.goldens import NAMES, described, folder_of, job_of, recipe_of

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from barriers.jobgraph import JobGraph
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
     CheckpointKind,
@@ -29,14 +29,14 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from barriers.transport import LocalNetwork, LocalTransport
-from operators.base import JobPlan
-from operators.context import CancelToken, Done, FlowCancelledError
-from operators.deploy import SubtaskBuilder, WorkerPorts
-from operators.worker import Worker
-from operators.worker_main import pickle_plan
-from statebackends.handles import OperatorSubtaskState
-from statebackends.storage.operations import Flow, Operation, Storage, one_by_one
+from holdfast.barriers.transport import LocalNetwork, LocalTransport
+from holdfast.operators.base import JobPlan
+from holdfast.operators.context import CancelToken, Done, FlowCancelledError
+from holdfast.operators.deploy import SubtaskBuilder, WorkerPorts
+from holdfast.operators.worker import Worker
+from holdfast.operators.worker_main import pickle_plan
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.storage.operations import Flow, Operation, Storage, one_by_one
 
 States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.sinks.parquet import ParquetSink
-from operators.sources.generator import GeneratorSource
-from statebackends.errors import JobExistsError, UnclaimedStateError
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.statebackends.errors import JobExistsError, UnclaimedStateError
 from tests.integration.test_two_processes import (
     KEYS,
     SCHEMA,

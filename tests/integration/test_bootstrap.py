@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from statebackends.errors import MaxParallelismError, UnclaimedStateError
+from holdfast.statebackends.errors import MaxParallelismError, UnclaimedStateError
 from tests.integration.test_two_processes import (
     KEYS,
     Cluster,

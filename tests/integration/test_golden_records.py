@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from barriers import codec
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -36,8 +36,8 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from barriers.sinklog import CommitEntry, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
-from coordinator.records import (
+from holdfast.barriers.sinklog import CommitEntry, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
+from holdfast.coordinator.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
@@ -48,9 +48,9 @@ from coordinator.records import (
     SavepointRecord,
     VoidRecord,
 )
-from coordinator.totals import OperatorTotals
-from operators.sinks.manifest import Committable
-from statebackends.handles import (
+from holdfast.coordinator.totals import OperatorTotals
+from holdfast.operators.sinks.manifest import Committable
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,

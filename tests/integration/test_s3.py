@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.snapshots.snapshot import Snapshot
-from operators.base import JobPlan
-from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
-from statebackends.storage import operations as ops
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import S3Connection
+from holdfast.api.snapshots.snapshot import Snapshot
+from holdfast.operators.base import JobPlan
+from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import S3Connection
 from tests.api.test_serve import ROOT, Process
 from tests.integration.test_two_processes import KEYS, Cluster, CountPerKey, committed, counting_plan, eventually, expected
 from tests.s3_server import S3Server

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from barriers.jobgraph import SinkMode, Submission
-from statebackends.errors import CheckpointFailedError, CommittablesLeftError, SinkMovedError
+from holdfast.barriers.jobgraph import SinkMode, Submission
+from holdfast.statebackends.errors import CheckpointFailedError, CommittablesLeftError, SinkMovedError
 from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
 
 ROWS = 6_000

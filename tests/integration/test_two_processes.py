@@ -19,18 +19,18 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from api.client import RestClient
-from api.main import EmbeddedCoordinator
-from api.settings import ServerSettings
-from barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.process import ProcessFunction
-from operators.processes import LocalProcessSlots
-from operators.sinks.parquet import ParquetSink, read_committed
-from operators.sources.generator import GeneratorSource
-from operators.worker_main import WorkerSpec, pickle_plan
-from statebackends.state import ValueStateDescriptor
+from holdfast.api.client import RestClient
+from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.settings import ServerSettings
+from holdfast.barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.processes import LocalProcessSlots
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.worker_main import WorkerSpec, pickle_plan
+from holdfast.statebackends.state import ValueStateDescriptor
 
 TOKEN = "integration-token-0123456789"
 DEADLINE_S = 60.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.base import Operator, SourceReader
-from statebackends.errors import InvariantError
+from holdfast.operators.base import Operator, SourceReader
+from holdfast.statebackends.errors import InvariantError
 
 FLIGHTS = pa.schema(
     [

@@ -19,27 +19,27 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.base import Operator
-from operators.context import RuntimeContext, SubtaskPool
-from operators.mailbox import Mailbox
-from operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
-from statebackends.backend import KeyedStateBackend, RestoredOperatorState, SnapshotTarget
-from statebackends.factory import create_keyed_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.handles import KeyedStateHandle
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.operator_state import ListOperatorStateBackend
-from statebackends.redistribute import (
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Operator
+from holdfast.operators.context import RuntimeContext, SubtaskPool
+from holdfast.operators.mailbox import Mailbox
+from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
+from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState, SnapshotTarget
+from holdfast.statebackends.factory import create_keyed_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.handles import KeyedStateHandle
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.operator_state import ListOperatorStateBackend
+from holdfast.statebackends.redistribute import (
     NewEntries,
     OldEntries,
     broadcast_redistribute,
     split_redistribute,
     union_redistribute,
 )
-from statebackends.state import OPERATOR_KINDS
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.state import OPERATOR_KINDS
+from holdfast.statebackends.storage.operations import run_flow
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import ManualClock, ManualPool
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from barriers.elements import Batch
-from operators.base import OperatorCounters
-from statebackends.backend import OperatorListState
-from statebackends.errors import ObjectMissingError
-from statebackends.storage import operations as ops
-from statebackends.storage.local import storage_from_url
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import OperatorCounters
+from holdfast.statebackends.backend import OperatorListState
+from holdfast.statebackends.errors import ObjectMissingError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.local import storage_from_url
 
 
 class DictStorage:

@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from barriers.aligner import Aligner
-from barriers.elements import Batch, ElementEvent
-from barriers.gate import InputGate
-from barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
-from barriers.valve import MultiInputValve
-from operators.base import Operator, Poll
-from operators.chain import ChainNode, OperatorChain
-from operators.context import CancelToken, Done, FlowCancelledError, RuntimeContext, SubtaskPool
-from operators.intake import GateInputs
-from operators.mailbox import Mailbox
-from operators.snapshotting import SubtaskSnapshots
-from operators.source_operator import SourceOperator
-from operators.subtask import Subtask
-from operators.subtaskports import SubtaskPorts
-from statebackends.backend import OperatorListState, SnapshotTarget
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
-from statebackends.localcopies import LocalCopies
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Flow, WriteFile, one_by_one
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.barriers.gate import InputGate
+from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
+from holdfast.barriers.valve import MultiInputValve
+from holdfast.operators.base import Operator, Poll
+from holdfast.operators.chain import ChainNode, OperatorChain
+from holdfast.operators.context import CancelToken, Done, FlowCancelledError, RuntimeContext, SubtaskPool
+from holdfast.operators.intake import GateInputs
+from holdfast.operators.mailbox import Mailbox
+from holdfast.operators.snapshotting import SubtaskSnapshots
+from holdfast.operators.source_operator import SourceOperator
+from holdfast.operators.subtask import Subtask
+from holdfast.operators.subtaskports import SubtaskPorts
+from holdfast.statebackends.backend import OperatorListState, SnapshotTarget
+from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
+from holdfast.statebackends.localcopies import LocalCopies
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import Flow, WriteFile, one_by_one
 from tests.operators.ports import DictStorage
 
 KEY = SubtaskKey("v", 0)

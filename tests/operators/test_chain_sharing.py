@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barriers.elements import Batch
-from operators.chain import ChainNode, OperatorChain
-from operators.functions.rows import MapOperator
-from operators.schema import UNDECLARED, RowType
+from holdfast.barriers.elements import Batch
+from holdfast.operators.chain import ChainNode, OperatorChain
+from holdfast.operators.functions.rows import MapOperator
+from holdfast.operators.schema import UNDECLARED, RowType
 from tests.operators.harness import OperatorHarness
 from tests.operators.runtime import Port
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from barriers import codec
-from barriers.messages import AckBatch, AcknowledgeCheckpoint
-from operators import control_client
-from operators.control_client import CoordinatorAddress, CoordinatorHttp, UnreachableError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.barriers import codec
+from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint
+from holdfast.operators import control_client
+from holdfast.operators.control_client import CoordinatorAddress, CoordinatorHttp, UnreachableError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
 TIMEOUT_S = 0.4
 """Of one piece in these tests."""

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barriers.messages import CheckpointKind
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.sinks.parquet import ParquetSink, read_committed
-from operators.sources.generator import GeneratorSource
-from statebackends.storage.operations import Storage
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.statebackends.storage.operations import Storage
 from tests.cookbook import COOKBOOK, RECIPES, load
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from barriers.jobgraph import JobConfig, RestartStrategy
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.launcher import JobHandle, LaunchOptions
-from operators.sinks.simple import Blackhole
-from statebackends.errors import GraphError, InvalidConfigError, JobExistsError
+from holdfast.barriers.jobgraph import JobConfig, RestartStrategy
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.launcher import JobHandle, LaunchOptions
+from holdfast.operators.sinks.simple import Blackhole
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, JobExistsError
 from tests.operators.ends import NamedSink, NamedSource
 
 

@@ -14,16 +14,16 @@ import pyarrow as pa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from barriers.messages import CheckpointKind
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.aggregates import count, max, mean
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink, read_committed
-from operators.sources.generator import GeneratorSource
-from operators.time import Tumbling
-from statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from statebackends.storage.operations import Storage
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.aggregates import count, max, mean
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.time import Tumbling
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.storage.operations import Storage
 from tests.examples import examples
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from barriers import codec
-from barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -36,9 +36,9 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from barriers.socketfolder import SocketFolder, make_socket_folder
-from operators import worker_main
-from operators.control_client import (
+from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
+from holdfast.operators import worker_main
+from holdfast.operators.control_client import (
     ADDRESS_FILE,
     CONNECT_TIMEOUT_S,
     PIECE_BYTES,
@@ -47,19 +47,19 @@ from operators.control_client import (
     CoordinatorHttp,
     UnreachableError,
 )
-from operators.gateway import Gateway
-from operators.pool import SystemClock, ThreadPool
-from operators.session import REGISTER_BYTES_MAX
-from operators.sessionevents import WorkerIdentity
-from operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
-from statebackends.errors import (
+from holdfast.operators.gateway import Gateway
+from holdfast.operators.pool import SystemClock, ThreadPool
+from holdfast.operators.session import REGISTER_BYTES_MAX
+from holdfast.operators.sessionevents import WorkerIdentity
+from holdfast.operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
+from holdfast.statebackends.errors import (
     AuthenticationError,
     HoldfastError,
     InvalidConfigError,
     NotLeaderError,
     StateDirectoryNotSharedError,
 )
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
 IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
 DEADLINE_S = 10.0
@@ -252,7 +252,7 @@ def test_a_worker_that_leaves_waits_for_one_request_and_not_for_two(monkeypatch:
             nonlocal waited_s
             waited_s += timeout_s
 
-    monkeypatch.setattr("operators.gateway.time", SimpleNamespace(monotonic=lambda: waited_s), raising=False)
+    monkeypatch.setattr("holdfast.operators.gateway.time", SimpleNamespace(monotonic=lambda: waited_s), raising=False)
     address = CoordinatorAddress("http://127.0.0.1:9", None)
     gateway = Gateway(IDENTITY, address, SystemClock(), deliver=lambda _: None, metrics=lambda attempt: ())
     monkeypatch.setattr(gateway, "_thread", Asking())

@@ -15,16 +15,16 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
-from operators.environment import Environment
-from operators.functions.aggregates import count, max, mean, sum
-from operators.functions.process import ProcessFunction
-from operators.keyed import KeyedStream
-from operators.stream import Stream
-from operators.time import Tumbling
-from statebackends.errors import GraphError, InvalidConfigError, UnknownColumnError
-from statebackends.keygroups import operator_id
-from statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.aggregates import count, max, mean, sum
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.keyed import KeyedStream
+from holdfast.operators.stream import Stream
+from holdfast.operators.time import Tumbling
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, UnknownColumnError
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from tests.operators.ends import FLIGHTS, NamedSink, NamedSource
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jobgraph_flights.json"

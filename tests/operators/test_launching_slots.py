@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from operators import runningjobs, spark, spark_settings
-from operators.launcher import LaunchOptions
-from operators.plandigest import PlanDigest
-from operators.spark import SparkLauncher
-from statebackends.errors import OutputMayRepeatError
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.operators import runningjobs, spark, spark_settings
+from holdfast.operators.launcher import LaunchOptions
+from holdfast.operators.plandigest import PlanDigest
+from holdfast.operators.spark import SparkLauncher
+from holdfast.statebackends.errors import OutputMayRepeatError
 
 DEADLINE_S = 10.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from operators.leader_retrieval import FOLLOWED_MAX, Target, is_safe_step, next_target
-from statebackends.errors import HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
+from holdfast.operators.leader_retrieval import FOLLOWED_MAX, Target, is_safe_step, next_target
+from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
 
 ADDRESS = "http://10.0.0.1:7000"
 SECOND = "http://10.0.0.2:7000"

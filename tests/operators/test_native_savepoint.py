@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from barriers.messages import CheckpointKind
-from statebackends.snapshot import file_handles
-from statebackends.storage.local import LocalStorage
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.storage.local import LocalStorage
 from tests.harness.mini import MiniCluster
 from tests.operators.test_flights_job import committed, expected, job
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.process import Collector, ProcessContext, ProcessFunction
-from operators.sinks.parquet import ParquetSink, read_committed
-from operators.sources.generator import GeneratorSource
-from statebackends.state import ValueStateDescriptor
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.statebackends.state import ValueStateDescriptor
 from tests.operators.test_cookbook import OUTPUTS, open_output, run
 
 ROWS, KEYS = 600, 7

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rocksdict import Options
 
-from barriers.jobgraph import RocksDBConfig
-from barriers.messages import CheckpointKind, FailureReason, TaskState
-from operators.functions.process import ProcessOperator
-from statebackends import rocksdb_store
-from statebackends.errors import StateBackendError
-from statebackends.panics import failure_of, is_panic
-from statebackends.rocksdb import RocksKeyedBackend
-from statebackends.rocksdb_store import RocksStore
+from holdfast.barriers.jobgraph import RocksDBConfig
+from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
+from holdfast.operators.functions.process import ProcessOperator
+from holdfast.statebackends import rocksdb_store
+from holdfast.statebackends.errors import StateBackendError
+from holdfast.statebackends.panics import failure_of, is_panic
+from holdfast.statebackends.rocksdb import RocksKeyedBackend
+from holdfast.statebackends.rocksdb_store import RocksStore
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 from tests.operators.test_worker import committed, count_job, expected

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from operators.packaging import modules_by_value
-from operators.plandigest import PlanDigest, describe_difference, digest_plan
-from operators.sources.dataframe import DataFrameSource
+from holdfast.operators.packaging import modules_by_value
+from holdfast.operators.plandigest import PlanDigest, describe_difference, digest_plan
+from holdfast.operators.sources.dataframe import DataFrameSource
 
 CELL = """
 import dataclasses, enum, functools

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph
-from operators.launcher import LaunchOptions
-from operators.plandigest import PlanDigest
-from operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
-from statebackends.errors import CheckpointFailedError, NotFoundError
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.operators.launcher import LaunchOptions
+from holdfast.operators.plandigest import PlanDigest
+from holdfast.operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
+from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError
 
 DEADLINE_S = 10.0
 HERE, THERE = "http://here", "http://there"

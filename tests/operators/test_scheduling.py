@@ -10,8 +10,8 @@ from typing import Any, cast
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from barriers.elements import Batch, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
-from barriers.messages import (
+from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from holdfast.barriers.messages import (
     CheckpointKind,
     FinishTasks,
     NotifyCheckpointAborted,
@@ -19,11 +19,11 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from operators.base import Poll
-from operators.deploy import DeployedSubtask
-from operators.mailbox import CancelSubtask
-from operators.source_operator import SourceOperator
-from operators.worker import _is_due
+from holdfast.operators.base import Poll
+from holdfast.operators.deploy import DeployedSubtask
+from holdfast.operators.mailbox import CancelSubtask
+from holdfast.operators.source_operator import SourceOperator
+from holdfast.operators.worker import _is_due
 from tests.operators.runtime import Bench, ListReader, ListSource, ManualClock, Recording
 
 ROWS = 40

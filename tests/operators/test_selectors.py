@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from barriers.elements import Batch
-from operators.schema import RowType
-from operators.selectors import FunctionKeySelector, Selector, key_selector
-from statebackends.errors import GraphError, InvalidKeyError, UserFunctionError
+from holdfast.barriers.elements import Batch
+from holdfast.operators.schema import RowType
+from holdfast.operators.selectors import FunctionKeySelector, Selector, key_selector
+from holdfast.statebackends.errors import GraphError, InvalidKeyError, UserFunctionError
 
 ROWS = RowType(pa.schema([("s", pa.string()), ("i", pa.int32()), ("f", pa.float64()), ("d", pa.date32())]))
 COLUMNS = pa.record_batch({"s": ["a", "b"], "i": [1, 2], "f": [0.5, -0.0], "d": [1, 2]}, schema=ROWS.schema)

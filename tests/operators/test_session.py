@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from barriers import codec
-from barriers.jobgraph import JobConfig, JobGraph
-from barriers.messages import (
+from holdfast.barriers import codec
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -35,8 +35,8 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from operators.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
-from operators.sessionevents import (
+from holdfast.operators.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
+from holdfast.operators.sessionevents import (
     AcksAnswered,
     Action,
     AnswerReady,
@@ -58,8 +58,15 @@ from operators.sessionevents import (
     refuse_post,
     refuse_registration,
 )
-from statebackends.errors import FencedError
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorSubtaskState,
+    StateMeta,
+)
 
 IDENTITY = WorkerIdentity("job", 1, 1, 7, "nonce", 42, "host", "tcp://h:1", "dir")
 

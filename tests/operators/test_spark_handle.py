@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from barriers.messages import CheckpointKind, FailureReason
-from coordinator import joblog
-from coordinator.joblog import JobLog
-from coordinator.notes import AttemptFailed, CheckpointFailed, Note
-from operators import spark_handle, spark_slots
-from operators.spark_handle import COORDINATOR_LOGGER, SparkJobHandle
-from operators.spark_slots import Ended, SlotRunner
-from operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
-from statebackends.errors import CheckpointFailedError, FencedError, JobFailedError, StorageUnavailableError
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator import joblog
+from holdfast.coordinator.joblog import JobLog
+from holdfast.coordinator.notes import AttemptFailed, CheckpointFailed, Note
+from holdfast.operators import spark_handle, spark_slots
+from holdfast.operators.spark_handle import COORDINATOR_LOGGER, SparkJobHandle
+from holdfast.operators.spark_slots import Ended, SlotRunner
+from holdfast.operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
+from holdfast.statebackends.errors import CheckpointFailedError, FencedError, JobFailedError, StorageUnavailableError
 
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
 GRAPH = JobGraph("job", (SOURCE,), (), JobConfig())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from barriers.elements import (
+from holdfast.barriers.elements import (
     MAX_WATERMARK,
     Batch,
     CancelMarker,
@@ -17,7 +17,7 @@ from barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from barriers.messages import (
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     CheckpointKind,
     DeclineCheckpoint,
@@ -29,10 +29,10 @@ from barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from operators.base import Operator
-from operators.mailbox import CancelSubtask, FailSubtask
-from operators.source_operator import SourceOperator
-from statebackends.errors import StorageUnavailableError, UserFunctionError
+from holdfast.operators.base import Operator
+from holdfast.operators.mailbox import CancelSubtask, FailSubtask
+from holdfast.operators.source_operator import SourceOperator
+from holdfast.statebackends.errors import StorageUnavailableError, UserFunctionError
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import Bench, ListSource, ManualClock, Recording
 

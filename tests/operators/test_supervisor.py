@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from barriers.jobgraph import JobConfig
-from operators.spark_slots import _outcome
-from operators.spark_task import WorkerReport
-from operators.supervisor import (
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.operators.spark_slots import _outcome
+from holdfast.operators.spark_task import WorkerReport
+from holdfast.operators.supervisor import (
     ABSENCE_FIRST_MS,
     ABSENCE_MARGIN_MS,
     ABSENCE_MS_MAX,

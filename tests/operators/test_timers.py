@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK
-from operators.timers import InternalTimerService, Timer, TimerQueue, timer_metas
-from statebackends.backend import FrozenTimerRows
-from statebackends.errors import InvalidConfigError
-from statebackends.generationrows import GenerationRows
-from statebackends.keygroups import assign_key_groups
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.timers import InternalTimerService, Timer, TimerQueue, timer_metas
+from holdfast.statebackends.backend import FrozenTimerRows
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.keygroups import assign_key_groups
 from tests.examples import examples
 
 K1, K2 = (b"k1", 3), (b"k2", 90)

@@ -15,12 +15,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from operators.environment import Environment
-from operators.functions.process import ProcessFunction
-from operators.unpicklable import check_picklable
-from statebackends.errors import GraphError
-from statebackends.serializers import Pickled
-from statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.unpicklable import check_picklable
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.serializers import Pickled
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from tests.operators.ends import NamedSink, NamedSource
 
 LOCK = threading.Lock()

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from operators.functions.context import LOGGER
-from operators.worker_main import show_user_log
+from holdfast.operators.functions.context import LOGGER
+from holdfast.operators.worker_main import show_user_log
 
 
 @contextmanager

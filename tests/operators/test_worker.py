@@ -13,21 +13,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from barriers.jobgraph import RocksDBConfig
-from barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
-from operators.base import JobPlan
-from operators.environment import Environment
-from operators.functions.aggregates import count
-from operators.functions.process import ProcessFunction
-from operators.sinks.parquet import ParquetSink, read_committed
-from operators.sources.generator import GeneratorSource
-from operators.time import Tumbling
-from operators.worker import IDLE_WAIT_MS_MAX
-from statebackends.errors import StorageUnavailableError
-from statebackends.rocksdb import RocksKeyedBackend
-from statebackends.rocksdb_tiers import FrontTier
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.operations import Operation, Storage
+from holdfast.barriers.jobgraph import RocksDBConfig
+from holdfast.barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
+from holdfast.operators.base import JobPlan
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.aggregates import count
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.time import Tumbling
+from holdfast.operators.worker import IDLE_WAIT_MS_MAX
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.rocksdb import RocksKeyedBackend
+from holdfast.statebackends.rocksdb_tiers import FrontTier
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.operations import Operation, Storage
 from tests.examples import examples
 from tests.harness.mini import KilledError, MiniCluster
 from tests.operators.ports import DictStorage

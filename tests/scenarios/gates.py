@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from barriers.aligner import Aligner
-from barriers.alignment import AbortCheckpoint, BarrierHandler, TriggerSnapshot
-from barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition
-from barriers.gate import Delivered, GateOutput, InputGate
-from barriers.tracker import BarrierTracker
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import AbortCheckpoint, BarrierHandler, TriggerSnapshot
+from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition
+from holdfast.barriers.gate import Delivered, GateOutput, InputGate
+from holdfast.barriers.tracker import BarrierTracker
 from tests.scenarios.notation import (
     Event,
     Trace,

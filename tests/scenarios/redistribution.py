@@ -6,14 +6,9 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from statebackends.handles import InlineHandle, KeyedStateHandle, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
-from statebackends.redistribute import (
-    broadcast_redistribute,
-    keyed_redistribute,
-    split_redistribute,
-    union_redistribute,
-)
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
 from tests.scenarios.notation import is_empty, plain
 from tests.scenarios.outcome import Covered, Failed, Outcome, Passed
 from tests.scenarios.tables import Row, UnparsedError

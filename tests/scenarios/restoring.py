@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from coordinator.judging import plan_restore
-from statebackends.errors import MaxParallelismError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import operator_id
-from statebackends.metadata import SnapshotMetadata
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.coordinator.judging import plan_restore
+from holdfast.statebackends.errors import MaxParallelismError
+from holdfast.statebackends.handles import (
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorState,
+    OperatorSubtaskState,
+    StateMeta,
+)
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.metadata import SnapshotMetadata
 from tests.scenarios.outcome import Failed, Outcome, Passed
 from tests.scenarios.tables import UnparsedError
 from tests.statebackends.foreign_tables import savepoint_of

@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription, Submission
-from barriers.messages import (
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription, Submission
+from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     CheckpointKind,
     Deploy,
@@ -31,10 +31,10 @@ from barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from chaos.checkers import make_checkers
-from chaos.observations import Commanded, Delivered, Led, Lifecycle, Observation, PhaseBegan, Reported, Stored, StoreView
-from chaos.scenario import Scenario, SinkExpectation
-from coordinator.records import (
+from holdfast.chaos.checkers import make_checkers
+from holdfast.chaos.observations import Commanded, Delivered, Led, Lifecycle, Observation, PhaseBegan, Reported, Stored, StoreView
+from holdfast.chaos.scenario import Scenario, SinkExpectation
+from holdfast.coordinator.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
@@ -45,8 +45,8 @@ from coordinator.records import (
     SubmissionRecord,
     encode_record,
 )
-from statebackends.errors import StorageUnavailableError
-from statebackends.handles import (
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -56,9 +56,9 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import DeleteFile, Operation, PutIfAbsent, WriteFile
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import DeleteFile, Operation, PutIfAbsent, WriteFile
 
 JOB = "5" * 32
 STATE, OUT, SAVEPOINTS = "/state", "/out", "/savepoints"

@@ -12,30 +12,30 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from barriers.jobgraph import ClaimMode, JobGraph, Submission
-from barriers.launches import draw_secret
-from barriers.messages import SubtaskKey
-from chaos.disk import SimDisk
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.effects import Identity, StorageEffects
-from coordinator.jobmaster import JobMaster
-from coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
-from coordinator.records import JobPaths, RestorePoint
-from coordinator.routing import RoutedStorage
-from coordinator.store import read_job
-from coordinator.submitting import Starter, resume_submission, start_submission
-from statebackends.backend import SnapshotTarget
-from statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.metadata import decode_metadata
-from statebackends.partwriter import PartsWriter, WrittenPart
-from statebackends.snapshot import write_part
-from statebackends.snapshots.bootstrapping import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.operations import Flow, one_by_one, run_flow
+from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission
+from holdfast.barriers.launches import draw_secret
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.chaos.disk import SimDisk
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.effects import Identity, StorageEffects
+from holdfast.coordinator.jobmaster import JobMaster
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
+from holdfast.coordinator.records import JobPaths, RestorePoint
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.store import read_job
+from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.partwriter import PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot import write_part
+from holdfast.statebackends.snapshots.bootstrapping import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.operations import Flow, one_by_one, run_flow
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS, submission, word_count
 
 JOB, OTHER = "ab" * 16, "cd" * 16

@@ -7,13 +7,13 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.faults import Fault
-from chaos.judging import Dependence
-from chaos.results import RunResult, ViolationRecord
-from chaos.runner import SeedRunner
-from chaos.seedprocess import Task
-from chaos.trace import Trace
-from chaos.userrows import Difference
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.judging import Dependence
+from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.runner import SeedRunner
+from holdfast.chaos.seedprocess import Task
+from holdfast.chaos.trace import Trace
+from holdfast.chaos.userrows import Difference
 
 ENTRY = "tests.simulation.fakes:run_seed"
 
@@ -34,7 +34,7 @@ _runs = 0
 
 @dataclass(frozen=True)
 class FakeRequest:
-    """chaos.world.RunRequest, without the whole product that every process would have to import."""
+    """holdfast.chaos.world.RunRequest, without the whole product that every process would have to import."""
 
     seed: int
     workload: str
@@ -127,7 +127,7 @@ def make_runner(jobs: int = 1, limit_s: float = 20.0) -> SeedRunner:
 
 def run_keygroups(request: FakeRequest) -> FakeRun:
     """A run that touches one module of the product."""
-    from statebackends.keygroups import assign_key_groups
+    from holdfast.statebackends.keygroups import assign_key_groups
 
     assign_key_groups(128, 4, request.seed % 4)
     return run_seed(request)

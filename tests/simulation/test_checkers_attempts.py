@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import SubtaskStatus, TaskState
-from chaos.checkers.attempts import AttemptsChecker
-from chaos.observations import FaultBegan, Reported
+from holdfast.barriers.messages import SubtaskStatus, TaskState
+from holdfast.chaos.checkers.attempts import AttemptsChecker
+from holdfast.chaos.observations import FaultBegan, Reported
 from tests.simulation.checker_world import Story
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason
-from chaos.observations import Reported, Stored
-from coordinator.records import AbortRecord, encode_record
-from statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
-from statebackends.storage.operations import PutIfAbsent, ReadFile
+from holdfast.barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason
+from holdfast.chaos.observations import Reported, Stored
+from holdfast.coordinator.records import AbortRecord, encode_record
+from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.storage.operations import PutIfAbsent, ReadFile
 from tests.simulation.checker_world import JOB, STATE, Story
 
 COUNT = "count" * 6

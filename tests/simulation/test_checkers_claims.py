@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.jobgraph import ClaimMode, Submission
-from barriers.messages import CheckpointKind
-from chaos.observations import Submitted
-from coordinator.records import METADATA, OWNER, RestorePoint
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.observations import Submitted
+from holdfast.coordinator.records import METADATA, OWNER, RestorePoint
 from tests.simulation.checker_world import SAVEPOINTS, Story
 
 FOLDER = f"{SAVEPOINTS}/savepoint-2"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from barriers.messages import (
+from holdfast.barriers.messages import (
     CheckpointKind,
     Deploy,
     Deployment,
@@ -16,8 +16,8 @@ from barriers.messages import (
     NotifyCheckpointComplete,
     Registered,
 )
-from chaos.observations import Answered
-from statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorSubtaskState
+from holdfast.chaos.observations import Answered
+from holdfast.statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorSubtaskState
 from tests.simulation.checker_world import JOB, POSITIONS, SAVEPOINTS, Story, graph
 
 

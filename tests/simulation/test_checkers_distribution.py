@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import coordinator.restore as restore_module
-from barriers.messages import Deploy
-from chaos.workloads import WORKLOADS
-from chaos.world import RunRequest, run_seed
-from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
-from statebackends.redistribute import split_redistribute
+import holdfast.coordinator.restore as restore_module
+from holdfast.barriers.messages import Deploy
+from holdfast.chaos.workloads import WORKLOADS
+from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.redistribute import split_redistribute
 from tests.simulation.checker_world import JOB, POSITIONS, STATE, Story, graph
 from tests.simulation.workload_runs import Run
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from barriers.messages import CancelTasks, NotifyCheckpointAborted, Registered
-from chaos.checkers.notices import NOTICE_MS_MAX, NoticesChecker
-from chaos.observations import Answered, Lifecycle
+from holdfast.barriers.messages import CancelTasks, NotifyCheckpointAborted, Registered
+from holdfast.chaos.checkers.notices import NOTICE_MS_MAX, NoticesChecker
+from holdfast.chaos.observations import Answered, Lifecycle
 from tests.simulation.checker_world import Story, process
 
 

@@ -10,10 +10,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from barriers.messages import CheckpointKind
-from chaos.checkers.output import OutputChecker, _Sink
-from chaos.scenario import CutExpectation, Emitted, Positions, SinkExpectation
-from statebackends.handles import (
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.output import OutputChecker, _Sink
+from holdfast.chaos.scenario import CutExpectation, Emitted, Positions, SinkExpectation
+from holdfast.statebackends.handles import (
     InlineHandle,
     KeyedStateHandle,
     KeyGroupRange,
@@ -21,8 +21,8 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from statebackends.keyedtables import encode_keyed_table, keyed_table_schema
-from statebackends.keys import KeyType
+from holdfast.statebackends.keyedtables import encode_keyed_table, keyed_table_schema
+from holdfast.statebackends.keys import KeyType
 from tests.simulation.checker_world import OUT, POSITIONS, Story, ledger
 
 ROWS = ((1, 1), (2, 1), (1, 2))

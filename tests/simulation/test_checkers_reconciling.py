@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from chaos.observations import Listened
-from coordinator.incidents import Incident
-from coordinator.lifecycle import NOT_BACK
+from holdfast.chaos.observations import Listened
+from holdfast.coordinator.incidents import Incident
+from holdfast.coordinator.lifecycle import NOT_BACK
 from tests.simulation.checker_world import Story, graph, process
 
 TIMEOUT_MS = 1_000

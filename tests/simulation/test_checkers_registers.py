@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import CheckpointKind, Deploy, NotifyCheckpointComplete, Registered, TaskState, TriggerCheckpoint
-from chaos.observations import Answered, Commanded, Impersonated, Led, Stored
-from coordinator.records import encode_record
-from statebackends.errors import AuthenticationError
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.barriers.messages import CheckpointKind, Deploy, NotifyCheckpointComplete, Registered, TaskState, TriggerCheckpoint
+from holdfast.chaos.observations import Answered, Commanded, Impersonated, Led, Stored
+from holdfast.coordinator.records import encode_record
+from holdfast.statebackends.errors import AuthenticationError
+from holdfast.statebackends.storage.operations import PutIfAbsent
 from tests.simulation.checker_world import JOB, STATE, Story
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
-from barriers.elements import Batch
-from barriers.messages import (
+from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
@@ -19,13 +19,13 @@ from barriers.messages import (
     Heartbeat,
     SubtaskMetrics,
 )
-from chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
-from chaos.checkers.retention import DISCARD_MS_MAX
-from chaos.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
-from coordinator.jobevents import JobState
-from coordinator.pending import PendingStatus
-from statebackends.errors import StorageUnavailableError
-from statebackends.storage.operations import DeleteFile, ListFolder
+from holdfast.chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
+from holdfast.chaos.checkers.retention import DISCARD_MS_MAX
+from holdfast.chaos.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
+from holdfast.coordinator.jobevents import JobState
+from holdfast.coordinator.pending import PendingStatus
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.storage.operations import DeleteFile, ListFolder
 from tests.simulation.checker_world import JOB, OUT, STATE, Story, graph, process
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chaos.checkers.repair import ENDS, RepairChecker
-from chaos.observations import Lifecycle, PhaseBegan
-from coordinator import fsck, owners
-from coordinator.owners import Claims
+from holdfast.chaos.checkers.repair import ENDS, RepairChecker
+from holdfast.chaos.observations import Lifecycle, PhaseBegan
+from holdfast.coordinator import fsck, owners
+from holdfast.coordinator.owners import Claims
 from tests.simulation.checker_world import JOB, STATE, Story
 
 

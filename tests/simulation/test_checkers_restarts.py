@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.jobgraph import RestartStrategy
-from barriers.messages import SubtaskStatus, TaskState
-from chaos.observations import Reported
-from coordinator.incidents import Incident
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.barriers.messages import SubtaskStatus, TaskState
+from holdfast.chaos.observations import Reported
+from holdfast.coordinator.incidents import Incident
 from tests.simulation.test_checkers_pacing import Job
 
 USER, LOST = "UserFunctionError: operator 'count': no", "WorkerLost: slot 0"

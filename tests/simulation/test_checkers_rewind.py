@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from barriers.jobgraph import Submission
-from barriers.messages import CheckpointKind
-from chaos.checkers.descent import EVERYTHING, descent
-from chaos.users import older_snapshots
-from coordinator.records import RestorePoint, SubmissionRecord
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.descent import EVERYTHING, descent
+from holdfast.chaos.users import older_snapshots
+from holdfast.coordinator.records import RestorePoint, SubmissionRecord
 from tests.simulation.checker_world import JOB, Story, graph, ledger
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from chaos.checkers.stops import RETRY_MS, StopsChecker
-from chaos.coordinatorhost import Wish
-from chaos.observations import Answered, FaultBegan, Requested
-from coordinator.views import TriggerView
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.chaos.checkers.stops import RETRY_MS, StopsChecker
+from holdfast.chaos.coordinatorhost import Wish
+from holdfast.chaos.observations import Answered, FaultBegan, Requested
+from holdfast.coordinator.views import TriggerView
 from tests.simulation.checker_world import Story
 
 STOP = CheckpointKind.STOP_SAVEPOINT

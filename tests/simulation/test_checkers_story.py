@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barriers.messages import CheckpointKind, TaskState
-from chaos.checkers import CHECKERS, INVARIANTS, NOT_COVERED, make_checkers
-from chaos.observations import Led, PhaseBegan
-from coordinator.records import RestorePoint
+from holdfast.barriers.messages import CheckpointKind, TaskState
+from holdfast.chaos.checkers import CHECKERS, INVARIANTS, NOT_COVERED, make_checkers
+from holdfast.chaos.observations import Led, PhaseBegan
+from holdfast.coordinator.records import RestorePoint
 from tests.simulation.checker_world import JOB, Story, ledger
 
 

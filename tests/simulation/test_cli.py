@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast
-from chaos import cli, coverage, report, sabotage, world
-from chaos.faults import FAMILIES, KINDS, decode_plan, encode_plan
-from chaos.plan import draw_plan
-from chaos.sabotage import SABOTAGES
-from chaos.scenario import Scenario, Workload
-from chaos.sometimes import SOMETIMES
-from chaos.summary import CoverageReport
-from chaos.workloads import ON_DEMAND, WORKLOADS
+from holdfast.chaos import cli, coverage, report, sabotage, world
+from holdfast.chaos.faults import FAMILIES, KINDS, decode_plan, encode_plan
+from holdfast.chaos.plan import draw_plan
+from holdfast.chaos.sabotage import SABOTAGES
+from holdfast.chaos.scenario import Scenario, Workload
+from holdfast.chaos.sometimes import SOMETIMES
+from holdfast.chaos.summary import CoverageReport
+from holdfast.chaos.workloads import ON_DEMAND, WORKLOADS
 from tests.simulation import fakes
 
 runner = CliRunner()
@@ -179,13 +179,13 @@ def test_coverage_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def measure(requests: list[Any], **_: Any) -> CoverageReport:
         asked.extend(request.seed for request in requests)
-        return CoverageReport(len(requests), 71.5, {"barriers": 80.0}, ("barriers.transport",))
+        return CoverageReport(len(requests), 71.5, {"barriers": 80.0}, ("holdfast.barriers.transport",))
 
     monkeypatch.setattr(coverage, "measure", measure)
     output = call("sim", "--seeds", "20", "--start", "10", "--workload", "good", "--jobs", "1")
     assert asked == [10, 11]
     assert paragraphs(output)["coverage"] == "71.5 % of branches in 2 runs (barriers 80.0 %)"
-    assert paragraphs(output)["never ran"] == "barriers.transport"
+    assert paragraphs(output)["never ran"] == "holdfast.barriers.transport"
 
 
 def test_an_interruption_while_measuring_coverage_leaves_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

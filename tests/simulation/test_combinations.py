@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from barriers.jobgraph import JobConfig
-from chaos.combinations import COMBINATIONS, SHARE, Combination, draw_combination
-from chaos.faults import KINDS, check_plan
-from chaos.sometimes import SOMETIMES
-from chaos.world import RunRequest, run_seed
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.chaos.combinations import COMBINATIONS, SHARE, Combination, draw_combination
+from holdfast.chaos.faults import KINDS, check_plan
+from holdfast.chaos.sometimes import SOMETIMES
+from holdfast.chaos.world import RunRequest, run_seed
 
 HORIZON_MS = 2_000
 SEEDS_MAX = 12

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from chaos.faults import Fault
-from chaos.world import RunRequest, run_seed
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.world import RunRequest, run_seed
 
 STOP = Fault("restore", at_ms=300)
 SEEDS = (5, 21)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos import coverage
-from chaos.coverage import MISSING, has_functions, measure, report, sample
+from holdfast.chaos import coverage
+from holdfast.chaos.coverage import MISSING, has_functions, measure, report, sample
 from tests.simulation.fakes import make_request
 
 GROUPS = "tests.simulation.fakes:run_keygroups"
@@ -56,8 +56,8 @@ def test_only_what_runs_after_the_imports_counts() -> None:
     found = measure([make_request(seed) for seed in range(3)], limit_s=60, entry=GROUPS)
     assert found.unavailable == ""
     assert found.runs == 3
-    assert "statebackends.keygroups" not in found.never_ran
-    assert {"barriers.aligner", "coordinator.machine", "operators.mailbox", "statebackends.snapshot"} <= set(found.never_ran)
+    assert "holdfast.statebackends.keygroups" not in found.never_ran
+    assert {"holdfast.barriers.aligner", "holdfast.coordinator.machine", "holdfast.operators.mailbox", "holdfast.statebackends.snapshot"} <= set(found.never_ran)
     assert 0 < found.packages["statebackends"] < 50
     assert found.packages["coordinator"] == 0
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-import operators.subtask as subtask_module
-from chaos.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
-from chaos.faults import Fault
-from chaos.results import ViolationRecord
-from chaos.runner import SeedRunner
-from chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
-from chaos.workloads import WORKLOADS
-from chaos.world import RunRequest, run_seed
+import holdfast.operators.subtask as subtask_module
+from holdfast.chaos.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.results import ViolationRecord
+from holdfast.chaos.runner import SeedRunner
+from holdfast.chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
+from holdfast.chaos.workloads import WORKLOADS
+from holdfast.chaos.world import RunRequest, run_seed
 from tests.examples import examples
 from tests.simulation import fakes
 from tests.simulation.fakes import make_task

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from chaos.disk import SimDisk
-from statebackends.errors import InvalidConfigError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.filesystem import FileSystem, OsFileSystem
-from statebackends.storage.operations import Storage
+from holdfast.chaos.disk import SimDisk
+from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.filesystem import FileSystem, OsFileSystem
+from holdfast.statebackends.storage.operations import Storage
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 

@@ -18,31 +18,31 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barriers.messages import CheckpointKind, FailureReason
-from chaos.sabotage import find_sabotage
-from coordinator import events as on
-from coordinator import jobevents as job
-from coordinator.claiming import dispose_snapshot
-from coordinator.fsck import FsckReport, FsckRequest, check_directory
-from coordinator.publication import CheckpointFact
-from coordinator.records import METADATA, OWNER, JobPaths, OwnerRecord, decode_record
-from coordinator.restore import assign_state, find_list_states
-from coordinator.snapshots import find_problems, in_folder, load_snapshot, read_lists
-from coordinator.store import put_once
-from coordinator.submitting import Starter, clear_ended, preflight, start_submission
-from statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
-from statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
-from statebackends.metadata import SnapshotMetadata
-from statebackends.operator_state import read_entries
-from statebackends.snapshot import file_handles
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.editing import edit_snapshot
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.snapshots.verifying import verify_files
-from statebackends.storage.operations import run_flow
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.chaos.sabotage import find_sabotage
+from holdfast.coordinator import events as on
+from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.claiming import dispose_snapshot
+from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
+from holdfast.coordinator.publication import CheckpointFact
+from holdfast.coordinator.records import METADATA, OWNER, JobPaths, OwnerRecord, decode_record
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.snapshots import find_problems, in_folder, load_snapshot, read_lists
+from holdfast.coordinator.store import put_once
+from holdfast.coordinator.submitting import Starter, clear_ended, preflight, start_submission
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
+from holdfast.statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.editing import edit_snapshot
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import MAX_PARALLELISM
 from tests.simulation import crash_scenes as scenes
 from tests.simulation import outside

@@ -15,20 +15,20 @@ from typing import Any
 import msgspec
 import pytest
 
-import coordinator.sinkforks as sinkforks_module
-import operators.sinks.committer as committer_module
-from barriers.jobgraph import SinkMode
-from barriers.messages import CheckpointKind
-from barriers.sinklog import FORK_PROPERTY
-from coordinator.planning import SubmissionPlan, examine_submission
-from coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
-from coordinator.sinkforks import Fate
-from coordinator.store import read_job
-from operators.sinks.parquet import read_log
-from statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
-from statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.operations import run_flow
+import holdfast.coordinator.sinkforks as sinkforks_module
+import holdfast.operators.sinks.committer as committer_module
+from holdfast.barriers.jobgraph import SinkMode
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.sinklog import FORK_PROPERTY
+from holdfast.coordinator.planning import SubmissionPlan, examine_submission
+from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.sinkforks import Fate
+from holdfast.coordinator.store import read_job
+from holdfast.operators.sinks.parquet import read_log
+from holdfast.statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
+from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.operations import run_flow
 from tests.coordinator.doubles import submission
 from tests.coordinator.test_claiming import OTHER
 from tests.coordinator.test_restore import snapshot, stored

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from chaos.faults import Fault
-from chaos.results import RunResult
-from chaos.world import RunRequest, run_seed
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.results import RunResult
+from holdfast.chaos.world import RunRequest, run_seed
 
 COUNTER = ("counter", 1496)
 """Two workers, files of state in the store, ten failed checkpoints tolerated."""

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from chaos.expectations import Expectation, collecting, of_function
-from chaos.judging import SinkJudge
-from chaos.scenario import Row
-from chaos.userrows import RowSource, UserSink, frozen, named_rows
-from statebackends.errors import InvalidConfigError
+from holdfast.chaos.expectations import Expectation, collecting, of_function
+from holdfast.chaos.judging import SinkJudge
+from holdfast.chaos.scenario import Row
+from holdfast.chaos.userrows import RowSource, UserSink, frozen, named_rows
+from holdfast.statebackends.errors import InvalidConfigError
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.float64()), ("at", pa.int64())])
 TIMED = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us", "UTC"))])

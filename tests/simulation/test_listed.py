@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.sabotage import SABOTAGES
-from chaos.workloads import WORKLOADS
+from holdfast.chaos.sabotage import SABOTAGES
+from holdfast.chaos.workloads import WORKLOADS
 from tests.simulation.listed import ListedSeed, listed_seeds
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.faults import Fault
-from chaos.localdisk import damage_copies, limited_disk
-from chaos.world import RunRequest, run_seed
-from statebackends import localcopies, localrecovery, rocksdb_store
-from statebackends.errors import OutOfSpaceError
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.localdisk import damage_copies, limited_disk
+from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.statebackends import localcopies, localrecovery, rocksdb_store
+from holdfast.statebackends.errors import OutOfSpaceError
 
 OWNER = Path("recovery", "job", "1-vertex-0-n1")
 

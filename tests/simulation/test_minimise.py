@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.faults import Fault
-from chaos.minimise import minimise
-from chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.minimise import minimise
+from holdfast.chaos.results import RunResult, ViolationRecord
 
 
 def result(faults: int, *, hit: tuple[int, ...] | None = None, broke: str = "I5") -> RunResult:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from chaos.disk import SimDisk
-from chaos.objectstore import SimObjectStore
-from chaos.wire import SimS3
-from statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.operations import Operation, Storage
+from holdfast.chaos.disk import SimDisk
+from holdfast.chaos.objectstore import SimObjectStore
+from holdfast.chaos.wire import SimS3
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.operations import Operation, Storage
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 

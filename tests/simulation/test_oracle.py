@@ -11,11 +11,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chaos.oracle import CommittedOutput, Growing, OutputDamagedError, Sequences, committed, compare, compare_states, counted
-from chaos.scenario import Possibly, Row, SinkExpectation
-from chaos.statereading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
-from statebackends.errors import CorruptStateError
-from statebackends.handles import (
+from holdfast.chaos.oracle import (
+    CommittedOutput,
+    Growing,
+    OutputDamagedError,
+    Sequences,
+    committed,
+    compare,
+    compare_states,
+    counted,
+)
+from holdfast.chaos.scenario import Possibly, Row, SinkExpectation
+from holdfast.chaos.statereading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -24,9 +33,9 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from statebackends.handles import OperatorListHandle as ListHandle
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.handles import OperatorListHandle as ListHandle
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
 
 LEDGER = SinkExpectation("/out", "led/ger", None, ordered_by=(0, 1), steps_by_one=True)
 FOLDER = "_holdfast/led%2Fger"
@@ -273,7 +282,7 @@ def stored(state: OperatorSubtaskState, name: str) -> tuple[OperatorSubtaskState
 
 
 def test_whole_tables_are_read_without_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("chaos.statereading.read_rows")
+    monkeypatch.delattr("holdfast.chaos.statereading.read_rows")
     in_file, data = stored(keyed((1, 5), (2, 6)), "op-0")
     view = snapshot(in_file, keyed((3, 7)))
     view.files["job/chk-1/op-0"] = data

@@ -10,16 +10,16 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from chaos.oracle import counted
-from chaos.scenario import Scenario
-from chaos.workerhost import BACKEND_SETTINGS
-from chaos.workloads import find_workload
-from chaos.world import FAILURES_MAX, RunRequest, run_seed
-from operators.sources.dataframe import DataFrameSource
-from operators.stateloading import StateLoader
-from operators.worker_main import pickle_plan
-from statebackends.errors import InvalidConfigError
-from statebackends.settings import StateBackendSettings
+from holdfast.chaos.oracle import counted
+from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workerhost import BACKEND_SETTINGS
+from holdfast.chaos.workloads import find_workload
+from holdfast.chaos.world import FAILURES_MAX, RunRequest, run_seed
+from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.stateloading import StateLoader
+from holdfast.operators.worker_main import pickle_plan
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.settings import StateBackendSettings
 from tests.simulation.workload_runs import Run
 
 PIPELINE = '''

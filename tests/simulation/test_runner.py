@@ -11,10 +11,10 @@ import weakref
 
 import pytest
 
-from chaos import runner
-from chaos.results import RunResult
-from chaos.runner import SeedRunner
-from chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform, tidy_up
+from holdfast.chaos import runner
+from holdfast.chaos.results import RunResult
+from holdfast.chaos.runner import SeedRunner
+from holdfast.chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform, tidy_up
 from tests.simulation import fakes
 from tests.simulation.fakes import make_runner, make_task
 

@@ -11,32 +11,32 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from barriers.aligner import Aligner
-from barriers.alignment import TriggerSnapshot
-from barriers.channels import OutputChannel, OutputSettings
-from barriers.credits import CreditAnnouncement, SenderCredit
-from barriers.elements import Batch, CheckpointBarrier, Watermark
-from barriers.frames import ChannelId
-from barriers.gate import Delivered, InputGate
-from barriers.valve import StatusWatermarkValve
-from chaos.checkers import INVARIANTS
-from chaos.faults import check_plan, expand_kinds
-from chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
-from chaos.workloads import WORKLOADS
-from coordinator import restore as restore_module
-from operators.sources.generator import GeneratorSource
-from operators.timers import TimerQueue
-from statebackends.errors import InvalidConfigError
-from statebackends.expiry import Expiry, TableExpiry, TtlClock
-from statebackends.frozen import FrozenColumns
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
-from statebackends.redistribute import keyed_redistribute
-from statebackends.storage.filesystem import OsFileSystem
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent, ReadFile
-from statebackends.ttl import Ttl
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import TriggerSnapshot
+from holdfast.barriers.channels import OutputChannel, OutputSettings
+from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
+from holdfast.barriers.elements import Batch, CheckpointBarrier, Watermark
+from holdfast.barriers.frames import ChannelId
+from holdfast.barriers.gate import Delivered, InputGate
+from holdfast.barriers.valve import StatusWatermarkValve
+from holdfast.chaos.checkers import INVARIANTS
+from holdfast.chaos.faults import check_plan, expand_kinds
+from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
+from holdfast.chaos.workloads import WORKLOADS
+from holdfast.coordinator import restore as restore_module
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.timers import TimerQueue
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.expiry import Expiry, TableExpiry, TtlClock
+from holdfast.statebackends.frozen import FrozenColumns
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.redistribute import keyed_redistribute
+from holdfast.statebackends.storage.filesystem import OsFileSystem
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent, ReadFile
+from holdfast.statebackends.ttl import Ttl
 from tests.operators.functions import test_window as window_tests
 from tests.operators.harness import OperatorHarness
 from tests.operators.ports import ManualContext

@@ -8,25 +8,25 @@ from typing import Any
 
 import msgspec
 
-import coordinator.claiming as claiming_module
-import coordinator.effects as effects_module
-import coordinator.store as store_module
-from barriers.jobgraph import RestartStrategy
-from barriers.launches import launch_token
-from barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
-from coordinator import events as on
-from coordinator.incidents import Incident, Incidents
-from coordinator.leadership import become_leader
-from coordinator.publication import CheckpointFact, RecordedJob
-from coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
-from coordinator.releasing import Releases
-from coordinator.settling import Takeover, settle_job
-from coordinator.sharedfiles import SharedFiles
-from coordinator.stopping import StopIntent, StopRetries
-from coordinator.workforce import JobTurn, Workforce
-from statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
-from statebackends.handles import FileHandle, OperatorSubtaskState
-from statebackends.storage.operations import DeleteFile, Flow, run_flow
+import holdfast.coordinator.claiming as claiming_module
+import holdfast.coordinator.effects as effects_module
+import holdfast.coordinator.store as store_module
+from holdfast.barriers.jobgraph import RestartStrategy
+from holdfast.barriers.launches import launch_token
+from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
+from holdfast.coordinator import events as on
+from holdfast.coordinator.incidents import Incident, Incidents
+from holdfast.coordinator.leadership import become_leader
+from holdfast.coordinator.publication import CheckpointFact, RecordedJob
+from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
+from holdfast.coordinator.releasing import Releases
+from holdfast.coordinator.settling import Takeover, settle_job
+from holdfast.coordinator.sharedfiles import SharedFiles
+from holdfast.coordinator.stopping import StopIntent, StopRetries
+from holdfast.coordinator.workforce import JobTurn, Workforce
+from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
+from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
+from holdfast.statebackends.storage.operations import DeleteFile, Flow, run_flow
 from tests.coordinator import test_stopping
 from tests.coordinator.bench import JOB, A, B, Bench, of, path, state
 from tests.coordinator.doubles import submission, word_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.world import RunRequest, run_seed
+from holdfast.chaos.world import RunRequest, run_seed
 from tests.simulation.listed import ListedSeed, listed_seeds
 
 

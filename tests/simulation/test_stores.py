@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from chaos.disk import SimDisk
-from chaos.observations import Observation, Stored
-from chaos.processes import Kernel, Process
-from chaos.stores import EPOCH_MS, OK, SimStores, StoreClient, StoreDecision
-from chaos.streams import Streams
-from chaos.trace import Trace
-from statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.operations import Operation, Storage
+from holdfast.chaos.disk import SimDisk
+from holdfast.chaos.observations import Observation, Stored
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.chaos.stores import EPOCH_MS, OK, SimStores, StoreClient, StoreDecision
+from holdfast.chaos.streams import Streams
+from holdfast.chaos.trace import Trace
+from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.operations import Operation, Storage
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 ROOT = "/state"

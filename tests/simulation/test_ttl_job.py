@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.oracle import counted
-from chaos.workloads import find_workload
-from chaos.world import RunRequest, run_seed
-from statebackends.factory import BACKEND_KINDS, BackendKind
+from holdfast.chaos.oracle import counted
+from holdfast.chaos.workloads import find_workload
+from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind
 from tests.simulation.workload_runs import Run
 
 PIPELINE = '''

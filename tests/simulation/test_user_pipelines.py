@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chaos import userruns
-from chaos.campaign import Campaign, Settings, Unwatched, run_campaign
-from chaos.determinism import DETERMINISM, run_twice
-from chaos.faults import Fault
-from chaos.results import RunResult
-from chaos.seedprocess import Task
-from chaos.workloads import find_workload
-from chaos.world import RunRequest, run_seed
-from statebackends.errors import InvalidConfigError
+from holdfast.chaos import userruns
+from holdfast.chaos.campaign import Campaign, Settings, Unwatched, run_campaign
+from holdfast.chaos.determinism import DETERMINISM, run_twice
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.results import RunResult
+from holdfast.chaos.seedprocess import Task
+from holdfast.chaos.workloads import find_workload
+from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.statebackends.errors import InvalidConfigError
 from tests.examples import examples
 from tests.simulation.user_pipelines import HELPER, PIPELINES
 

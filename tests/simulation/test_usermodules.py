@@ -10,14 +10,14 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from barriers.jobgraph import JobConfig, JobGraph
-from chaos.processes import Kernel, Process
-from chaos.streams import Streams
-from chaos.trace import Trace
-from chaos.undeclared import changed, memory_of
-from chaos.usermodules import IDENTITY, TRACKED, UserModules, running
-from operators.base import JobPlan
-from operators.pickling import dumps_by_value
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.chaos.streams import Streams
+from holdfast.chaos.trace import Trace
+from holdfast.chaos.undeclared import changed, memory_of
+from holdfast.chaos.usermodules import IDENTITY, TRACKED, UserModules, running
+from holdfast.operators.base import JobPlan
+from holdfast.operators.pickling import dumps_by_value
 
 NAME = "module_of_a_user"
 SOURCE = """

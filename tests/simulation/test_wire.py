@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from chaos.observations import Stored
-from chaos.sometimes import Sometimes
-from chaos.stores import Outcome, StoreDecision
-from chaos.wire import HICCUPS_MAX, Fate, ServiceError, SimClient, SimS3, Trouble
-from statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.operations import Operation
+from holdfast.chaos.observations import Stored
+from holdfast.chaos.sometimes import Sometimes
+from holdfast.chaos.stores import Outcome, StoreDecision
+from holdfast.chaos.wire import HICCUPS_MAX, Fate, ServiceError, SimClient, SimS3, Trouble
+from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.operations import Operation
 from tests.simulation.test_stores import Bench
 from tests.statebackends.storage_contract import DATA, PATH
 

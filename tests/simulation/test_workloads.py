@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chaos.scenario import Scenario
-from chaos.workloads import WORKLOADS, find_workload
-from chaos.workloads.feeds import Feed, read_before
-from chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
-from chaos.workloads.late import LOST_BATCHES_MAX, LateFeed
-from chaos.workloads.settings import BACKENDS, with_config
-from operators.worker_main import pickle_plan
-from statebackends.errors import InvalidConfigError
+from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads import WORKLOADS, find_workload
+from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
+from holdfast.chaos.workloads.late import LOST_BATCHES_MAX, LateFeed
+from holdfast.chaos.workloads.settings import BACKENDS, with_config
+from holdfast.operators.worker_main import pickle_plan
+from holdfast.statebackends.errors import InvalidConfigError
 from tests.simulation.workload_runs import Run
 
 FAMILIES = tuple(WORKLOADS)
@@ -127,8 +127,8 @@ def test_the_counter_is_as_large_as_the_measured_run() -> None:
 
 _DIGESTS = """
 import hashlib, random
-from chaos.workloads import WORKLOADS
-from operators.worker_main import pickle_plan
+from holdfast.chaos.workloads import WORKLOADS
+from holdfast.operators.worker_main import pickle_plan
 for family in WORKLOADS.values():
     for seed in range(5):
         scenario = family.make(random.Random(seed))

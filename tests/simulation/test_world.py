@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from chaos.faults import KINDS, Fault, check_plan, decode_plan, encode_plan
-from chaos.processes import Kernel, Process
-from chaos.streams import Streams
-from chaos.trace import Trace
-from chaos.workloads import find_workload
-from chaos.world import RunRequest, run_seed
-from statebackends.errors import InvalidConfigError
+from holdfast.chaos.faults import KINDS, Fault, check_plan, decode_plan, encode_plan
+from holdfast.chaos.processes import Kernel, Process
+from holdfast.chaos.streams import Streams
+from holdfast.chaos.trace import Trace
+from holdfast.chaos.workloads import find_workload
+from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.statebackends.errors import InvalidConfigError
 
 MOMENTS: dict[str, Fault] = {
     "kill_worker": Fault("kill_worker", "workers", on="worker.process.", nth=20),

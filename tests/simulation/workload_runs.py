@@ -6,17 +6,17 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from barriers.messages import CheckpointKind, SubtaskKey
-from chaos.objectstore import SimObjectStore
-from chaos.oracle import CommittedOutput, Sequences, compare, compare_states, counted
-from chaos.scenario import CutExpectation, Scenario, SinkExpectation
-from chaos.statereading import SnapshotView
-from coordinator.judging import plan_restore
-from coordinator.restore import assign_state, find_list_states
-from operators.base import JobPlan
-from operators.worker_main import pickle_plan
-from statebackends.handles import OperatorState, OperatorSubtaskState
-from statebackends.metadata import SnapshotMetadata
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey
+from holdfast.chaos.objectstore import SimObjectStore
+from holdfast.chaos.oracle import CommittedOutput, Sequences, compare, compare_states, counted
+from holdfast.chaos.scenario import CutExpectation, Scenario, SinkExpectation
+from holdfast.chaos.statereading import SnapshotView
+from holdfast.coordinator.judging import plan_restore
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.operators.base import JobPlan
+from holdfast.operators.worker_main import pickle_plan
+from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
+from holdfast.statebackends.metadata import SnapshotMetadata
 from tests.harness.mini import Completed, MiniCluster
 
 STATE = "/state"

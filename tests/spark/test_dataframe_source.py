@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from operators.sources import dataframe_write
-from operators.sources.dataframe import DataFrameReader, DataFrameSource
-from statebackends.errors import CorruptStateError, InvalidConfigError
-from statebackends.storage.local import LocalStorage
+from holdfast.operators.sources import dataframe_write
+from holdfast.operators.sources.dataframe import DataFrameReader, DataFrameSource
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
+from holdfast.statebackends.storage.local import LocalStorage
 from tests.operators.ports import ManualContext
 
 if TYPE_CHECKING:

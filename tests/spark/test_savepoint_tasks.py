@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from operators.sources.dataframe_write import map_in_arrow
-from statebackends.errors import InvalidConfigError, InvalidKeyError, StorageUnavailableError
+from holdfast.operators.sources.dataframe_write import map_in_arrow
+from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError, StorageUnavailableError
 from tests.statebackends.snapshot_harness import files_below
 
 if TYPE_CHECKING:

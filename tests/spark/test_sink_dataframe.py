@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from barriers.elements import Batch
-from operators.sinks.parquet import ParquetSink, read_committed
-from statebackends.errors import NotFoundError
-from statebackends.storage import operations as ops
-from statebackends.storage.local import LocalStorage
+from holdfast.barriers.elements import Batch
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.local import LocalStorage
 from tests.operators.ports import Collected, ManualContext
 
 if TYPE_CHECKING:

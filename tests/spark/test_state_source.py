@@ -11,11 +11,11 @@ import pytest
 from pyspark.errors import PySparkException
 
 import holdfast as hf
-from barriers.messages import CheckpointKind
-from coordinator.records import SavepointRecord, encode_record
-from statebackends.errors import StateValueError
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.records import SavepointRecord, encode_record
+from holdfast.statebackends.errors import StateValueError
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent
 from tests.statebackends.snapshot_harness import SOME, UID, Contents, write
 
 if TYPE_CHECKING:

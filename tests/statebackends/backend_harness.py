@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from statebackends.backend import PendingSnapshot, SnapshotTarget
-from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata
-from statebackends.settings import StateBackendSettings
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.state import (
+from holdfast.statebackends.backend import PendingSnapshot, SnapshotTarget
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ColumnAggregate,
     ColumnarStateDescriptor,
@@ -29,8 +29,8 @@ from statebackends.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 
 MAX_PARALLELISM = 16
 KEY = KeyType.of(str)

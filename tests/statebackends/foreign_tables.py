@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import operator_id
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.handles import (
+    FileHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorState,
+    OperatorSubtaskState,
+    StateMeta,
+)
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
 
 UID = "op"
 KEY = KeyType.of(str)

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import msgspec
 
-from barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from barriers.messages import SubtaskKey
-from coordinator.judging import plan_restore
-from coordinator.restore import assign_state, find_list_states
-from coordinator.routing import RoutedStorage
-from coordinator.snapshots import load_snapshot, read_lists
-from statebackends.backend import SnapshotTarget
-from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
-from statebackends.metadata import NATIVE_PROPERTY, encode_metadata
-from statebackends.operator_state import read_entries
-from statebackends.snapshot import METADATA_NAME, write_part
-from statebackends.snapshots.contents import StoredSnapshot, states_of
-from statebackends.storage import resolve_folder
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent, Storage, run_flow
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.judging import plan_restore
+from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.snapshots import load_snapshot, read_lists
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.metadata import NATIVE_PROPERTY, encode_metadata
+from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.snapshot import METADATA_NAME, write_part
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, states_of
+from holdfast.statebackends.storage import resolve_folder
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent, Storage, run_flow
 from tests.statebackends.snapshot_harness import _SETTINGS, DESCRIPTORS, KEY, UID
 
 _numbers = itertools.count()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection
 from tests.s3_server import CREDENTIALS, S3Server, SimClock, connect, storage_on
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from statebackends.backend import SnapshotTarget, TimerRow
-from statebackends.factory import BackendKind, create_keyed_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
-from statebackends.keygroups import assign_key_groups
-from statebackends.keys import KeyType
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.settings import StateBackendSettings
-from statebackends.snapshot import METADATA_NAME, write_part
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.state import (
+from holdfast.statebackends.backend import SnapshotTarget, TimerRow
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.snapshot import METADATA_NAME, write_part
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
     ListStateDescriptor,
@@ -30,8 +30,8 @@ from statebackends.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import PutIfAbsent, Storage, run_flow
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import PutIfAbsent, Storage, run_flow
 
 UID = "totals"
 KEY = KeyType.of(str)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError
-from statebackends.storage import operations as ops
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.operations import Storage
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.operations import Storage
 
 DATA = b"twelve bytes"
 PATH = "job/chk-1/_metadata"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from statebackends.backend import TimerRow
-from statebackends.errors import (
+from holdfast.statebackends.backend import TimerRow
+from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
     InvalidConfigError,
@@ -19,19 +19,19 @@ from statebackends.errors import (
     UnclaimedStateError,
     UndeclaredStateError,
 )
-from statebackends.factory import BACKEND_KINDS, create_keyed_backend
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import FileHandle, KeyGroupRange
-from statebackends.keys import KeyType
-from statebackends.state import (
+from holdfast.statebackends.factory import BACKEND_KINDS, create_keyed_backend
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.storage.operations import one_by_one
+from holdfast.statebackends.storage.operations import one_by_one
 from tests.statebackends.backend_harness import (
     ALL,
     COUNT,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     CorruptStateError,
     InvalidConfigError,
     InvariantError,
@@ -21,11 +21,11 @@ from statebackends.errors import (
     StateValueError,
     StorageUnavailableError,
 )
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
-from statebackends.rocksdb_store import WRITE_ROWS, RocksStore
-from statebackends.settings import StateBackendSettings
-from statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from statebackends.storage.operations import Operation, Storage, UploadFile, one_by_one, run_flow
+from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
+from holdfast.statebackends.rocksdb_store import WRITE_ROWS, RocksStore
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.storage.operations import Operation, Storage, UploadFile, one_by_one, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, smuggle, use
 
 BLOB = ValueStateDescriptor("blob", bytes)

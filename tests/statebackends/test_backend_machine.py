@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from statebackends.factory import BackendKind
-from statebackends.settings import StateBackendSettings
+from holdfast.statebackends.factory import BackendKind
+from holdfast.statebackends.settings import StateBackendSettings
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, SEEN, TAGS, TOTAL, WINDOWS, Cluster, columnar_update, union, use
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from statebackends.errors import InvalidConfigError, NotFoundError
-from statebackends.handles import KeyGroupRange
-from statebackends.snapshots.changes import ChangeFeed
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.snapshots.changes import ChangeFeed
 from tests.statebackends.snapshot_harness import KINDS, UID, Contents, write
 
 OLD = Contents(

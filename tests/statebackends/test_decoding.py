@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from statebackends import decoding
+from holdfast.statebackends import decoding
 
 
 class Inner(msgspec.Struct):
@@ -58,10 +58,10 @@ def test_threads_that_begin_together_survive_their_first_records() -> None:
 import sys, threading
 sys.setswitchinterval(1e-6)
 from barriers import codec
-from barriers.jobgraph import Submission
-from barriers.messages import Registered, RegisterWorker
-from coordinator.records import SubmissionRecord, decode_record
-from statebackends.errors import HoldfastError
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import Registered, RegisterWorker
+from holdfast.coordinator.records import SubmissionRecord, decode_record
+from holdfast.statebackends.errors import HoldfastError
 together = threading.Barrier(8)
 def run(kind):
     together.wait()

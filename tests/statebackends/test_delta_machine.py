@@ -11,18 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from barriers.messages import SubtaskKey
-from coordinator.sharedfiles import SharedFiles, shared_handles
-from statebackends import changes, columnar, generations, tablechains
-from statebackends.backend import SnapshotTarget, TimerRow
-from statebackends.factory import BackendKind
-from statebackends.generationrows import GenerationRows
-from statebackends.generations import Generations
-from statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from statebackends.layers import MISSING
-from statebackends.settings import StateBackendSettings
-from statebackends.storage.operations import run_flow
-from statebackends.tablepieces import table_pieces
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
+from holdfast.statebackends import changes, columnar, generations, tablechains
+from holdfast.statebackends.backend import SnapshotTarget, TimerRow
+from holdfast.statebackends.factory import BackendKind
+from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
+from holdfast.statebackends.layers import MISSING
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.tablepieces import table_pieces
 from tests.examples import examples
 from tests.statebackends.backend_harness import KEY, MAX_PARALLELISM, WINDOWS, union
 from tests.statebackends.test_backend_machine import CHANGES, IN_FLIGHT_MAX, KEYS, BackendMachine

@@ -19,17 +19,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
-from statebackends.factory import BACKEND_KINDS
-from statebackends.keys import KeyType
-from statebackends.recordshapes import RecordShape
-from statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, migrate, type_changes
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.exporting import export_snapshot
-from statebackends.snapshots.verifying import verify_files
-from statebackends.state import (
+from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.factory import BACKEND_KINDS
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.recordshapes import RecordShape
+from holdfast.statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, migrate, type_changes
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.exporting import export_snapshot
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
     ListStateDescriptor,
@@ -37,10 +37,10 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.statecodec import check_compatible, state_changes, state_meta
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
-from statebackends.ttl import Ttl
+from holdfast.statebackends.statecodec import check_compatible, state_changes, state_meta
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.ttl import Ttl
 from tests.statebackends.backend_harness import KEY, Cluster, stored, use
 
 AS_IS, MIGRATION, INCOMPATIBLE = Compatibility

@@ -8,11 +8,11 @@ import json
 import os
 from pathlib import Path
 
-from statebackends.keyedrows import KeyedRows
-from statebackends.keys import KeyType
-from statebackends.state import KeyedStateDescriptor, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from statebackends.statecodec import StateCodec
-from statebackends.ttl import Ttl
+from holdfast.statebackends.keyedrows import KeyedRows
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.state import KeyedStateDescriptor, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.ttl import Ttl
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ttl_rows_v1.json"
 KEY = KeyType.of(str)

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from statebackends.errors import CorruptStateError, StorageUnavailableError
-from statebackends.handles import FileHandle
-from statebackends.snapshots import parts
-from statebackends.snapshots.contents import StoredSnapshot, states_of
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.exporting import export_snapshot
-from statebackends.snapshots.parts import fetch_windows
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.snapshots.verifying import verify_files
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import (
+from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle
+from holdfast.statebackends.snapshots import parts
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, states_of
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.exporting import export_snapshot
+from holdfast.statebackends.snapshots.parts import fetch_windows
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DownloadFile,
     Operation,
@@ -34,7 +34,7 @@ from statebackends.storage.operations import (
     run_flow,
     transfers_between,
 )
-from statebackends.storage.transfers import ONE_BY_ONE, TransferPool
+from holdfast.statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 from tests.statebackends.snapshot_harness import SOME, UID, Contents, write
 
 MANY = Contents(

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import CorruptStateError, InvalidConfigError, InvariantError
-from statebackends.handles import (
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvariantError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -21,20 +21,20 @@ from statebackends.handles import (
     PlaceholderHandle,
     StateHandle,
 )
-from statebackends.increments import CHECKPOINTS_MAX, StoredFiles
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
-from statebackends.rocksdb import RocksKeyedBackend
-from statebackends.settings import StateBackendSettings
-from statebackends.sharedpaths import shared_name, writer_of
-from statebackends.snapshot import read_part, verify_snapshot
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.verifying import verify_files
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import DeleteFile, PutIfAbsent, run_flow
+from holdfast.statebackends.increments import CHECKPOINTS_MAX, StoredFiles
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.rocksdb import RocksKeyedBackend
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.sharedpaths import shared_name, writer_of
+from holdfast.statebackends.snapshot import read_part, verify_snapshot
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import DeleteFile, PutIfAbsent, run_flow
 from tests.statebackends.backend_harness import COUNT, MAX_PARALLELISM, TAGS, Cluster, owner
 
 DESCRIPTORS = (COUNT, TAGS)

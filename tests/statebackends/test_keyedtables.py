@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from statebackends.errors import CorruptStateError, InvariantError
-from statebackends.handles import KeyGroupRange, StateMeta
-from statebackends.keyedtables import (
+from holdfast.statebackends.errors import CorruptStateError, InvariantError
+from holdfast.statebackends.handles import KeyGroupRange, StateMeta
+from holdfast.statebackends.keyedtables import (
     decode_keyed_table,
     encode_keyed_table,
     key_columns,
@@ -22,8 +22,8 @@ from statebackends.keyedtables import (
     sort_by_key_group,
     state_meta_of,
 )
-from statebackends.keys import KeyType
-from statebackends.rowrules import RowRules
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.rowrules import RowRules
 
 FORMATS = ["arrow", "parquet"]
 UTF8 = KeyType.of(str)
@@ -108,7 +108,7 @@ def test_restriction_partitions_the_rows(table_format: Any) -> None:
 
 
 def test_only_row_groups_that_hold_wanted_key_groups_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statebackends.keyedtables._ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr("holdfast.statebackends.keyedtables._ROW_GROUP_ROWS", 100)
     data = encode_keyed_table(table_of([f"user-{index}" for index in range(1000)]), "parquet")
     read: list[int] = []
     original = pq.ParquetFile.read_row_groups

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statebackends import keygroups
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import KeyGroupRange
-from statebackends.keyhash import hash_utf8
+from holdfast.statebackends import keygroups
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.keyhash import hash_utf8
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackends.factory import BackendKind
-from statebackends.generations import Generations
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.layers import MapLayer, visible_keys
-from statebackends.mapgenerations import MapGenerations
-from statebackends.rocksdb import RocksKeyedBackend
-from statebackends.settings import StateBackendSettings
+from holdfast.statebackends.factory import BackendKind
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.layers import MapLayer, visible_keys
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.rocksdb import RocksKeyedBackend
+from holdfast.statebackends.settings import StateBackendSettings
 from tests.statebackends.backend_harness import COUNT, KEY, TAGS, Cluster, use
 
 KINDS: tuple[BackendKind, ...] = ("memory", "filesystem", "rocksdb")

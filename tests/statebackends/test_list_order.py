@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackends import rowrules
-from statebackends.errors import CorruptStateError
-from statebackends.factory import BackendKind
-from statebackends.handles import InlineHandle, KeyedStateHandle
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keys import KeyType
-from statebackends.listorder import in_list_order
-from statebackends.snapshots import judgedrows
-from statebackends.snapshots import tables as tables_module
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.state import ListStateDescriptor
-from statebackends.ttl import Ttl
+from holdfast.statebackends import rowrules
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.factory import BackendKind
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.listorder import in_list_order
+from holdfast.statebackends.snapshots import judgedrows
+from holdfast.statebackends.snapshots import tables as tables_module
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.state import ListStateDescriptor
+from holdfast.statebackends.ttl import Ttl
 from tests.statebackends.backend_harness import MAX_PARALLELISM, SEEN, Cluster, stored, use
 
 KINDS: tuple[BackendKind, ...] = ("memory", "filesystem", "rocksdb")

@@ -12,18 +12,13 @@ from typing import Any
 
 import pytest
 
-from statebackends.errors import (
-    AmbiguousWriteError,
-    InvalidConfigError,
-    InvariantError,
-    StorageUnavailableError,
-)
-from statebackends.storage import filesystem
-from statebackends.storage import operations as ops
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.filesystem import OsFileSystem
-from statebackends.storage.local import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
-from statebackends.storage.operations import Buffer
+from holdfast.statebackends.errors import AmbiguousWriteError, InvalidConfigError, InvariantError, StorageUnavailableError
+from holdfast.statebackends.storage import filesystem
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.filesystem import OsFileSystem
+from holdfast.statebackends.storage.local import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
+from holdfast.statebackends.storage.operations import Buffer
 from tests.statebackends.crash_filesystem import CrashFileSystem, PowerCut
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract, read
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackends.errors import InvalidConfigError
-from statebackends.keys import KeyType
-from statebackends.serializers import Pickled, TypeSpec
-from statebackends.state import MapStateDescriptor
-from statebackends.statecodec import StateCodec
-from statebackends.valueshapes import FloatShape
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serializers import Pickled, TypeSpec
+from holdfast.statebackends.state import MapStateDescriptor
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.valueshapes import FloatShape
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, use
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackends.errors import CorruptStateError, InvalidConfigError, UnsupportedVersionError
-from statebackends.handles import (
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, UnsupportedVersionError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -21,9 +21,9 @@ from statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from statebackends.keygroups import operator_id
-from statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
-from statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.storage.checksums import checksum_of
 from tests.examples import examples
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "snapshot_metadata_v1.json"

@@ -7,21 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from statebackends.backend import RestoredOperatorState, SnapshotTarget
-from statebackends.errors import (
+from holdfast.statebackends.backend import RestoredOperatorState, SnapshotTarget
+from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
     InvalidConfigError,
     UnclaimedStateError,
     UndeclaredStateError,
 )
-from statebackends.factory import create_operator_backend
-from statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
-from statebackends.operator_state import ListOperatorStateBackend, check_operator_state, read_entries
-from statebackends.redistribute import split_redistribute
-from statebackends.state import OPERATOR_KINDS, OperatorListStateDescriptor, Redistribution, ValueStateDescriptor
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
+from holdfast.statebackends.factory import create_operator_backend
+from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
+from holdfast.statebackends.operator_state import ListOperatorStateBackend, check_operator_state, read_entries
+from holdfast.statebackends.redistribute import split_redistribute
+from holdfast.statebackends.state import OPERATOR_KINDS, OperatorListStateDescriptor, Redistribution, ValueStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
 
 OFFSETS, PENDING = OperatorListStateDescriptor("offsets"), OperatorListStateDescriptor("pending files")
 TARGET = SnapshotTarget(7, "job/chk-7", "op-0-1-n", False, 20)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from statebackends.pace import PAUSES_S_MAX, Pace
+from holdfast.statebackends.pace import PAUSES_S_MAX, Pace
 
 TURNS = 50
 

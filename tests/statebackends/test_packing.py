@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.sharedfiles import SharedFiles, UnresolvedError, shared_handles
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import CorruptStateError, HoldfastError
-from statebackends.handles import (
+from holdfast.coordinator.sharedfiles import SharedFiles, UnresolvedError, shared_handles
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -24,19 +24,19 @@ from statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.metadata import SnapshotMetadata
-from statebackends.partreading import read_parts
-from statebackends.partwriter import PACK_BYTES_MAX, PartsWriter
-from statebackends.snapshot import ProblemKind, read_part, verify_file
-from statebackends.snapshots.contents import StoredSnapshot, check_contents
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.verifying import verify_files
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Operation, ReadFile, Storage, run_flow
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.partreading import read_parts
+from holdfast.statebackends.partwriter import PACK_BYTES_MAX, PartsWriter
+from holdfast.statebackends.snapshot import ProblemKind, read_part, verify_file
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Operation, ReadFile, Storage, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, MAX_PARALLELISM, TAGS, Cluster, contents, fill, owner
 from tests.statebackends.test_increments import Job, read, write
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from operators.sinks.manifest import SinkSettings
-from statebackends.storage import operations as ops
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.locations import open_storage
-from statebackends.storage.permissions import SHARED
+from holdfast.operators.sinks.manifest import SinkSettings
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.permissions import SHARED
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=lambda mask: f"umask-{mask:03o}")

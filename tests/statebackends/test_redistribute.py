@@ -6,15 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackends.errors import InvalidConfigError
-from statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
-from statebackends.keygroups import assign_key_groups
-from statebackends.redistribute import (
-    broadcast_redistribute,
-    keyed_redistribute,
-    split_redistribute,
-    union_redistribute,
-)
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
 
 OLD = st.integers(1, 6).flatmap(
     lambda p: st.dictionaries(

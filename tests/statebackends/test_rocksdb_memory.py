@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from barriers.jobgraph import JobConfig, RocksDBConfig
-from statebackends.errors import InvalidConfigError
-from statebackends.rocksdb_memory import shared_memory
-from statebackends.rocksdb_store import RocksStore
-from statebackends.settings import StateBackendSettings
-from statebackends.state import ValueStateDescriptor
+from holdfast.barriers.jobgraph import JobConfig, RocksDBConfig
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.rocksdb_memory import shared_memory
+from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.state import ValueStateDescriptor
 from tests.statebackends.backend_harness import Cluster, use
 
 BLOB = ValueStateDescriptor("blob", bytes)

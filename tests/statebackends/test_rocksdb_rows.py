@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackends.errors import StateValueError
-from statebackends.keys import KeyType
-from statebackends.rocksdb_options import Compaction
-from statebackends.rocksdb_rowkeys import row_key, row_keys, write_order
-from statebackends.rocksdb_store import RocksStore
-from statebackends.state import ListStateDescriptor, ValueStateDescriptor
-from statebackends.statecodec import StateCodec
-from statebackends.ttl import Ttl
+from holdfast.statebackends.errors import StateValueError
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.rocksdb_options import Compaction
+from holdfast.statebackends.rocksdb_rowkeys import row_key, row_keys, write_order
+from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.state import ListStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.ttl import Ttl
 
 ROWS = st.lists(st.tuples(st.integers(0, 2**15 - 1), st.binary(min_size=1, max_size=30)), max_size=20)
 

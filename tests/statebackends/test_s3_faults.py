@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     InvalidConfigError,
     StorageAccessError,
     StorageThrottledError,
     StorageUnavailableError,
 )
-from statebackends.storage import operations as ops
-from statebackends.storage.s3 import S3Storage
-from statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection
 from tests.s3_server import App, Fault, S3Server, Silence, SimClock, Start, after, answer, connect, read_body, reset, truncate
 from tests.statebackends.s3_fixtures import clock, connection, first, server, storage
 from tests.statebackends.storage_contract import DATA, PATH, read

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-import statebackends.storage.s3 as s3
-import statebackends.storage.s3_transfer as s3_transfer
-from statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage import resolve_folder
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.locations import open_storage
-from statebackends.storage.s3 import S3Storage, open_s3
-from statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings
-from statebackends.storage.s3_transfer import Transfers
+import holdfast.statebackends.storage.s3 as s3
+import holdfast.statebackends.storage.s3_transfer as s3_transfer
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import resolve_folder
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.s3 import S3Storage, open_s3
+from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings
+from holdfast.statebackends.storage.s3_transfer import Transfers
 from tests.s3_server import S3Server, answer, connect
 from tests.simulation.test_objectstore import answer as outcome
 from tests.simulation.test_objectstore import some_operation
@@ -335,7 +335,7 @@ def test_boto3_is_installed_with_holdfast_and_imported_when_a_bucket_is_first_na
     assert project["optional-dependencies"]["s3"] == []
     program = (
         "import sys, holdfast as hf\n"
-        "from statebackends.storage.locations import open_storage\n"
+        "from holdfast.statebackends.storage.locations import open_storage\n"
         "hf.Environment('job'), hf.Snapshot, hf.ParquetSink('out')\n"
         f"open_storage({str(tmp_path)!r})\n"
         "print('boto3' in sys.modules)\n"

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, map_text, migrate, split_map_text
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, map_text, migrate, split_map_text
 from tests.examples import examples
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import CorruptStateError, ObjectMissingError
-from statebackends.handles import (
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
+from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -20,19 +20,11 @@ from statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from statebackends.keygroups import operator_id
-from statebackends.metadata import SnapshotMetadata, encode_metadata
-from statebackends.snapshot import (
-    ProblemKind,
-    file_name,
-    part_path,
-    read_metadata,
-    read_part,
-    verify_snapshot,
-    write_part,
-)
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import ReadFile, WriteFile, run_flow
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot import ProblemKind, file_name, part_path, read_metadata, read_part, verify_snapshot, write_part
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import ReadFile, WriteFile, run_flow
 
 DATA = b"0123456789" * 10
 META = StateMeta("count", "value", "int", "utf8")

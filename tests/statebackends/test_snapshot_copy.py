@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.snapshots.opening import open_snapshot
-from statebackends.errors import (
+from holdfast.api.snapshots.opening import open_snapshot
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,
     HoldfastError,
@@ -23,17 +23,17 @@ from statebackends.errors import (
     ObjectMissingError,
     StorageUnavailableError,
 )
-from statebackends.handles import FileHandle, KeyGroupRange
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.exporting import export_snapshot
-from statebackends.snapshots.targets import CLAIM_NAME
-from statebackends.snapshots.verifying import VerifyReport, verify_files
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.filesystem import OsFileSystem
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import (
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.exporting import export_snapshot
+from holdfast.statebackends.snapshots.targets import CLAIM_NAME
+from holdfast.statebackends.snapshots.verifying import VerifyReport, verify_files
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.filesystem import OsFileSystem
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import (
     Buffer,
     Operation,
     PutIfAbsent,
@@ -337,9 +337,9 @@ def test_a_source_that_vanishes_meanwhile(tmp_path: Path) -> None:
 
 
 def test_an_export_lists_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statebackends.snapshots.exporting.FILE_ROWS_MAX", 10)
-    monkeypatch.setattr("statebackends.snapshots.exporting._GROUP_ROWS", 4)
-    monkeypatch.setattr("statebackends.snapshots.tables.BATCH_ROWS", 3)
+    monkeypatch.setattr("holdfast.statebackends.snapshots.exporting.FILE_ROWS_MAX", 10)
+    monkeypatch.setattr("holdfast.statebackends.snapshots.exporting._GROUP_ROWS", 4)
+    monkeypatch.setattr("holdfast.statebackends.snapshots.tables.BATCH_ROWS", 3)
     contents = replace(SOME, count={f"k{n}": n for n in range(35)}, tags={})
     source = snapshot(tmp_path, ("filesystem", 2, True), contents)
     report = export_snapshot(source, list(source.states()), LocalStorage(tmp_path / "target"), "new")

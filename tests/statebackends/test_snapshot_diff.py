@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statebackends.errors import CorruptStateError, NotFoundError
-from statebackends.handles import OperatorState
-from statebackends.snapshots import diffing, diffrows
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.diffing import Change, SnapshotDiff, StateDiff, diff_snapshots
-from statebackends.snapshots.values import Comparer
+from holdfast.statebackends.errors import CorruptStateError, NotFoundError
+from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.snapshots import diffing, diffrows
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.diffing import Change, SnapshotDiff, StateDiff, diff_snapshots
+from holdfast.statebackends.snapshots.values import Comparer
 from tests.examples import examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, write
 from tests.statebackends.test_snapshot_rows import with_table
@@ -178,7 +178,7 @@ def test_a_stateless_operator_of_one_side_is_a_difference(tmp_path: Path) -> Non
 
 
 def diffing_empty() -> Any:
-    from statebackends.handles import OperatorSubtaskState
+    from holdfast.statebackends.handles import OperatorSubtaskState
 
     return OperatorSubtaskState()
 

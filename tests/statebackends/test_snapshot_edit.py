@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from api.snapshots.frames import change_of
-from statebackends.columntypes import fitted, loses_nothing
-from statebackends.errors import (
+from holdfast.api.snapshots.frames import change_of
+from holdfast.statebackends.columntypes import fitted, loses_nothing
+from holdfast.statebackends.errors import (
     CorruptStateError,
     HoldfastError,
     InvalidConfigError,
@@ -27,16 +27,16 @@ from statebackends.errors import (
     StateValueError,
     UserFunctionError,
 )
-from statebackends.handles import KeyGroupRange
-from statebackends.keyedtables import KEY_GROUP, POSITION
-from statebackends.metadata import NATIVE_PROPERTY
-from statebackends.serializers import TypeSpec
-from statebackends.snapshots.editing import edit_snapshot, layout_of
-from statebackends.snapshots.layout import StateLayout
-from statebackends.snapshots.sorting import KeyGroupSorter
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Operation
-from statebackends.tablepieces import DELTA_FORMAT
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.keyedtables import KEY_GROUP, POSITION
+from holdfast.statebackends.metadata import NATIVE_PROPERTY
+from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.snapshots.editing import edit_snapshot, layout_of
+from holdfast.statebackends.snapshots.layout import StateLayout
+from holdfast.statebackends.snapshots.sorting import KeyGroupSorter
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Operation
+from holdfast.statebackends.tablepieces import DELTA_FORMAT
 from tests.examples import examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, files_below, write
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statebackends.errors import (
+from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
     InvalidKeyError,
@@ -23,18 +23,18 @@ from statebackends.errors import (
     StateValueError,
     StorageUnavailableError,
 )
-from statebackends.keys import KeyType
-from statebackends.snapshots import ranges
-from statebackends.snapshots.bootstrapping import NewState, Shape, SpreadState, layout_of_descriptor, write_savepoint
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.places import Place
-from statebackends.snapshots.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange
-from statebackends.snapshots.targets import CLAIM_NAME
-from statebackends.snapshots.verifying import verify_files
-from statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import Operation, PutIfAbsent, run_flow
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.snapshots import ranges
+from holdfast.statebackends.snapshots.bootstrapping import NewState, Shape, SpreadState, layout_of_descriptor, write_savepoint
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.places import Place
+from holdfast.statebackends.snapshots.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange
+from holdfast.statebackends.snapshots.targets import CLAIM_NAME
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import Operation, PutIfAbsent, run_flow
 from tests.examples import examples
 from tests.statebackends.snapshot_harness import files_below
 
@@ -254,7 +254,7 @@ def test_a_driver_that_dies_anywhere_leaves_no_snapshot_or_the_whole_one(tmp_pat
 
 
 def _is_whole(root: Path) -> bool:
-    from statebackends.metadata import decode_metadata
+    from holdfast.statebackends.metadata import decode_metadata
 
     storage = LocalStorage(root)
     metadata = decode_metadata((root / "made" / "_metadata").read_bytes(), "made")

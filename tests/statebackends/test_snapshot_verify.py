@@ -11,20 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.snapshots.opening import open_snapshot
-from statebackends.errors import (
-    CorruptStateError,
-    StorageUnavailableError,
-)
-from statebackends.handles import FileHandle, KeyedStateHandle
-from statebackends.snapshot import ProblemKind
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.external import NO_DIRECTORY
-from statebackends.snapshots.verifying import verify_files
-from statebackends.storage.checksums import checksum_of
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import (
+from holdfast.api.snapshots.opening import open_snapshot
+from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle
+from holdfast.statebackends.snapshot import ProblemKind
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.external import NO_DIRECTORY
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import (
     DeleteFile,
     DeleteFolder,
     DownloadFile,

@@ -11,27 +11,34 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from statebackends import changes, tablechains
-from statebackends.backend import SnapshotTarget
-from statebackends.changes import ChangeLog
-from statebackends.deltaruns import REPLACED_METADATA, delta_run, merged_runs, replaced_by
-from statebackends.errors import CorruptStateError
-from statebackends.generations import Generations
-from statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keyedtables import keyed_table_schema
-from statebackends.keys import KeyType
-from statebackends.layers import MISSING, MapLayer
-from statebackends.mapgenerations import MapGenerations
-from statebackends.settings import StateBackendSettings
-from statebackends.snapshots.contents import StoredSnapshot, check_contents
-from statebackends.snapshots.copying import copy_snapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.verifying import verify_files
-from statebackends.state import ValueStateDescriptor
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import run_flow
-from statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, table_pieces
+from holdfast.statebackends import changes, tablechains
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.changes import ChangeLog
+from holdfast.statebackends.deltaruns import REPLACED_METADATA, delta_run, merged_runs, replaced_by
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorSubtaskState,
+    StateMeta,
+)
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keyedtables import keyed_table_schema
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.layers import MISSING, MapLayer
+from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.snapshots.copying import copy_snapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, table_pieces
 from tests.statebackends.backend_harness import COUNT, TAGS, WINDOWS, Cluster, columnar_update, owner, use
 from tests.statebackends.test_increments import Job, placeholders, read, write, written
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.context import CancelToken, FlowCancelledError
-from operators.pool import drive
-from statebackends.backend import SnapshotTarget
-from statebackends.errors import InvariantError, StorageUnavailableError
-from statebackends.handles import FileHandle, InlineHandle
-from statebackends.partwriter import HELD_BYTES_MAX, PartsWriter, WrittenPart
-from statebackends.snapshot import verify_file
-from statebackends.storage.local import LocalStorage
-from statebackends.storage.operations import (
+from holdfast.operators.context import CancelToken, FlowCancelledError
+from holdfast.operators.pool import drive
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle, InlineHandle
+from holdfast.statebackends.partwriter import HELD_BYTES_MAX, PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot import verify_file
+from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.operations import (
     Flow,
     InParallel,
     ListFiles,
@@ -34,7 +34,7 @@ from statebackends.storage.operations import (
     run_flow,
     transfers_of,
 )
-from statebackends.storage.transfers import TransferPool
+from holdfast.statebackends.storage.transfers import TransferPool
 
 TARGET = SnapshotTarget(3, "job/chk-3", "op-0-1-n", canonical=False, inline_threshold=10, shared_prefix="3-1-op-0-n")
 
@@ -417,7 +417,7 @@ class _Interrupted(threading.Thread):
 
 
 def test_an_interrupted_wait_goes_on_until_all_have_ended_and_gives_their_threads_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statebackends.storage.transfers.threading.Thread", _Interrupted)
+    monkeypatch.setattr("holdfast.statebackends.storage.transfers.threading.Thread", _Interrupted)
     pool, caller = TransferPool(2, 1 << 20, 1 << 20), threading.current_thread()
     began, written = threading.Event(), []
 

@@ -12,20 +12,20 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
-from statebackends.expiry import unexpired_rows
-from statebackends.factory import BACKEND_KINDS, BackendKind, create_keyed_backend
-from statebackends.handles import KeyGroupRange, StateMeta
-from statebackends.keyedbase import KeyedBackendBase
-from statebackends.keyedtables import TTL_STAMP, decode_keyed_table, encode_keyed_table
-from statebackends.keys import KeyType
-from statebackends.serializers import Compatibility, Pickled, TypeSpec
-from statebackends.snapshot import read_part
-from statebackends.snapshots.contents import StoredSnapshot
-from statebackends.snapshots.diffing import diff_snapshots
-from statebackends.snapshots.rows import state_batches, state_schema
-from statebackends.snapshots.values import Comparer
-from statebackends.state import (
+from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
+from holdfast.statebackends.expiry import unexpired_rows
+from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind, create_keyed_backend
+from holdfast.statebackends.handles import KeyGroupRange, StateMeta
+from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.keyedtables import TTL_STAMP, decode_keyed_table, encode_keyed_table
+from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serializers import Compatibility, Pickled, TypeSpec
+from holdfast.statebackends.snapshot import read_part
+from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshots.diffing import diff_snapshots
+from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.snapshots.values import Comparer
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
     ListStateDescriptor,
@@ -33,9 +33,9 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.statecodec import StateCodec, check_compatible, has_stamps, state_meta
-from statebackends.storage.operations import run_flow
-from statebackends.ttl import DURATION_MS_MAX, Ttl, split_ttl_text, ttl_text
+from holdfast.statebackends.statecodec import StateCodec, check_compatible, has_stamps, state_meta
+from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.ttl import DURATION_MS_MAX, Ttl, split_ttl_text, ttl_text
 from tests.statebackends.backend_harness import KEY, Cluster, MeanAggregate, stored, use
 
 HOUR_MS = 3_600_000
@@ -461,8 +461,8 @@ def test_restored_state_is_cleaned_up_too(tmp_path: Path) -> None:
 
 
 def test_rocksdb_deletes_what_has_expired_behind_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statebackends.rocksdb_tiers.SWEEP_ROWS_MIN", 100)
-    monkeypatch.setattr("statebackends.rocksdb_tiers.STRETCH_ROWS", 7)
+    monkeypatch.setattr("holdfast.statebackends.rocksdb_tiers.SWEEP_ROWS_MIN", 100)
+    monkeypatch.setattr("holdfast.statebackends.rocksdb_tiers.STRETCH_ROWS", 7)
     cluster = Cluster(tmp_path, "rocksdb")
     unswept = ValueStateDescriptor("unswept", int, Ttl(1000, cleanup_entries=0))
     states = [*declared(Ttl(1000)), ValueStateDescriptor("forever", int), unswept]

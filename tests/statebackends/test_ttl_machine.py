@@ -18,9 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from statebackends.factory import BACKEND_KINDS, BackendKind
-from statebackends.settings import StateBackendSettings
-from statebackends.state import (
+from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -28,7 +28,7 @@ from statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.ttl import Ttl, TtlUpdate, TtlVisibility
+from holdfast.statebackends.ttl import Ttl, TtlUpdate, TtlVisibility
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, Visit, use
 

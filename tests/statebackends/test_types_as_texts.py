@@ -6,8 +6,8 @@ from typing import NotRequired, Required, TypedDict
 
 import pytest
 
-from statebackends.errors import StateValueError
-from statebackends.serializers import TypeSpec
+from holdfast.statebackends.errors import StateValueError
+from holdfast.statebackends.serializers import TypeSpec
 
 
 class Row(TypedDict):

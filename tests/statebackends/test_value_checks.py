@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from operators.functions.process import ProcessFunction
-from statebackends.errors import StateValueError
-from statebackends.serializers import Pickled, TypeSpec
-from statebackends.state import (
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.statebackends.errors import StateValueError
+from holdfast.statebackends.serializers import Pickled, TypeSpec
+from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackends.ttl import Ttl
-from statebackends.valuechecks import checks_of
+from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.valuechecks import checks_of
 from tests.operators.functions.test_process import ROWS, harness
 
 

@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
-from operators.functions.errors import error_line, told_traceback
-from operators.functions.frames import FRAMES_MAX, frames_text, place_of_error, with_source_lines
-from operators.functions.process import ProcessFunction
-from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from operators.schema import RowType
-from statebackends.errors import HoldfastError, InvariantError, StorageUnavailableError, UndeclaredStateError, UserFunctionError
+from holdfast.operators.functions.errors import error_line, told_traceback
+from holdfast.operators.functions.frames import FRAMES_MAX, frames_text, place_of_error, with_source_lines
+from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.schema import RowType
+from holdfast.statebackends.errors import (
+    HoldfastError,
+    InvariantError,
+    StorageUnavailableError,
+    UndeclaredStateError,
+    UserFunctionError,
+)
 from tests.operators.functions.test_process import ROWS, harness, rows
 from tests.operators.harness import OperatorHarness
 

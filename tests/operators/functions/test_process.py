@@ -11,14 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barriers.elements import MAX_WATERMARK
-from barriers.messages import COUNTERS_MAX
-from operators.functions.process import CallableProcessFunction, ProcessFunction, ProcessOperator
-from operators.schema import UNDECLARED, RowType, declared_type
-from operators.selectors import key_selector
-from statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UndeclaredStateError, UserFunctionError
-from statebackends.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
-from statebackends.ttl import Ttl
+from holdfast.barriers.elements import MAX_WATERMARK
+from holdfast.barriers.messages import COUNTERS_MAX
+from holdfast.operators.functions.process import CallableProcessFunction, ProcessFunction, ProcessOperator
+from holdfast.operators.schema import UNDECLARED, RowType, declared_type
+from holdfast.operators.selectors import key_selector
+from holdfast.statebackends.errors import (
+    InvalidConfigError,
+    InvalidKeyError,
+    InvariantError,
+    UndeclaredStateError,
+    UserFunctionError,
+)
+from holdfast.statebackends.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.ttl import Ttl
 from tests.examples import examples
 from tests.operators.harness import OperatorHarness
 

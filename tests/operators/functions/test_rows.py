@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from operators.functions.batches import MapBatchesOperator
-from operators.functions.context import FunctionContext
-from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from operators.schema import UNDECLARED, RowType
-from statebackends.errors import HoldfastError, SchemaMismatchError, UndeclaredStateError, UserFunctionError
+from holdfast.operators.functions.batches import MapBatchesOperator
+from holdfast.operators.functions.context import FunctionContext
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.schema import UNDECLARED, RowType
+from holdfast.statebackends.errors import HoldfastError, SchemaMismatchError, UndeclaredStateError, UserFunctionError
 from tests.operators.harness import OperatorHarness
 
 NUMBERS = RowType(pa.schema([pa.field("n", pa.int64(), nullable=False)]))

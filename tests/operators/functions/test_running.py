@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
-from operators.functions.running import RunningAggregateOperator
-from operators.schema import RowType
-from operators.selectors import key_selector
-from statebackends.errors import StateOverflowError
+from holdfast.operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
+from holdfast.operators.functions.running import RunningAggregateOperator
+from holdfast.operators.schema import RowType
+from holdfast.operators.selectors import key_selector
+from holdfast.statebackends.errors import StateOverflowError
 from tests.operators.harness import OperatorHarness
 
 ROWS = RowType(pa.schema([("k", pa.int64()), ("v", pa.int64())]))

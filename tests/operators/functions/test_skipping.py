@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barriers import rows as rows_module
-from operators.environment import Environment
-from operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from operators.functions.timestamps import TimestampsOperator
-from operators.schema import RowType
-from statebackends.errors import GraphError, TooManyRowsSkippedError, UndeclaredStateError, UserFunctionError
+from holdfast.barriers import rows as rows_module
+from holdfast.operators.environment import Environment
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.functions.timestamps import TimestampsOperator
+from holdfast.operators.schema import RowType
+from holdfast.statebackends.errors import GraphError, TooManyRowsSkippedError, UndeclaredStateError, UserFunctionError
 from tests.operators.ends import NamedSource
 from tests.operators.harness import OperatorHarness
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from barriers.elements import MAX_WATERMARK, MIN_WATERMARK
-from operators.functions.timestamps import TIME_MS_MAX, TimestampsOperator
-from operators.schema import RowType
-from operators.time import BoundedOutOfOrderness, Tumbling, duration_ms
-from statebackends.errors import InvalidConfigError, InvalidTimestampError, UserFunctionError
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.functions.timestamps import TIME_MS_MAX, TimestampsOperator
+from holdfast.operators.schema import RowType
+from holdfast.operators.time import BoundedOutOfOrderness, Tumbling, duration_ms
+from holdfast.statebackends.errors import InvalidConfigError, InvalidTimestampError, UserFunctionError
 from tests.operators.harness import OperatorHarness
 
 ROWS = RowType(pa.schema([("t", pa.int64())]))

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from barriers.elements import MAX_WATERMARK, Batch
-from operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
-from operators.functions.window import TumblingWindowOperator
-from operators.schema import RowType
-from operators.selectors import key_selector
-from operators.time import Tumbling
-from statebackends.errors import InvalidKeyError, InvalidTimestampError
-from statebackends.keygroups import subtask_of_key_group
+from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
+from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.schema import RowType
+from holdfast.operators.selectors import key_selector
+from holdfast.operators.time import Tumbling
+from holdfast.statebackends.errors import InvalidKeyError, InvalidTimestampError
+from holdfast.statebackends.keygroups import subtask_of_key_group
 from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 

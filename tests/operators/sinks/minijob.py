@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barriers.elements import Batch
-from operators.sinks.committer import FileCommitter
-from operators.sinks.parquet import ParquetSink, read_committed
-from operators.sinks.writer import ParquetSinkWriter
-from statebackends.storage import operations as ops
+from holdfast.barriers.elements import Batch
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.statebackends.storage import operations as ops
 from tests.operators.ports import Collected, DictStorage, ManualContext
 
 SCHEMA = pa.schema([("i", pa.int64())])

@@ -152,7 +152,7 @@ def test_notices_lost_late_and_aborted_lose_and_repeat_nothing(data: st.DataObje
 def _pending_names(entries: list[bytes]) -> list[str]:
     import msgspec
 
-    from barriers.sinklog import CommitterState, PendingCheckpoint
+    from holdfast.barriers.sinklog import CommitterState, PendingCheckpoint
 
     states = [msgspec.msgpack.decode(entry, type=CommitterState) for entry in entries]
     return [file.name for state in states if isinstance(state, PendingCheckpoint) for file in state.files]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from barriers.sinklog import CommitEntry, OwnerEntry, SinkPaths
-from operators.sinks.committer import FileCommitter
-from operators.sinks.manifest import SinkSettings
-from operators.sinks.parquet import read_log
-from statebackends.errors import (
+from holdfast.barriers.sinklog import CommitEntry, OwnerEntry, SinkPaths
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.manifest import SinkSettings
+from holdfast.operators.sinks.parquet import read_log
+from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,
     CorruptStateError,
@@ -18,7 +18,7 @@ from statebackends.errors import (
     StorageUnavailableError,
     UnsupportedVersionError,
 )
-from statebackends.storage import operations as ops
+from holdfast.statebackends.storage import operations as ops
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import MiniJob, MortalStorage, Snapshot, committed, published
 

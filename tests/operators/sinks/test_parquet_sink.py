@@ -9,13 +9,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from barriers.elements import Batch
-from operators.sinks.parquet import ParquetSink, committed_files, read_committed, sink_ids
-from operators.sinks.simple import Blackhole, CollectSink
-from operators.sinks.writer import ParquetSinkWriter
-from statebackends.errors import GraphError, InvalidConfigError, NotFoundError, StorageUnavailableError
-from statebackends.storage import operations as ops
-from statebackends.storage.local import LocalStorage
+from holdfast.barriers.elements import Batch
+from holdfast.operators.sinks.parquet import ParquetSink, committed_files, read_committed, sink_ids
+from holdfast.operators.sinks.simple import Blackhole, CollectSink
+from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage.local import LocalStorage
 from tests.operators.ports import Collected, DictStorage, ManualContext
 from tests.operators.sinks.minijob import MiniJob, MortalStorage, committed
 

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.environment import Environment
-from operators.sinks.simple import PrintSink
-from operators.sources import collection
-from operators.sources.generator import GeneratorSource
-from statebackends.errors import GraphError, InvalidConfigError, SchemaMismatchError
+from holdfast.operators.environment import Environment
+from holdfast.operators.sinks.simple import PrintSink
+from holdfast.operators.sources import collection
+from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, SchemaMismatchError
 from tests.operators.harness import OperatorHarness
 
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from operators.sources.generator import GeneratorReader, GeneratorSource
-from statebackends.errors import InvalidConfigError, UserFunctionError
+from holdfast.operators.sources.generator import GeneratorReader, GeneratorSource
+from holdfast.statebackends.errors import InvalidConfigError, UserFunctionError
 from tests.operators.ports import ManualContext
 
 SCHEMA = pa.schema([("i", pa.int64())])

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operators.base import Poll
-from operators.sources.parquet import ParquetReader, ParquetSource
-from statebackends.errors import CorruptStateError, InputChangedError, InvalidConfigError, UnknownColumnError
+from holdfast.operators.base import Poll
+from holdfast.operators.sources.parquet import ParquetReader, ParquetSource
+from holdfast.statebackends.errors import CorruptStateError, InputChangedError, InvalidConfigError, UnknownColumnError
 from tests.operators.ports import ManualContext
 
 

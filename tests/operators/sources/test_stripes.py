@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.sources.rate import RateLimit
-from operators.sources.stripes import (
-    StripeCursor,
-    StripePosition,
-    decode_positions,
-    encode_position,
-    stripe_count_for,
-)
-from statebackends.errors import CorruptStateError, InvalidConfigError
+from holdfast.operators.sources.rate import RateLimit
+from holdfast.operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position, stripe_count_for
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 from tests.examples import examples
 
 
