@@ -57,7 +57,7 @@ log = logging.getLogger("holdfast.client")
 class RestClient:
     """The coordinator at `url`, and whoever it says leads a job; thread-safe.
 
-    `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of holdfast.statebackends.errors as the coordinator
+    `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
     raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not come to the job since its start,
     NotLeaderError when it is stopping, or does not lead the job and whom it names does not either."""
 

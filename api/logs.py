@@ -24,12 +24,12 @@ FORMATS = ("text", "json")
 TRACEBACK_BYTES_MAX = 10 * MESSAGE_CHARACTERS_MAX
 """Of the end of a traceback, which names the error."""
 
-LOGGERS = ("holdfast", "coordinator", "api", "statebackends")
+LOGGERS = ("holdfast",)
 """Of all that a coordinator process says by itself."""
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z WARNING coordinator.jobs: message`; lines of a traceback follow, each behind a bar."""
+    """`2026-01-31T12:00:00.000Z WARNING holdfast.coordinator.jobs: message`; lines of a traceback follow, each behind a bar."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_timestamp(record)} {record.levelname} {record.name}: {printable(self._message(record))}"
@@ -178,7 +178,7 @@ class ToldToDriver(logging.Filter):
 @contextlib.contextmanager
 def leaving_log_to_driver() -> Iterator[None]:
     """Of a coordinator inside a driver that said nothing about its log, until the end of the block."""
-    told, loggers = ToldToDriver(), [logging.getLogger(name) for name in ("coordinator.jobs", "holdfast.requests")]
+    told, loggers = ToldToDriver(), [logging.getLogger(name) for name in ("holdfast.coordinator.jobs", "holdfast.requests")]
     for logger in loggers:
         logger.addFilter(told)
     try:

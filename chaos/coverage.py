@@ -88,8 +88,8 @@ def run_measured(entry: str, answer: str) -> None:
 def product_modules() -> Iterator[tuple[str, Path]]:
     """Every module of the product that can be imported, imported, with its file."""
     for package in PACKAGES:
-        folder = importlib.import_module(package).__path__
-        for found in pkgutil.walk_packages(folder, prefix=f"{package}."):
+        whole = f"holdfast.{package}"
+        for found in pkgutil.walk_packages(importlib.import_module(whole).__path__, prefix=f"{whole}."):
             module = importlib.import_module(found.name)
             yield found.name, Path(str(module.__file__)).resolve()
 
@@ -101,7 +101,7 @@ def report(modules: dict[str, Path], measured: dict[str, dict[str, Any]], runs: 
     never_ran = []
     for name, path in sorted(modules.items()):
         figures = measured.get(str(path), {"summary": {}, "executed_lines": []})
-        package = name.split(".", 1)[0]
+        package = name.split(".")[1]
         covered[package] += figures["summary"].get("covered_branches", 0)
         branches[package] += figures["summary"].get("num_branches", 0)
         if not figures["executed_lines"] and has_functions(path.read_text("utf-8")):

@@ -36,7 +36,7 @@ SIMULATOR = "simulator"
 HANG = "hang"
 """Named like an invariant when a run does not end within its limit of real time."""
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import holdfast.chaos.seedprocess as s; s.call(sys.argv[2], sys.argv[3:])"
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from holdfast.chaos.seedprocess import call; call(*sys.argv[2:])"
 GC_THRESHOLD = 1_000_000
 """Objects that are made between two collections of the youngest: a run of usual length makes fewer, a long one stays bounded."""
 _FRAMES = 4
@@ -102,7 +102,7 @@ def interpreter(function: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *arguments]
 
 
-def call(function: str, arguments: list[str]) -> None:
+def call(function: str, *arguments: str) -> None:
     """First thing in a new interpreter."""
     prepare_process()
     resolve(function)(*arguments)

@@ -20,7 +20,7 @@ import cloudpickle
 from holdfast.chaos.usermodules import UserModules, running
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.process import ProcessFunction
-from holdfast.operators.packaging import OWN_PACKAGES
+from holdfast.operators.pickling import is_own_module
 
 Memory = dict[str, bytes]
 """Place, such as `Total.seen` -> digest of what is there."""
@@ -81,7 +81,7 @@ def _of_object(function: Any) -> Iterator[tuple[str, Any]]:
         elif name not in _OWN_ATTRIBUTES:
             yield f"self.{name}", value
     for kind in type(function).__mro__:
-        if kind is ProcessFunction or kind.__module__.partition(".")[0] in OWN_PACKAGES or kind is object:
+        if kind is ProcessFunction or is_own_module(kind.__module__) or kind is object:
             continue
         for name, value in sorted(vars(kind).items()):
             if isinstance(value, FunctionType):

@@ -220,7 +220,7 @@ class Simulation:
     def run(self) -> Run:
         """All three phases, or up to the first violation."""
         handler = _Alarm(self._report)
-        logger = logging.getLogger("coordinator")
+        logger = logging.getLogger("holdfast.coordinator")
         propagate, logger.propagate = logger.propagate, False
         level = _COPIES_LOG.level
         _COPIES_LOG.setLevel(logging.ERROR)

@@ -2,7 +2,7 @@
 
 Every method may be called from any thread. Those that change something or wait for the job's owner thread return when
 it has answered (well under the timeouts of an HTTP request); `*_async` variants return a Future for an event loop to
-await. Errors are the typed kinds of holdfast.statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
+await. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
 NotLeaderError when it is led elsewhere, which names its leader where that is known, and RecoveringError while this process has
 not come to it since its start."""
 

@@ -17,7 +17,7 @@ from holdfast.coordinator.jobevents import JobSetup
 from holdfast.coordinator.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
 
-logger = logging.getLogger("coordinator.jobs")
+logger = logging.getLogger("holdfast.coordinator.jobs")
 
 _EXPECTED = frozenset(
     {

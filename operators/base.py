@@ -291,7 +291,7 @@ class KeySelector(Protocol):
     """Key columns, or None when a function is used."""
 
     def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> Any:
-        """holdfast.statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
+        """statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
 
 
 @dataclass(frozen=True)

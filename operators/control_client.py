@@ -1,6 +1,6 @@
 """SHELL: a worker's requests to the coordinator over HTTP, and where they go. One POST is one answer or one typed error.
 
-It decides neither what is sent nor whom to ask next (`leader_retrieval.py`). Bearer token, JSON records of holdfast.barriers.messages."""
+It decides neither what is sent nor whom to ask next (`leader_retrieval.py`). Bearer token, JSON records of barriers.messages."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ compilation; as `.pyc` 12 ms."""
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import io
 import marshal
@@ -26,13 +25,13 @@ from types import ModuleType
 import cloudpickle
 import xxhash
 
-from holdfast.statebackends.errors import PackageShadowedError
+from holdfast.operators.pickling import NAME, is_own_module
 
 WORKER_PACKAGES = ("statebackends", "barriers", "operators")
-FACADE = "holdfast"
+FACADE = ("__init__", "__main__")
+"""Modules of the top package itself."""
 DECLARATIONS = ("__init__", "expectations")
 """Modules of `chaos` that go along: a user's module that says `hf.chaos.expect` may be imported on an executor, too."""
-OWN_PACKAGES = (*WORKER_PACKAGES, "coordinator", "api", "chaos", FACADE)
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 """Of every entry, so that the same code gives the same bytes."""
 
@@ -41,12 +40,16 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
     """A zip of the packages' modules, compiled for this interpreter; works from a checkout, a wheel or a zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        root = files(NAME)
         # User code says `import holdfast as hf`; the facade is lazy, so it costs a worker nothing.
-        for package in (*packages, FACADE):
-            for name, code in sorted(_modules(files(package), package)):
+        for name in FACADE:
+            archive.writestr(zipfile.ZipInfo(f"{NAME}/{name}.pyc", _TIMESTAMP), _module(root, NAME, name))
+        for package in packages:
+            for name, code in sorted(_modules(root / package, f"{NAME}/{package}")):
                 archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), code)
         for name in DECLARATIONS:
-            archive.writestr(zipfile.ZipInfo(f"chaos/{name}.pyc", _TIMESTAMP), _module(files("chaos"), "chaos", name))
+            folder = f"{NAME}/chaos"
+            archive.writestr(zipfile.ZipInfo(f"{folder}/{name}.pyc", _TIMESTAMP), _module(root / "chaos", folder, name))
     return buffer.getvalue()
 
 
@@ -102,7 +105,7 @@ def user_modules() -> list[ModuleType]:
 def is_user_module(name: str, module: ModuleType) -> bool:
     """Whether an imported module is one of `user_modules`."""
     path = getattr(module, "__file__", None)
-    if name == "__main__" or name.split(".")[0] in OWN_PACKAGES or not isinstance(path, str) or not path.endswith(".py"):
+    if name == "__main__" or is_own_module(name) or not isinstance(path, str) or not path.endswith(".py"):
         return False
     return not _is_installed(path)
 
@@ -144,12 +147,3 @@ def modules_by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
                 if not _registered[module.__name__]:
                     del _registered[module.__name__]
                     cloudpickle.unregister_pickle_by_value(module)
-
-
-def check_own_packages() -> None:
-    """Runs first in every worker. Raises PackageShadowedError when a package of ours is somebody else's there."""
-    for package in WORKER_PACKAGES:
-        module = importlib.import_module(package)
-        if getattr(module, "DISTRIBUTION", None) != "holdfast":
-            path = str(getattr(module, "__file__", None) or "a namespace package")
-            raise PackageShadowedError(f"the package {package} is not Holdfast's but {path}", package=package, path=path)

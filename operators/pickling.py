@@ -16,6 +16,9 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+NAME = "holdfast"
+"""The package that all modules of Holdfast are in."""
+
 _CACHE = "__msgspec_cache__"
 _OPTIONS = (
     "tag_field",
@@ -33,6 +36,11 @@ _OPTIONS = (
     "cache_hash",
 )
 _OWN = frozenset({"__module__", "__annotations__", "__slots__", "__dict__", "__weakref__", "__doc__", "__qualname__"})
+
+
+def is_own_module(name: str) -> bool:
+    """Whether a module of this name is Holdfast's: it is on every worker, and travels by name."""
+    return name.partition(".")[0] == NAME
 
 
 def dumps_by_value(value: Any) -> bytes:

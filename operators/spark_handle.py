@@ -44,7 +44,7 @@ from holdfast.statebackends.snapshots.places import Location, absolute_location
 T = TypeVar("T")
 
 log = logging.getLogger("holdfast.spark")
-COORDINATOR_LOGGER = "coordinator.jobs"
+COORDINATOR_LOGGER = "holdfast.coordinator.jobs"
 """What a coordinator inside of this process says of its jobs."""
 
 POLL_S = 0.25

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from holdfast.operators.packaging import check_own_packages
 from holdfast.operators.worker_main import WorkerSpec, run_worker
 from holdfast.operators.workingfolders import root_of_user
 
@@ -64,7 +63,7 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
             spawn=template.spawn,
             launch_token=template.launch_token,
         )
-        left = run_worker(spec, guard=check_own_packages)
+        left = run_worker(spec)
         yield WorkerReport(left.reason, left.respawn, left.superseded)
 
     return run

@@ -120,13 +120,11 @@ def pickle_plan(plan: JobPlan) -> bytes:
     return dumps_by_value(plan)
 
 
-def run_worker(spec: WorkerSpec, *, guard: Callable[[], None] | None = None) -> ShutdownWorker:
+def run_worker(spec: WorkerSpec) -> ShutdownWorker:
     """Run one worker until it is told to leave; why it left. Ends the process itself in an emergency.
 
-    `guard` runs first (the check that package names are ours); what it raises passes through. Raises AuthenticationError or
-    StateDirectoryNotSharedError when the coordinator does not take this worker, so that its driver learns why."""
-    if guard is not None:
-        guard()
+    Raises AuthenticationError or StateDirectoryNotSharedError when the coordinator does not take this worker, so that its driver
+    learns why."""
     parent = _tie_to_parent(spec)
     keep_freed_memory()
     show_user_log()

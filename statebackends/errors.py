@@ -45,10 +45,6 @@ class UnknownColumnError(GraphError):
     """A column named in the graph is not in the stream. Fields: operator, column, available."""
 
 
-class PackageShadowedError(InvalidConfigError):
-    """One of our generic package names resolves to somebody else's package. Fields: package, path."""
-
-
 class NotEnoughSlotsError(InvalidConfigError):
     """The cluster runs fewer concurrent tasks than the job needs. Fields: required, available."""
 

@@ -1,6 +1,6 @@
 """The worker protocol: register, command stream, acknowledgements, task states, heartbeats.
 
-Bodies are the frozen records of holdfast.barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
+Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
 request the job took is a worker from then on, and its connection makes room for no other."""
 
 from __future__ import annotations

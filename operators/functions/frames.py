@@ -14,10 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from holdfast.barriers.messages import printable
+from holdfast.operators.pickling import is_own_module
 from holdfast.statebackends.errors import HoldfastError
-
-_OURS = frozenset({"statebackends", "barriers", "operators", "coordinator", "api", "chaos", "holdfast"})
-"""First names of our modules; the guard of package names sees to it that nobody else's are called so."""
 
 FRAMES_MAX = 12
 """Frames that are shown of one exception: a recursion has a thousand."""
@@ -38,10 +36,10 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 def _frames(trace: TracebackType | None) -> list[tuple[traceback.FrameSummary, bool]]:
     pairs = list(traceback.walk_tb(trace))
     summaries = traceback.StackSummary.extract(iter(pairs))
-    modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in pairs]
+    ours = [is_own_module(str(frame.f_globals.get("__name__", ""))) for frame, _ in pairs]
     return [
-        (summary, module in _OURS or summary.filename.startswith("<frozen "))
-        for summary, module in zip(summaries, modules, strict=True)
+        (summary, is_own or summary.filename.startswith("<frozen "))
+        for summary, is_own in zip(summaries, ours, strict=True)
     ]
 
 

@@ -27,7 +27,7 @@ from holdfast.statebackends.errors import (
 from tests.api.conftest import Served
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, make_graph
 
-FORGED = "flights\n2026-01-01T00:00:00.000Z INFO coordinator.jobs: all is well\x1b[31m\r\u2028"
+FORGED = "flights\n2026-01-01T00:00:00.000Z INFO holdfast.coordinator.jobs: all is well\x1b[31m\r\u2028"
 
 
 
@@ -36,7 +36,8 @@ FORGED = "flights\n2026-01-01T00:00:00.000Z INFO coordinator.jobs: all is well\x
 def test_a_users_text_can_not_begin_a_line(style: str) -> None:
     stream = io.StringIO()
     with writing_log("info", style, stream=stream, everything=False):
-        logging.getLogger("coordinator.jobs").info("job %s fails: %s", FORGED, FORGED, extra={"fields": {"job_name": FORGED}})
+        logger = logging.getLogger("holdfast.coordinator.jobs")
+        logger.info("job %s fails: %s", FORGED, FORGED, extra={"fields": {"job_name": FORGED}})
     assert len(stream.getvalue().splitlines()) == 1
     assert "\x1b" not in stream.getvalue()
     assert "\\n2026-01-01T00:00:00.000Z INFO" in stream.getvalue()
@@ -59,12 +60,12 @@ def test_json_lines_carry_the_facts_by_name() -> None:
     stream = io.StringIO()
     with writing_log("info", "json", stream=stream, everything=False):
         fields = {"event": "state_changed", "state": "RUNNING", "checkpoint_id": 7, "level": "not this one"}
-        logging.getLogger("coordinator.jobs").warning("it runs", extra={"fields": fields})
+        logging.getLogger("holdfast.coordinator.jobs").warning("it runs", extra={"fields": fields})
     line = json.loads(stream.getvalue())
     assert line.pop("time").endswith("Z")
     assert line == {
         "level": "WARNING",
-        "logger": "coordinator.jobs",
+        "logger": "holdfast.coordinator.jobs",
         "message": "it runs",
         "event": "state_changed",
         "state": "RUNNING",
@@ -105,7 +106,7 @@ def test_the_token_is_not_in_what_is_no_text_either() -> None:
     stream, token = io.StringIO(), 'a"token\\of some length'
     fields = {"each": [token, {"of": token}], "path": Path(token), "error": ValueError(token)}
     with writing_log("info", "json", stream=stream, secrets=(token,), everything=False):
-        logging.getLogger("api").info("it failed", extra={"fields": fields})
+        logging.getLogger("holdfast.api").info("it failed", extra={"fields": fields})
     line = json.loads(stream.getvalue())
     assert (line["each"], line["path"], line["error"]) == (["***", {"of": "***"}], "***", "***")
 
@@ -113,7 +114,7 @@ def test_the_token_is_not_in_what_is_no_text_either() -> None:
 def test_long_texts_are_clipped() -> None:
     stream = io.StringIO()
     with writing_log("info", "json", stream=stream, everything=False):
-        logging.getLogger("api").info("x" * 1_000_000, extra={"fields": {"error": "y" * 1_000_000}})
+        logging.getLogger("holdfast.api").info("x" * 1_000_000, extra={"fields": {"error": "y" * 1_000_000}})
     assert len(stream.getvalue()) < 3 * MESSAGE_CHARACTERS_MAX
     assert printable("ab\0c" + "d" * 100, 20) == "ab\\x00c... (clipped)"
 
@@ -143,8 +144,8 @@ def test_the_level_counts_and_everything_is_as_it_was_afterwards() -> None:
     before = [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in LOGGERS]
     stream = io.StringIO()
     with writing_log("warning", "text", stream=stream, everything=False):
-        logging.getLogger("coordinator.jobs").info("not this")
-        logging.getLogger("coordinator.jobs").warning("this")
+        logging.getLogger("holdfast.coordinator.jobs").info("not this")
+        logging.getLogger("holdfast.coordinator.jobs").warning("this")
     assert [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()] == ["this"]
     assert [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in LOGGERS] == before
 
@@ -154,7 +155,7 @@ def test_two_coordinators_in_one_process_share_the_log(first_leaves_first: bool)
     def state() -> list[tuple[int, bool, list[logging.Handler]]]:
         return [(logger.level, logger.propagate, logger.handlers[:]) for logger in map(logging.getLogger, LOGGERS)]
 
-    before, logger = state(), logging.getLogger("coordinator.jobs")
+    before, logger = state(), logging.getLogger("holdfast.coordinator.jobs")
     streams, tokens = (io.StringIO(), io.StringIO()), ("token-of-the-first", "token-of-the-second")
     first, second = (
         writing_log("info", "text", stream=stream, secrets=(token,), everything=False)
@@ -289,15 +290,15 @@ LINES = {
 def _write_lines() -> None:
     for event, text in LINES.items():
         fields = {"event": event, **({"restart_in_ms": None} if event == "attempt_failed" else {})}
-        logging.getLogger("coordinator.jobs").error(text, extra={"fields": fields})
+        logging.getLogger("holdfast.coordinator.jobs").error(text, extra={"fields": fields})
     with_it = {"event": "checkpoint_failed", "reason": "job_failure"}
-    logging.getLogger("coordinator.jobs").warning("checkpoint 4 failed with it", extra={"fields": with_it})
+    logging.getLogger("holdfast.coordinator.jobs").warning("checkpoint 4 failed with it", extra={"fields": with_it})
     logging.getLogger("holdfast.requests").warning("submit: 409", extra={"fields": {"event": "request"}})
 
 
 def no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that has configured nothing, as most drivers; called in the test, since pytest adds its own before."""
-    for name in (None, "holdfast", "coordinator", "coordinator.jobs", "holdfast.requests"):
+    for name in (None, "holdfast", "holdfast.coordinator", "holdfast.coordinator.jobs", "holdfast.requests"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
 
 
@@ -306,11 +307,11 @@ def test_a_driver_without_logging_is_told_once(monkeypatch: pytest.MonkeyPatch, 
     restarted = {"event": "attempt_failed", "restart_in_ms": 1_000}
     with leaving_log_to_driver(), leaving_log_to_driver():
         _write_lines()
-        logging.getLogger("coordinator.jobs").warning("attempt 1 failed; restart 1", extra={"fields": restarted})
+        logging.getLogger("holdfast.coordinator.jobs").warning("attempt 1 failed; restart 1", extra={"fields": restarted})
     assert capsys.readouterr().err.splitlines() == [LINES["checkpoint_failed"], "attempt 1 failed; restart 1"]
 
 
-@pytest.mark.parametrize("name", [None, "coordinator"])
+@pytest.mark.parametrize("name", [None, "holdfast.coordinator"])
 def test_a_drivers_own_handlers_get_every_line_once(
     name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,4 +331,4 @@ def test_an_embedded_coordinator_leaves_its_log_to_the_driver(
     with EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0)):
         _write_lines()
     assert "why" not in capsys.readouterr().err
-    assert not logging.getLogger("coordinator.jobs").filters
+    assert not logging.getLogger("holdfast.coordinator.jobs").filters

@@ -100,7 +100,7 @@ def test_a_suspended_job_tells_nothing_twice() -> None:
 
 
 def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    caplog.set_level(logging.INFO, logger="holdfast.coordinator.jobs")
     storage = DictStorage()
     first = Process(storage).begin()
     first.submit(submission(word_count()))
@@ -123,7 +123,7 @@ def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_second_submission_takes_over_from_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    caplog.set_level(logging.INFO, logger="holdfast.coordinator.jobs")
     process = Process(DictStorage()).begin()
     process.submit(submission(word_count()))
     process.settle()
@@ -152,7 +152,7 @@ def test_a_second_submission_takes_over_from_nobody(caplog: pytest.LogCaptureFix
     ],
 )
 def test_how_it_is_worded(note: Any, level: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    caplog.set_level(logging.INFO, logger="holdfast.coordinator.jobs")
     JobLog(JOB, "flights").write([note])
     (record,) = caplog.records
     assert (record.levelname, text in record.getMessage()) == (level, True)
@@ -160,7 +160,7 @@ def test_how_it_is_worded(note: Any, level: str, text: str, caplog: pytest.LogCa
 
 @pytest.mark.parametrize("text", ["boom\n2026-01-01 INFO root: forged\x1b[31m\u2028", "x" * 100_000])
 def test_a_users_text_can_not_begin_a_line_of_somebody_elses_handler(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="coordinator.jobs")
+    caplog.set_level(logging.INFO, logger="holdfast.coordinator.jobs")
     JobLog(JOB, "flights").write([AttemptFailed(3, text, 2, None), StateChanged("FAILED", "FAILING", text)])
     assert len(caplog.records) == 2
     for record in caplog.records:

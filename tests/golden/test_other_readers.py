@@ -17,7 +17,7 @@ from tests.golden.independent_reader.tables import apply_run
 from tests.golden.make_snapshots import GOLDEN
 
 HERE = Path(__file__).parent
-OURS = {"holdfast", "statebackends", "barriers", "operators", "coordinator", "api", "tests"}
+OURS = {"holdfast", "tests"}
 
 
 def alone(arguments: list[str], folder: Path, program_folder: Path | None = None) -> Any:

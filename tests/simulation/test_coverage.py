@@ -41,13 +41,13 @@ def test_modules_that_never_ran_are_listed(tmp_path: Path) -> None:
     for path in (ran, idle):
         path.write_text("def f(x):\n    return 1 if x else 2\n")
     records.write_text("X = 1\n")
-    modules = {"barriers.ran": ran, "barriers.idle": idle, "operators.records": records}
+    modules = {"holdfast.barriers.ran": ran, "holdfast.barriers.idle": idle, "holdfast.operators.records": records}
     figures = {
         str(ran): {"summary": {"covered_branches": 3, "num_branches": 4}, "executed_lines": [2]},
         str(idle): {"summary": {"covered_branches": 0, "num_branches": 2}, "executed_lines": []},
     }
     found = report(modules, figures, 7)
-    assert found.never_ran == ("barriers.idle",)
+    assert found.never_ran == ("holdfast.barriers.idle",)
     assert (found.runs, found.branches_percent) == (7, 50.0)
     assert found.packages["barriers"] == 50.0
 
@@ -57,7 +57,8 @@ def test_only_what_runs_after_the_imports_counts() -> None:
     assert found.unavailable == ""
     assert found.runs == 3
     assert "holdfast.statebackends.keygroups" not in found.never_ran
-    assert {"holdfast.barriers.aligner", "holdfast.coordinator.machine", "holdfast.operators.mailbox", "holdfast.statebackends.snapshot"} <= set(found.never_ran)
+    idle = ("barriers.aligner", "coordinator.machine", "operators.mailbox", "statebackends.snapshot")
+    assert {f"holdfast.{name}" for name in idle} <= set(found.never_ran)
     assert 0 < found.packages["statebackends"] < 50
     assert found.packages["coordinator"] == 0
 
