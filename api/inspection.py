@@ -5,12 +5,12 @@ Without a coordinator and without user code: nothing is unpickled and nothing is
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
-from holdfast.api import console
 from holdfast.api.snapshots.snapshot import Snapshot, SnapshotOperator
 from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.snapshot import SnapshotProblem
+from holdfast.statebackends.snapshots.verifying import VerifyReport
 
 PROBLEMS_MAX = 5
 """Damaged files that one message names."""
@@ -57,53 +57,23 @@ def _summarise_operator(operator: SnapshotOperator, operator_id: str) -> dict[st
     }
 
 
-def show_summary(snapshot: Snapshot, *, verified: bool, as_json: bool) -> None:
-    """Print what is in a snapshot."""
-    summary = summarise(snapshot)
-    if as_json:
-        console.show_json({**summary, "verified": verified})
-        return
-    console.show_line(
-        f"{summary['kind']} {summary['checkpoint_id']} of {summary['job_name']} ({summary['job_id']}), "
-        f"{console.time_text(summary['trigger_timestamp'])}, {console.size_text(summary['size'])}"
-        f"{', every file verified' if verified else ''}"
-    )
-    rows = [row for operator in summary["operators"] for row in _rows_of(operator)]
-    columns = ("OPERATOR", "PARALLELISM", "OPERATOR SIZE", "STATE", "KIND", "KEY", "TYPE", "FORMAT", "SIZE")
-    console.show_table(columns, rows, empty="no operators")
-    if summary["external"]:
-        console.show_line(f"needs {len(summary['external'])} files outside its folder, the first: {summary['external'][0]}")
+def describe_verified(snapshot: Snapshot, report: VerifyReport) -> dict[str, Any]:
+    """JSON-ready."""
+    return {
+        "location": snapshot.location,
+        "sound": report.is_sound,
+        "files": report.files,
+        "size": report.size,
+        "problems": [_problem(problem) for problem in report.problems],
+        "unchecked": [asdict(each) for each in report.unchecked],
+    }
 
 
-def _rows_of(operator: dict[str, Any]) -> list[tuple[Any, ...]]:
-    head = (
-        operator["uid"],
-        f"{operator['parallelism']} of {operator['max_parallelism']}",
-        console.size_text(operator["size"]),
-    )
-    return [
-        (
-            *head,
-            state["name"],
-            state["kind"],
-            state["key_type"],
-            state["value_type"],
-            state["format"],
-            console.size_text(state["size"]),
-        )
-        for state in operator["states"]
-    ] or [(*head, "", "", "", "", "", "")]
-
-
-def show_rows(snapshot: Snapshot, uid: str, name: str, *, limit: int, as_json: bool) -> None:
-    """Print rows of one state. Raises NotFoundError naming what there is."""
-    rows = list(islice(snapshot.rows(uid, name), limit + 1))
-    shown = rows[:limit]
-    columns = list(dict.fromkeys(column for row in shown for column in row))
-    if as_json:
-        document = {"operator": uid, "state": name, "columns": columns, "rows": shown, "truncated": len(rows) > limit}
-        console.show_json(document)
-        return
-    console.show_table([column.upper() for column in columns], [[row.get(c) for c in columns] for row in shown], empty="no rows")
-    if len(rows) > limit:
-        console.show_line(f"the first {limit} rows; --limit shows more")
+def _problem(problem: SnapshotProblem) -> dict[str, Any]:
+    return {
+        "kind": problem.kind.value,
+        "path": problem.path,
+        "operator": problem.operator or None,
+        "subtask": problem.subtask if problem.subtask >= 0 else None,
+        "detail": problem.detail,
+    }

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.statebackends.handles import OperatorState
-from holdfast.statebackends.keyedtables import POSITION, VALUE
+from holdfast.statebackends.sharedpaths import POSITION, VALUE
 from holdfast.statebackends.snapshot import part_path
 from holdfast.statebackends.snapshots.contents import StoredState, states_of
 from holdfast.statebackends.snapshots.parts import PartReader

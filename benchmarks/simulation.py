@@ -17,7 +17,8 @@ from typing import Any
 from holdfast.chaos.results import RunResult
 from holdfast.chaos.runner import SeedRunner, cpu_count
 from holdfast.chaos.seedprocess import Outcome, Task, perform, prepare_process, tidy_up
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 
 Row = dict[str, Any]
 

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.chaos.scenario import Row
-from holdfast.chaos.userrows import frozen
+from holdfast.chaos.userrows import Row, frozen
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.statebackends.errors import HoldfastError
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from holdfast.chaos.expectations import Expectation
-from holdfast.chaos.scenario import Row
 from holdfast.chaos.userrows import (
     Difference,
+    Row,
     RowSource,
     UserSink,
     difference,

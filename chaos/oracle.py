@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.chaos.observations import StoreView
-from holdfast.chaos.scenario import CutStates, Possibly, Row, SinkExpectation
+from holdfast.chaos.scenario import CutStates, Possibly, SinkExpectation
+from holdfast.chaos.userrows import Row
 
 SHOWN_MAX = 5
 """Rows that a message names."""

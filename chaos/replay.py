@@ -16,7 +16,7 @@ def replay_seed(request: RunRequest, only: str | None) -> Run:
     """Run it in this process. `only`: these faults of its plan alone, which takes a run to find out if it is drawn.
 
     Raises InvalidConfigError for faults that are not in it, and whatever the run itself raises."""
-    from holdfast.chaos.world import run_seed
+    from holdfast.chaos.userruns import run_seed
 
     quieten_logs()
     if only is None:

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.chaos.userrows import Row
 from holdfast.operators.base import JobPlan
 
 if TYPE_CHECKING:
     from holdfast.chaos.judging import Problem
     from holdfast.chaos.userrows import UserSink
-
-Row = tuple[Any, ...]
-"""Values of one output row, in the order of the sink's columns; timestamps as integers (us)."""
 
 
 Positions = Mapping[str, list[bytes]]

@@ -28,7 +28,7 @@ from holdfast.chaos.results import RunResult, ViolationRecord
 if TYPE_CHECKING:
     from holdfast.chaos.world import Run, RunRequest
 
-RUN_SEED = "holdfast.chaos.world:run_seed"
+RUN_SEED = "holdfast.chaos.userruns:run_seed"
 """Where the function is that runs one request: module:name."""
 
 SIMULATOR = "simulator"

@@ -15,9 +15,9 @@ from holdfast.chaos.observations import StoreView
 from holdfast.chaos.scenario import Positions
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
-from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
 from holdfast.statebackends.metadata import SnapshotMetadata
 from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
 from holdfast.statebackends.snapshot import part_path, read_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.operations import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow

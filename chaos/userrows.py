@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobGraph, OperatorDescription
 from holdfast.chaos.expectations import Expectation
-from holdfast.chaos.scenario import Row
 from holdfast.operators.base import JobPlan
+
+Row = tuple[Any, ...]
+"""Values of one output row, in the order of the sink's columns; timestamps as integers (us)."""
 
 USER_KINDS = frozenset({"map", "filter", "flat_map", "map_batches", "process", "window", "aggregate"})
 """Operators that run a user's functions, or count in a user's stead."""

@@ -16,12 +16,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos.emitted import EmittedRows
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults import Fault, expand_kinds
 from holdfast.chaos.judging import Dependence, SinkJudge, expected_difference
 from holdfast.chaos.results import RunResult, ViolationRecord
-from holdfast.chaos.scenario import Row, Scenario, SinkExpectation
+from holdfast.chaos.scenario import Scenario, SinkExpectation
+from holdfast.chaos.streams import Streams
 from holdfast.chaos.undeclared import hint
-from holdfast.chaos.userrows import Difference, difference, frozen_rows, operator_rows, operators_before, rows_per_key
+from holdfast.chaos.userrows import Difference, Row, difference, frozen_rows, operator_rows, operators_before, rows_per_key
+from holdfast.chaos.workloads import find_workload
 from holdfast.chaos.world import HORIZON_MIN_MS, PATIENCE_MS, Run, RunRequest, Simulation, sabotaged
 
 REFERENCE_SEEDS = (0, 1)
@@ -281,3 +283,14 @@ def _without_faults(request: RunRequest, scenario: Scenario, invariant: str, mes
     violation = ViolationRecord(invariant, f"without any fault: {message}", run.result.virtual_ms)
     result = msgspec.structs.replace(run.result, plan=(), violations=(violation, *run.result.violations))
     return Run(result, run.trace)
+
+
+def run_seed(request: RunRequest) -> Run:
+    """Run one seed. Raises InvalidConfigError for an unknown workload, fault or sabotage; everything else is in the result."""
+    workload = find_workload(request.workload)
+    kinds = expand_kinds(request.kinds)
+    scenario = workload.make(Streams(request.seed).of("workload"))
+    if any(sink.user is not None for sink in scenario.sinks):
+        return run_user_seed(request, scenario, kinds)
+    with sabotaged(request.sabotage):
+        return Simulation(request, scenario, kinds, scenario.duration_ms).run()

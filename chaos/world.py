@@ -21,17 +21,17 @@ from holdfast.chaos.checkers.ledger import decision_in
 from holdfast.chaos.checkers.output import OutputChecker
 from holdfast.chaos.cluster import Cluster
 from holdfast.chaos.emitted import EmittedRows
-from holdfast.chaos.faults import Fault, expand_kinds
+from holdfast.chaos.faults import Fault
 from holdfast.chaos.observations import Observation, PhaseBegan, Remembered, Reported, Stored
 from holdfast.chaos.oracle import committed
 from holdfast.chaos.plan import draw_plan
 from holdfast.chaos.processes import Kernel
 from holdfast.chaos.results import RunResult, ViolationRecord
-from holdfast.chaos.scenario import Row, Scenario, SinkExpectation
+from holdfast.chaos.scenario import Scenario, SinkExpectation
 from holdfast.chaos.sometimes import Sometimes
 from holdfast.chaos.streams import Streams
 from holdfast.chaos.trace import Trace
-from holdfast.chaos.workloads import find_workload
+from holdfast.chaos.userrows import Row
 from holdfast.coordinator.publication import Completed
 from holdfast.coordinator.records import ClaimRecord, SavepointRecord, decode_record
 from holdfast.statebackends.storage.operations import PutIfAbsent
@@ -75,19 +75,6 @@ class Run:
 
     result: RunResult
     trace: Trace
-
-
-def run_seed(request: RunRequest) -> Run:
-    """Run one seed. Raises InvalidConfigError for an unknown workload, fault or sabotage; everything else is in the result."""
-    workload = find_workload(request.workload)
-    kinds = expand_kinds(request.kinds)
-    scenario = workload.make(Streams(request.seed).of("workload"))
-    if any(sink.user is not None for sink in scenario.sinks):
-        from holdfast.chaos.userruns import run_user_seed
-
-        return run_user_seed(request, scenario, kinds)
-    with sabotaged(request.sabotage):
-        return Simulation(request, scenario, kinds, scenario.duration_ms).run()
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ from holdfast.coordinator.incidents import Incident, Incidents
 from holdfast.coordinator.jobevents import JobSetup, JobState
 from holdfast.coordinator.machine import CheckpointCoordinator
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
+from holdfast.coordinator.publication import keeps_checkpoints
 from holdfast.coordinator.records import RestorePoint
-from holdfast.coordinator.retained import keeps_checkpoints
 from holdfast.coordinator.slots import Slot
 from holdfast.coordinator.totals import Totals, reached
 from holdfast.coordinator.views import RestoredView

@@ -17,7 +17,8 @@ from holdfast.coordinator.events import Action, CheckpointRequest, CompletedChec
 from holdfast.coordinator.failures import FailureCounter
 from holdfast.coordinator.notes import Note
 from holdfast.coordinator.pending import PendingCheckpoint, PendingStatus
-from holdfast.coordinator.retained import RetainedCheckpoints, keeps_checkpoints
+from holdfast.coordinator.publication import keeps_checkpoints
+from holdfast.coordinator.retained import RetainedCheckpoints
 from holdfast.coordinator.stats import CheckpointStats
 from holdfast.coordinator.tasks import TaskBoard
 from holdfast.coordinator.triggering import Triggering, Turn

@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, Unreadable, derive_leftovers
+from holdfast.coordinator.publication import (
+    CheckpointFact,
+    RecordedCheckpoint,
+    RecordedJob,
+    Unreadable,
+    derive_leftovers,
+    keeps_checkpoints,
+)
 from holdfast.coordinator.records import RestorePoint, SubmissionRecord
-from holdfast.coordinator.retained import keeps_checkpoints
 
 STARTING_MS_MAX = 600_000
 """After this time a claim whose submission is not on record was cut off; should it go on even then, it is fenced."""

@@ -14,7 +14,7 @@ from holdfast.coordinator.examining import Ownership, examine_owner
 from holdfast.coordinator.jobevents import JobSetup
 from holdfast.coordinator.judging import Judgement, find_sinks, judge_snapshot
 from holdfast.coordinator.ownership import derive_releases
-from holdfast.coordinator.preflight import PreflightReport, Refusal, SkippedFinding, SnapshotFinding, gravest_first
+from holdfast.coordinator.preflight import PreflightReport, Refusal, SkippedFinding, SnapshotFinding, file_finding, gravest_first
 from holdfast.coordinator.publication import (
     CheckpointFact,
     Completed,
@@ -28,7 +28,7 @@ from holdfast.coordinator.records import AbortRecord, RestorePoint, SavepointRec
 from holdfast.coordinator.resolving import FALLBACK_HINT, deleted_error, is_path, resolve_snapshot
 from holdfast.coordinator.rewinding import Rewind, find_rewind
 from holdfast.coordinator.sinkforks import SinkJudgement, examine_sinks
-from holdfast.coordinator.snapshots import damage_error, file_finding, find_missing_external, find_problems, load_snapshot
+from holdfast.coordinator.snapshots import damage_error, find_missing_external, find_problems, load_snapshot
 from holdfast.coordinator.stopping import derive_cut_off_stops
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import (

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.statebackends import errors
 from holdfast.statebackends.errors import HoldfastError, RestoreError
 from holdfast.statebackends.evolution import SchemaChange
+from holdfast.statebackends.snapshot import SnapshotProblem
 
 TOLD_MAX = 8
 """Further reasons that the message of a refused restore tells."""
@@ -211,3 +212,13 @@ def _also(others: Sequence[Refusal]) -> str:
     told = "; ".join(f"({number}) {other.message} [{other.kind}]" for number, other in enumerate(others[:TOLD_MAX], 2))
     unsaid = f"; {len(others) - TOLD_MAX} more, which a preflight lists" if len(others) > TOLD_MAX else ""
     return f". {len(others)} more reason{'s' if len(others) > 1 else ''}: {told}{unsaid}"
+
+
+def file_finding(problem: SnapshotProblem) -> FileFinding:
+    return FileFinding(
+        path=problem.path,
+        problem=problem.kind.value,
+        detail=problem.detail,
+        operator=problem.operator or None,
+        subtask=problem.subtask if problem.subtask >= 0 else None,
+    )

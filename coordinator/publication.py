@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.records import (
     AbortRecord,
@@ -368,3 +369,14 @@ def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
             unreadable = max(unreadable, number)
     writers = ((name, writer_of(name)) for name in job.shared if name not in needed)
     return tuple(name for name, writer in writers if writer is not None and unreadable < writer <= last)
+
+
+def keeps_checkpoints(job_state: str, config: JobConfig) -> bool:
+    """Whether retained checkpoints outlive the job. FINISHED and CANCELED keep them if that is set; FAILED always does."""
+    match job_state:
+        case "FINISHED":
+            return config.retain_on_finish
+        case "CANCELED":
+            return config.retention_on_cancel == "retain"
+        case _:
+            return True

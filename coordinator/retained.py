@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import ge
 
-from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.events import CompletedCheckpoint, DropCheckpoint
 from holdfast.coordinator.sharedfiles import SharedFiles
@@ -20,17 +19,6 @@ RECENT_COMPLETED_MAX = 1_000
 
 DROP_TRIES_MAX = 3
 DROP_RETRY_MS = 5_000
-
-
-def keeps_checkpoints(job_state: str, config: JobConfig) -> bool:
-    """Whether retained checkpoints outlive the job. FINISHED and CANCELED keep them if that is set; FAILED always does."""
-    match job_state:
-        case "FINISHED":
-            return config.retain_on_finish
-        case "CANCELED":
-            return config.retention_on_cancel == "retain"
-        case _:
-            return True
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.coordinator.preflight import FileFinding
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from holdfast.statebackends.handles import OperatorState
 from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
@@ -160,16 +159,6 @@ def damage_error(folder: str, problems: Sequence[SnapshotProblem], hint: str = "
         operator=first.operator or None,
         reason=first.kind.value,
         problems=texts,
-    )
-
-
-def file_finding(problem: SnapshotProblem) -> FileFinding:
-    return FileFinding(
-        path=problem.path,
-        problem=problem.kind.value,
-        detail=problem.detail,
-        operator=problem.operator or None,
-        subtask=problem.subtask if problem.subtask >= 0 else None,
     )
 
 

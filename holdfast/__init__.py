@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
     from holdfast.statebackends.errors import UserFunctionError as UserFunctionError
-    from holdfast.statebackends.serializers import Pickled as Pickled
     from holdfast.statebackends.state import AggregateFunction as AggregateFunction
     from holdfast.statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
     from holdfast.statebackends.state import AppendingState as AppendingState
@@ -105,6 +104,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.state import MapState as MapState
     from holdfast.statebackends.state import MapStateDescriptor as MapStateDescriptor
     from holdfast.statebackends.state import OperatorListStateDescriptor as OperatorListStateDescriptor
+    from holdfast.statebackends.state import Pickled as Pickled
     from holdfast.statebackends.state import Redistribution as Redistribution
     from holdfast.statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
     from holdfast.statebackends.state import ValueState as ValueState
@@ -182,7 +182,6 @@ _EXPORTS = {
         "TooManyRowsSkippedError",
         "UserFunctionError",
     ),
-    "holdfast.statebackends.serializers": ("Pickled",),
     "holdfast.statebackends.state": (
         "AggregateFunction",
         "AggregatingStateDescriptor",
@@ -194,6 +193,7 @@ _EXPORTS = {
         "MapState",
         "MapStateDescriptor",
         "OperatorListStateDescriptor",
+        "Pickled",
         "Redistribution",
         "ReducingStateDescriptor",
         "ValueState",

@@ -13,7 +13,7 @@ from holdfast.operators.functions.errors import function_name
 from holdfast.operators.functions.frames import place_of_function
 from holdfast.operators.pickling import dumps_by_value, globals_of, travels_by_value
 from holdfast.statebackends.errors import GraphError, HoldfastError
-from holdfast.statebackends.serializers import Pickled
+from holdfast.statebackends.state import Pickled
 
 DEPTH_MAX = 8
 """Steps from an operator to the variable: an object in an object in a closure."""

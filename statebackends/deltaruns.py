@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.statebackends.keyedtables import KEY_GROUP, NAMESPACE, key_columns, sort_by_key_group
+from holdfast.statebackends.keyedtables import sort_by_key_group
 from holdfast.statebackends.keyhash import Hashes
 from holdfast.statebackends.keyindex import distinct_codes
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
+from holdfast.statebackends.sharedpaths import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.sortedrows import is_sorted, stable_order
 
 TOMBSTONE_COLUMN = "tombstone"

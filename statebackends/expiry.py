@@ -6,16 +6,10 @@ own: the time is what the runtime said last. It is the loop thread's alone, but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.generations import Generations
-from holdfast.statebackends.keyedrows import Chunk
-from holdfast.statebackends.keyedtables import TTL_STAMP
 from holdfast.statebackends.layers import MISSING
 from holdfast.statebackends.mapgenerations import MapGenerations
 from holdfast.statebackends.statecodec import StateCodec
@@ -195,40 +189,3 @@ def _items(kind: str, key: bytes, value: Any) -> Iterator[tuple[Item, int]]:
         yield key, value[0]
 
 
-def unexpired_chunks(kind: str, chunks: Iterable[Chunk], horizon_ms: int) -> Iterator[Chunk]:
-    """Rows of a state without what has expired."""
-    for namespace, keys, values in chunks:
-        kept = [unexpired(kind, value, horizon_ms) for value in values]
-        shown = [value is not None for value in kept]
-        if all(shown):
-            yield namespace, keys, kept
-        else:
-            yield (
-                namespace,
-                [key for key, is_shown in zip(keys, shown, strict=True) if is_shown],
-                [value for value in kept if value is not None],
-            )
-
-
-def unexpired(kind: str, value: Any, horizon_ms: int) -> Any:
-    """What one key has, without what has expired; None if that is all of it. The value itself is not changed."""
-    if kind == "list":
-        return [element for element in value if element[0] > horizon_ms] or None
-    if kind == "map":
-        return {entry: stamped for entry, stamped in value.items() if stamped[0] > horizon_ms} or None
-    return value if value[0] > horizon_ms else None
-
-
-def unexpired_rows(table: pa.Table, horizon_ms: int) -> pa.Table:
-    """The rows of a stored table that have not expired. Raises CorruptStateError, KeyError without a column of stamps."""
-    stamps = table.column(TTL_STAMP)
-    if stamps.null_count or not pa.types.is_integer(stamps.type):
-        raise CorruptStateError(f"column {TTL_STAMP!r} holds nulls or is not an integer", reason="column type")
-    shown = pc.greater(stamps, pa.scalar(horizon_ms, pa.int64()))
-    return table if pc.all(shown).as_py() in (True, None) else table.filter(shown)
-
-
-def stamped_rows(table: pa.Table, now_ms: int) -> pa.Table:
-    """Rows that were stored without stamps: to a declaration with TTL they were written now."""
-    stamps = pa.repeat(pa.scalar(now_ms, pa.int64()), table.num_rows)
-    return table.append_column(pa.field(TTL_STAMP, pa.int64(), nullable=False), stamps)

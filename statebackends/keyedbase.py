@@ -25,10 +25,10 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
     UndeclaredStateError,
 )
-from holdfast.statebackends.expiry import Expiry, NotedExpiry, TableExpiry, TtlClock, stamped_rows, unexpired_rows
+from holdfast.statebackends.expiry import Expiry, NotedExpiry, TableExpiry, TtlClock
 from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
-from holdfast.statebackends.keyedrows import KeyedRows
+from holdfast.statebackends.keyedrows import KeyedRows, stamped_rows, unexpired_rows
 from holdfast.statebackends.keyedstates import KeyContext, create_state
 from holdfast.statebackends.keyedtables import decode_keyed_table
 from holdfast.statebackends.keys import KeyType

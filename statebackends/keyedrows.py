@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, key_columns, keyed_table_schema
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.errors import CorruptStateError, StateValueError
+from holdfast.statebackends.keyedtables import keyed_table_schema
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.pace import Pace
+from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, TTL_STAMP
 from holdfast.statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream, bytes_of
 from holdfast.statebackends.statecodec import StateCodec
 
@@ -209,3 +211,42 @@ def _by_namespace(column: pa.Array) -> Iterator[tuple[bytes, npt.NDArray[np.int6
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     for code, name in enumerate(names):
         yield name, np.flatnonzero(codes == code)
+
+
+def unexpired_chunks(kind: str, chunks: Iterable[Chunk], horizon_ms: int) -> Iterator[Chunk]:
+    """Rows of a state without what has expired."""
+    for namespace, keys, values in chunks:
+        kept = [unexpired(kind, value, horizon_ms) for value in values]
+        shown = [value is not None for value in kept]
+        if all(shown):
+            yield namespace, keys, kept
+        else:
+            yield (
+                namespace,
+                [key for key, is_shown in zip(keys, shown, strict=True) if is_shown],
+                [value for value in kept if value is not None],
+            )
+
+
+def unexpired(kind: str, value: Any, horizon_ms: int) -> Any:
+    """What one key has, without what has expired; None if that is all of it. The value itself is not changed."""
+    if kind == "list":
+        return [element for element in value if element[0] > horizon_ms] or None
+    if kind == "map":
+        return {entry: stamped for entry, stamped in value.items() if stamped[0] > horizon_ms} or None
+    return value if value[0] > horizon_ms else None
+
+
+def unexpired_rows(table: pa.Table, horizon_ms: int) -> pa.Table:
+    """The rows of a stored table that have not expired. Raises CorruptStateError, KeyError without a column of stamps."""
+    stamps = table.column(TTL_STAMP)
+    if stamps.null_count or not pa.types.is_integer(stamps.type):
+        raise CorruptStateError(f"column {TTL_STAMP!r} holds nulls or is not an integer", reason="column type")
+    shown = pc.greater(stamps, pa.scalar(horizon_ms, pa.int64()))
+    return table if pc.all(shown).as_py() in (True, None) else table.filter(shown)
+
+
+def stamped_rows(table: pa.Table, now_ms: int) -> pa.Table:
+    """Rows that were stored without stamps: to a declaration with TTL they were written now."""
+    stamps = pa.repeat(pa.scalar(now_ms, pa.int64()), table.num_rows)
+    return table.append_column(pa.field(TTL_STAMP, pa.int64(), nullable=False), stamps)

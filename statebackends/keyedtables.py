@@ -19,8 +19,9 @@ from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.parquetpages import row_groups_of
+from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.sortedrows import LARGE_POOL, RowStream, is_sorted, stable_order
 from holdfast.statebackends.storage.system_failures import refusal
 from holdfast.statebackends.unpacking import check_arrow, check_parquet, checked_batch
@@ -29,11 +30,6 @@ TableFormat = Literal["arrow", "parquet"]
 Judge: TypeAlias = Callable[[pa.Table], pa.Table]
 """The rows in their canonical types. Raises ValueError, CorruptStateError and pyarrow's errors for rows that can't be."""
 
-KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
-TTL_STAMP = "ttl_stamp_ms"
-"""State with TTL: when the value was last written (or read), ms since the epoch; see ttl.py."""
-STATE_METADATA = b"holdfast.state"
-"""Key in the schema's metadata: the StateMeta as JSON."""
 
 EVERY_KEY_GROUP = KeyGroupRange(0, MAX_PARALLELISM_LIMIT)
 """Of a table of which no handle is known."""
@@ -42,11 +38,6 @@ _ROW_GROUP_ROWS = 1 << 17
 _COMPRESSED_BYTES_MIN = 64 * 1024
 _FILE_BYTES = 256 * 1024
 """Schema, footer and what a compressor may add to many small columns."""
-
-
-def key_columns(key_type: KeyType) -> list[str]:
-    """Names of the key's columns."""
-    return [f"key_{index}" for index in range(len(key_type.fields))] if key_type.is_tuple else ["key"]
 
 
 def keyed_table_schema(

@@ -198,3 +198,8 @@ def _parse(text: str) -> KeyType:
         return _make([_typed(keytypes.parse_field, text)], is_tuple=False)
     names = keytypes.split_fields(text.removeprefix("tuple<").removesuffix(">"))
     return _make([_typed(keytypes.parse_field, name) for name in names], is_tuple=True)
+
+
+def key_columns(key_type: KeyType) -> list[str]:
+    """Names of the key's columns."""
+    return [f"key_{index}" for index in range(len(key_type.fields))] if key_type.is_tuple else ["key"]

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.statebackends.deltaruns import row_codes
-from holdfast.statebackends.keyedtables import NAMESPACE, POSITION, key_columns
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
+from holdfast.statebackends.sharedpaths import NAMESPACE, POSITION
 
 _BUCKETS = 1 << 20
 _Rows = npt.NDArray[np.int64]

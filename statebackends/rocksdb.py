@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError, StateValueError
-from holdfast.statebackends.expiry import Expiry, TableExpiry, unexpired_chunks
+from holdfast.statebackends.expiry import Expiry, TableExpiry
 from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.increments import StoredFiles
 from holdfast.statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
-from holdfast.statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
+from holdfast.statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
 from holdfast.statebackends.layers import TOMBSTONE
 from holdfast.statebackends.partwriter import PartsWriter, WrittenPart
 from holdfast.statebackends.rocksdb_expiry import ExpirySweep

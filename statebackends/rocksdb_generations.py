@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.statebackends.expiry import Expiry, unexpired
+from holdfast.statebackends.expiry import Expiry
 from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.keyedrows import unexpired
 from holdfast.statebackends.keyedstates import KeyContext
 from holdfast.statebackends.layers import MISSING, TOMBSTONE, Layer, MapLayer
 from holdfast.statebackends.mapgenerations import MapGenerations

@@ -20,10 +20,11 @@ from holdfast.statebackends.deltaruns import TOMBSTONE_COLUMN, row_codes, tombst
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.keycolumn import ArrowKeyColumn
-from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, key_columns, keyed_table_schema
+from holdfast.statebackends.keyedtables import keyed_table_schema
 from holdfast.statebackends.keyindex import distinct_codes
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.listorder import in_list_order, positions_of
+from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
 from holdfast.statebackends.statecodec import TIMERS_KIND, StateCodec
 from holdfast.statebackends.storedcodecs import codec_of_meta
 from holdfast.statebackends.tablesources import TIME

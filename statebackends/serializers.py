@@ -9,7 +9,7 @@ import functools
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, get_origin
+from typing import Any, TypeVar, get_origin
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +18,7 @@ from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
 from holdfast.statebackends.mapkeys import Form
+from holdfast.statebackends.state import Pickled
 from holdfast.statebackends.valueshapes import OpaqueShape, Shape, refused
 from holdfast.statebackends.valuetext import parse_type
 from holdfast.statebackends.valuetypes import ENCODER, python_type_of_arrow, shape_of
@@ -25,13 +26,6 @@ from holdfast.statebackends.valuetypes import ENCODER, python_type_of_arrow, sha
 T = TypeVar("T")
 
 __all__ = ["Compatibility", "Pickled", "StateValueError", "TypeSpec", "compatibility", "map_text", "migrate", "split_map_text"]
-
-
-class Pickled(Generic[T]):
-    """Type marker: values of a state declared `Pickled` or `Pickled[MyClass]` are stored by pickle.
-
-    Such state can't be read without the classes, evolved, or shown by tools: an explicit choice, never a default. The classes are
-    those of installed modules: pickle stores their names, by which every worker must be able to import them."""
 
 
 _BY_NAME = (

@@ -9,6 +9,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
+TTL_STAMP = "ttl_stamp_ms"
+"""State with TTL: when the value was last written (or read), ms since the epoch; see ttl.py."""
+STATE_METADATA = b"holdfast.state"
+"""Key in the schema's metadata: the StateMeta as JSON."""
+
 SHARED_FOLDER = "shared"
 TASK_OWNED_FOLDER = "taskowned"
 """Beside `shared` in a job's directory: files there belong to tasks, and the coordinator deletes none of them (Flink's layout)."""

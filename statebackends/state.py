@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from types import UnionType
     from typing import _SpecialForm
 
-    from holdfast.statebackends.serializers import Pickled
 
     _Special: TypeAlias = UnionType | _SpecialForm
     """`int | None`, `Optional[int]`, `Literal["a"]`, `Annotated[int, ...]`, as type checkers see them where a value is expected."""
@@ -33,6 +32,13 @@ K = TypeVar("K")
 ACC = TypeVar("ACC")
 IN = TypeVar("IN", contravariant=True)
 OUT = TypeVar("OUT", covariant=True)
+
+
+class Pickled(Generic[V]):
+    """Type marker: values of a state declared `Pickled` or `Pickled[MyClass]` are stored by pickle.
+
+    Such state can't be read without the classes, evolved, or shown by tools: an explicit choice, never a default. The classes are
+    those of installed modules: pickle stores their names, by which every worker must be able to import them."""
 
 
 # What follows from `type` for type checkers: the class itself, what `Pickled` marks, or nothing for a union and the like, whose

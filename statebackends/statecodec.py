@@ -22,10 +22,10 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.keyedtables import TTL_STAMP, VALUE, key_columns
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.mapkeys import Form
 from holdfast.statebackends.serializers import TypeSpec, map_text, migrate, split_map_text, type_changes
+from holdfast.statebackends.sharedpaths import TTL_STAMP, VALUE
 from holdfast.statebackends.state import (
     DESCRIPTORS,
     ColumnarStateDescriptor,

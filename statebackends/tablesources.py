@@ -18,22 +18,14 @@ from holdfast.statebackends.changes import ChangedKeys
 from holdfast.statebackends.columnar import ColumnarChanges, Columns, NumpyColumnarState
 from holdfast.statebackends.deltaruns import delta_run
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.expiry import unexpired_chunks
 from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from holdfast.statebackends.keyedrows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows
-from holdfast.statebackends.keyedtables import (
-    KEY_GROUP,
-    NAMESPACE,
-    TableFormat,
-    encode_keyed_table,
-    key_columns,
-    keyed_table_schema,
-    sort_by_key_group,
-)
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keyedrows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
+from holdfast.statebackends.keyedtables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.layers import MISSING, lookup, visible_chunks
 from holdfast.statebackends.partwriter import PartsWriter
+from holdfast.statebackends.sharedpaths import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.sortedrows import RowStream, stable_order
 from holdfast.statebackends.state import KeyColumn
 from holdfast.statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec

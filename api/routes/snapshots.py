@@ -36,7 +36,7 @@ def verify(
     directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
 ) -> dict[str, Any]:
     """Length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
-    from holdfast.api.snapshots.rendering import describe_verified
+    from holdfast.api.inspection import describe_verified
 
     snapshot = directories.open(body.path)
     if not _verifying.acquire(blocking=False):

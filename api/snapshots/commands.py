@@ -54,6 +54,7 @@ def inspect(
 ) -> None:
     """Show a snapshot: its operators, states and sizes, or the rows of one state."""
     from holdfast.api import inspection  # pyarrow: a third of a second that other commands need not wait for
+    from holdfast.api.snapshots import rendering
     from holdfast.api.snapshots.snapshot import Snapshot
 
     with console.trouble(), interruptible():
@@ -61,9 +62,9 @@ def inspect(
         if verify:
             inspection.verify(snapshot)
         if state is not None:
-            inspection.show_rows(snapshot, *state, limit=limit, as_json=as_json)
+            rendering.show_rows(snapshot, *state, limit=limit, as_json=as_json)
         else:
-            inspection.show_summary(snapshot, verified=verify, as_json=as_json)
+            rendering.show_summary(snapshot, verified=verify, as_json=as_json)
 
 
 snapshots.command(cls=Tool)(inspect)

@@ -18,8 +18,8 @@ from holdfast.barriers.jobgraph import with_uids
 from holdfast.barriers.sinklog import COMMITTABLES
 from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
-from holdfast.statebackends.keyedtables import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
+from holdfast.statebackends.sharedpaths import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE
 from holdfast.statebackends.snapshots.arrangement import Arrangement
 from holdfast.statebackends.snapshots.bootstrapping import (
     AnyState,

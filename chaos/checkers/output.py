@@ -21,8 +21,9 @@ from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger, 
 from holdfast.chaos.judging import Problem
 from holdfast.chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
 from holdfast.chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
-from holdfast.chaos.scenario import Positions, Row, Scenario, SinkExpectation, source_uids
+from holdfast.chaos.scenario import Positions, Scenario, SinkExpectation, source_uids
 from holdfast.chaos.statereading import SnapshotView, StateDoubledError
+from holdfast.chaos.userrows import Row
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.storage.operations import PutIfAbsent
 

@@ -8,7 +8,8 @@ from operator import itemgetter
 
 import msgspec
 
-from holdfast.chaos.scenario import CutStates, Row
+from holdfast.chaos.scenario import CutStates
+from holdfast.chaos.userrows import Row
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.statebackends.state import ValueStateDescriptor
 

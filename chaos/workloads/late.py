@@ -23,11 +23,11 @@ from holdfast.chaos.scenario import (
     LateExpectation,
     Positions,
     Possibly,
-    Row,
     Scenario,
     SinkExpectation,
     Workload,
 )
+from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import Feed, is_at_end, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan

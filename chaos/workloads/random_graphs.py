@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Row, Scenario, SinkExpectation, Workload
+from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Scenario, SinkExpectation, Workload
+from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import SCHEMA, no_states, read_before
 from holdfast.chaos.workloads.graphs import (
     MODULUS,

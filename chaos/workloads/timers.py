@@ -16,11 +16,11 @@ from holdfast.chaos.scenario import (
     Emitted,
     Positions,
     Possibly,
-    Row,
     Scenario,
     SinkExpectation,
     Workload,
 )
+from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import in_segments, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound

@@ -15,11 +15,11 @@ from holdfast.chaos.scenario import (
     Emitted,
     Positions,
     Possibly,
-    Row,
     Scenario,
     SinkExpectation,
     Workload,
 )
+from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan

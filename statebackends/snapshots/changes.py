@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import VALUE
+from holdfast.statebackends.sharedpaths import VALUE
 from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
 from holdfast.statebackends.snapshots.diffing import Change, entries_of, is_comparable
 from holdfast.statebackends.snapshots.diffrows import UNIT_ROWS_MAX, DiffRows, RowUnit, Unit

@@ -16,7 +16,8 @@ import xxhash
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, key_columns
+from holdfast.statebackends.keys import key_columns
+from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION
 from holdfast.statebackends.snapshots.contents import StoredState
 from holdfast.statebackends.snapshots.parts import PartReader
 from holdfast.statebackends.snapshots.rows import state_batches, state_schema

@@ -23,9 +23,9 @@ from holdfast.statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from holdfast.statebackends.keyedtables import KEY_GROUP, STATE_METADATA, VALUE
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.sharedpaths import KEY_GROUP, STATE_METADATA, VALUE
 from holdfast.statebackends.snapshot import METADATA_NAME
 from holdfast.statebackends.snapshots.arrangement import renamed
 from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents, states_of

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.keyedtables import POSITION, VALUE
 from holdfast.statebackends.redistribute import split_redistribute
+from holdfast.statebackends.sharedpaths import POSITION, VALUE
 from holdfast.statebackends.snapshots.rows import JSON, SUBTASK
 from holdfast.statebackends.snapshots.values import entry_json
 from holdfast.statebackends.state import Redistribution

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from holdfast.statebackends.keyedtables import KEY_GROUP
 from holdfast.statebackends.rowrules import RowRules
+from holdfast.statebackends.sharedpaths import KEY_GROUP
 
 STRETCH_ROWS = 1 << 17
 """Rows judged together, but for a key group of more."""

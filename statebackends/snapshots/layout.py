@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from holdfast.statebackends.columntypes import loses_nothing
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.keyedtables import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE, key_columns
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.rowrules import RowRules
 from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE
 from holdfast.statebackends.statecodec import StateCodec
 
 _POSITION_HINT = f"; leave {POSITION!r} out to have elements in the order of the rows"

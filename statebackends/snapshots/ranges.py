@@ -16,9 +16,8 @@ import pyarrow as pa
 from holdfast.statebackends import errors
 from holdfast.statebackends.errors import HoldfastError, StorageUnavailableError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.keyedtables import key_columns
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot import file_name
 from holdfast.statebackends.snapshots.layout import StateLayout
 from holdfast.statebackends.snapshots.parts import PartReader

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
-from holdfast.statebackends.keyedtables import KEY_GROUP
+from holdfast.statebackends.sharedpaths import KEY_GROUP
 from holdfast.statebackends.snapshots.arrangement import Arrangement, KeptOperator, renamed
 from holdfast.statebackends.snapshots.bootstrapping import AnyState, NewState, Shape, grouped, new_operator
 from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of

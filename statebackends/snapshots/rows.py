@@ -15,9 +15,9 @@ import pyarrow as pa
 from holdfast.statebackends.deltaruns import merged_runs
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.handles import FileHandle, KeyGroupRange
-from holdfast.statebackends.keyedtables import POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.operator_state import decode_entries
 from holdfast.statebackends.rowrules import RowRules
+from holdfast.statebackends.sharedpaths import POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.snapshots.contents import KeyedPiece, StoredState
 from holdfast.statebackends.snapshots.judgedrows import judged_rows
 from holdfast.statebackends.snapshots.native import native_batches

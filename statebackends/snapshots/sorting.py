@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import KEY_GROUP, NAMESPACE, POSITION, key_columns, restrict, sort_by_key_group
+from holdfast.statebackends.keyedtables import restrict, sort_by_key_group
+from holdfast.statebackends.keys import key_columns
+from holdfast.statebackends.sharedpaths import KEY_GROUP, NAMESPACE, POSITION
 from holdfast.statebackends.snapshots.layout import StateLayout
 from holdfast.statebackends.snapshots.parts import scratch_errors
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import EVERY_KEY_GROUP, KEY_GROUP, check_held, restrict, sort_by_key_group
+from holdfast.statebackends.keyedtables import EVERY_KEY_GROUP, check_held, restrict, sort_by_key_group
+from holdfast.statebackends.sharedpaths import KEY_GROUP
 from holdfast.statebackends.unpacking import check_arrow, check_parquet, checked_batch
 
 BATCH_ROWS = 1 << 15

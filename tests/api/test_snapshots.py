@@ -24,8 +24,7 @@ from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError,
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.handles import KeyGroupRange, OperatorSubtaskState
 from holdfast.statebackends.metadata import encode_metadata
-from holdfast.statebackends.serializers import Pickled
-from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.state import Pickled, ValueStateDescriptor
 from tests.statebackends.snapshot_harness import KEY, SOME, UID, Contents, files_below, write
 
 runner = CliRunner()

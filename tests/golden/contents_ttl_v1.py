@@ -4,11 +4,11 @@ Never change what is here: the snapshots are kept for ever."""
 
 from __future__ import annotations
 
-from holdfast.statebackends.serializers import Pickled
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    Pickled,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )

@@ -14,7 +14,6 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from holdfast.statebackends.serializers import Pickled
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ColumnAggregate,
@@ -22,6 +21,7 @@ from holdfast.statebackends.state import (
     ListStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
+    Pickled,
     Redistribution,
     ReducingStateDescriptor,
     ValueStateDescriptor,

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from holdfast.statebackends.serializers import Pickled
+from holdfast.statebackends.state import Pickled
 from tests.golden.model import EPOCH, MAX_PARALLELISM, Contents, Held, Key, entries_of
 
 Json = Any

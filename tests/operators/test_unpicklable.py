@@ -19,8 +19,7 @@ from holdfast.operators.environment import Environment
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.unpicklable import check_picklable
 from holdfast.statebackends.errors import GraphError
-from holdfast.statebackends.serializers import Pickled
-from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, Pickled, ValueStateDescriptor
 from tests.operators.ends import NamedSink, NamedSource
 
 LOCK = threading.Lock()

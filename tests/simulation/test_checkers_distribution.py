@@ -11,8 +11,9 @@ import pytest
 
 import holdfast.coordinator.restore as restore_module
 from holdfast.barriers.messages import Deploy
+from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workloads import WORKLOADS
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.redistribute import split_redistribute
 from tests.simulation.checker_world import JOB, POSITIONS, STATE, Story, graph

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast
-from holdfast.chaos import cli, coverage, report, sabotage, world
+from holdfast.chaos import cli, coverage, report, sabotage, userruns, world
 from holdfast.chaos.faults import FAMILIES, KINDS, decode_plan, encode_plan
 from holdfast.chaos.plan import draw_plan
 from holdfast.chaos.sabotage import SABOTAGES
@@ -37,7 +37,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(WORKLOADS, name, Workload(name, f"comes to what it is named after: {name}", make))
     monkeypatch.setattr(cli, "ENTRY", fakes.ENTRY)
     monkeypatch.setattr(world, "RunRequest", fakes.FakeRequest)
-    monkeypatch.setattr(world, "run_seed", fakes.run_seed)
+    monkeypatch.setattr(userruns, "run_seed", fakes.run_seed)
 
 
 def call(*arguments: str, code: int = 0) -> str:

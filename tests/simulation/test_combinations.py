@@ -10,7 +10,8 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.chaos.combinations import COMBINATIONS, SHARE, Combination, draw_combination
 from holdfast.chaos.faults import KINDS, check_plan
 from holdfast.chaos.sometimes import SOMETIMES
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 
 HORIZON_MS = 2_000
 SEEDS_MAX = 12

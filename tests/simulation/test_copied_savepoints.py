@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from holdfast.chaos.faults import Fault
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 
 STOP = Fault("restore", at_ms=300)
 SEEDS = (5, 21)

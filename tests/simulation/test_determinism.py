@@ -13,8 +13,9 @@ from holdfast.chaos.faults import Fault
 from holdfast.chaos.results import ViolationRecord
 from holdfast.chaos.runner import SeedRunner
 from holdfast.chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
+from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workloads import WORKLOADS
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.world import RunRequest
 from tests.examples import examples
 from tests.simulation import fakes
 from tests.simulation.fakes import make_task

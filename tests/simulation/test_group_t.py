@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.results import RunResult
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 
 COUNTER = ("counter", 1496)
 """Two workers, files of state in the store, ten failed checkpoints tolerated."""

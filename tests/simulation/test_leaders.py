@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.chaos.faults import Fault
-from holdfast.chaos.world import Run, RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import Run, RunRequest
 
 RECOVERED_MS = 20_000
 """Virtual time in which the job has ended unless somebody waited for a leader to be given up, or for a health check."""

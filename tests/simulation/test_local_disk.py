@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.localdisk import damage_copies, limited_disk
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 from holdfast.statebackends import localcopies, localrecovery, rocksdb_store
 from holdfast.statebackends.errors import OutOfSpaceError
 

@@ -21,8 +21,9 @@ from holdfast.chaos.oracle import (
     compare_states,
     counted,
 )
-from holdfast.chaos.scenario import Possibly, Row, SinkExpectation
+from holdfast.chaos.scenario import Possibly, SinkExpectation
 from holdfast.chaos.statereading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
+from holdfast.chaos.userrows import Row
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import (
     FileHandle,

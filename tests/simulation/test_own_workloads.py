@@ -12,9 +12,10 @@ import pytest
 
 from holdfast.chaos.oracle import counted
 from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workerhost import BACKEND_SETTINGS
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import FAILURES_MAX, RunRequest, run_seed
+from holdfast.chaos.world import FAILURES_MAX, RunRequest
 from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.stateloading import StateLoader
 from holdfast.operators.worker_main import pickle_plan

@@ -12,7 +12,8 @@ from holdfast.chaos.faults import Fault, check_plan
 from holdfast.chaos.results import ViolationRecord
 from holdfast.chaos.sabotage import SABOTAGES
 from holdfast.chaos.sabotage.base import throughout
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 
 SEEDS_MAX = 12
 """Seeds from the first one of a scene on; the first ones of all have been seen to do, until a workload draws otherwise."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.world import RunRequest
 from tests.simulation.listed import ListedSeed, listed_seeds
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos.oracle import counted
+from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind
 from tests.simulation.workload_runs import Run
 

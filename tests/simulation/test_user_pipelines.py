@@ -13,8 +13,9 @@ from holdfast.chaos.determinism import DETERMINISM, run_twice
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.results import RunResult
 from holdfast.chaos.seedprocess import Task
+from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.examples import examples
 from tests.simulation.user_pipelines import HELPER, PIPELINES

@@ -10,8 +10,9 @@ from holdfast.chaos.faults import KINDS, Fault, check_plan, decode_plan, encode_
 from holdfast.chaos.processes import Kernel, Process
 from holdfast.chaos.streams import Streams
 from holdfast.chaos.trace import Trace
+from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import RunRequest, run_seed
+from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.errors import InvalidConfigError
 
 MOMENTS: dict[str, Fault] = {

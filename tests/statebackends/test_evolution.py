@@ -23,7 +23,7 @@ from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateEr
 from holdfast.statebackends.factory import BACKEND_KINDS
 from holdfast.statebackends.keys import KeyType
 from holdfast.statebackends.recordshapes import RecordShape
-from holdfast.statebackends.serializers import Compatibility, Pickled, TypeSpec, compatibility, migrate, type_changes
+from holdfast.statebackends.serializers import Compatibility, TypeSpec, compatibility, migrate, type_changes
 from holdfast.statebackends.snapshots.contents import StoredSnapshot
 from holdfast.statebackends.snapshots.copying import copy_snapshot
 from holdfast.statebackends.snapshots.diffing import diff_snapshots
@@ -34,6 +34,7 @@ from holdfast.statebackends.state import (
     KeyedStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    Pickled,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )

@@ -16,13 +16,12 @@ from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.keyedtables import (
     decode_keyed_table,
     encode_keyed_table,
-    key_columns,
     keyed_table_schema,
     restrict,
     sort_by_key_group,
     state_meta_of,
 )
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.keys import KeyType, key_columns
 from holdfast.statebackends.rowrules import RowRules
 
 FORMATS = ["arrow", "parquet"]

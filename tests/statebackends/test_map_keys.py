@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.serializers import Pickled, TypeSpec
-from holdfast.statebackends.state import MapStateDescriptor
+from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.state import MapStateDescriptor, Pickled
 from holdfast.statebackends.statecodec import StateCodec
 from holdfast.statebackends.valueshapes import FloatShape
 from tests.examples import examples

@@ -28,9 +28,9 @@ from holdfast.statebackends.errors import (
     UserFunctionError,
 )
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import KEY_GROUP, POSITION
 from holdfast.statebackends.metadata import NATIVE_PROPERTY
 from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.sharedpaths import KEY_GROUP, POSITION
 from holdfast.statebackends.snapshots.editing import edit_snapshot, layout_of
 from holdfast.statebackends.snapshots.layout import StateLayout
 from holdfast.statebackends.snapshots.sorting import KeyGroupSorter

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
-from holdfast.statebackends.expiry import unexpired_rows
 from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.keyedtables import TTL_STAMP, decode_keyed_table, encode_keyed_table
+from holdfast.statebackends.keyedrows import unexpired_rows
+from holdfast.statebackends.keyedtables import decode_keyed_table, encode_keyed_table
 from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.serializers import Compatibility, Pickled, TypeSpec
+from holdfast.statebackends.serializers import Compatibility, TypeSpec
+from holdfast.statebackends.sharedpaths import TTL_STAMP
 from holdfast.statebackends.snapshot import read_part
 from holdfast.statebackends.snapshots.contents import StoredSnapshot
 from holdfast.statebackends.snapshots.diffing import diff_snapshots
@@ -30,6 +31,7 @@ from holdfast.statebackends.state import (
     KeyedStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    Pickled,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )

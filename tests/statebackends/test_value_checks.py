@@ -12,11 +12,12 @@ import pytest
 
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serializers import Pickled, TypeSpec
+from holdfast.statebackends.serializers import TypeSpec
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    Pickled,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
