@@ -389,7 +389,7 @@ def preflight(
     from holdfast.api.preflight import named_snapshot, preflight_offline
     from holdfast.api.render_preflight import show_report
     from holdfast.operators.pipelines import build_environment, load_function
-    from holdfast.statebackends.snapshots.places import absolute_location
+    from holdfast.statebackends.state_processor.places import absolute_location
 
     with console.trouble(), interruptible():
         function, _ = load_function(pipeline, "job")

@@ -9,8 +9,8 @@ from typing import Any
 
 from holdfast.api.snapshots.snapshot import Snapshot, SnapshotOperator
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.snapshot import SnapshotProblem
-from holdfast.statebackends.snapshots.verifying import VerifyReport
+from holdfast.statebackends.snapshot.parts import SnapshotProblem
+from holdfast.statebackends.state_processor.verify import VerifyReport
 
 PROBLEMS_MAX = 5
 """Damaged files that one message names."""

@@ -20,7 +20,7 @@ from holdfast.statebackends.errors import HoldfastError
 
 EXIT_INTERRUPTED = 130
 """128 and the number of the signal, as shells have it."""
-_TARGETS = "holdfast.statebackends.snapshots.targets"
+_TARGETS = "holdfast.statebackends.state_processor.writing"
 """Imported by commands that write: others need not wait for what it needs."""
 
 

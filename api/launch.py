@@ -23,7 +23,7 @@ from holdfast.operators.environment import claim_mode_of, sink_mode_of
 from holdfast.operators.launcher import JobHandle, Launcher, LaunchOptions
 from holdfast.operators.settings import signature_with_settings
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.snapshots.places import Location
+from holdfast.statebackends.state_processor.places import Location
 from holdfast.statebackends.storage.paths import folder_of
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from holdfast.coordinator.resolving import is_path
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.coordinator.submitting import identify_job, preflight
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.snapshots.places import Location, absolute_location
-from holdfast.statebackends.snapshots.work import note
+from holdfast.statebackends.state_processor.places import Location, absolute_location
+from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import Operation, ReadFile, StatFile, Storage, run_flow
+from holdfast.statebackends.storage.port import Operation, ReadFile, StatFile, Storage, run_flow
 
 
 def is_in_directory(restore: str) -> bool:

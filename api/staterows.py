@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 from holdfast.statebackends.handles import OperatorState
-from holdfast.statebackends.sharedpaths import POSITION, VALUE
-from holdfast.statebackends.snapshot import part_path
-from holdfast.statebackends.snapshots.contents import StoredState, states_of
-from holdfast.statebackends.snapshots.parts import PartReader
-from holdfast.statebackends.snapshots.rows import SUBTASK, state_batches, state_schema
-from holdfast.statebackends.snapshots.values import plain_entry
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.layout import POSITION, VALUE
+from holdfast.statebackends.snapshot.parts import part_path
+from holdfast.statebackends.state_processor.contents import StoredState, states_of
+from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.state_processor.rows import SUBTASK, state_batches, state_schema
+from holdfast.statebackends.state_processor.values import plain_entry
+from holdfast.statebackends.storage.port import Storage
 
 Row = dict[str, Any]
 

@@ -20,9 +20,9 @@ from holdfast.coordinator.routing import RoutedStorage
 from holdfast.coordinator.store import list_jobs, read_job
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
-from holdfast.statebackends.snapshots.places import absolute_location
+from holdfast.statebackends.state_processor.places import absolute_location
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import Flow, InParallel, StatFile, run_flow
+from holdfast.statebackends.storage.port import Flow, InParallel, StatFile, run_flow
 
 UNREADABLE_STATE = "UNREADABLE"
 """Of a job of which a record is damaged."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.statebackends.columnar import NumpyColumnarState
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.columnar.state import NumpyColumnarState
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, KeyColumn
 
 BATCH_ROWS = 1 << 16

@@ -21,14 +21,14 @@ import msgspec
 
 from benchmarks.harness import raw_write_ms, spread
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 
 VALUE_BYTES = 100
 INCREMENTS = 20

@@ -105,7 +105,7 @@ def use(tool: str, folder: Path, scratch: Path) -> None:
     import holdfast as hf
     from holdfast.operators.state_source import ReadOptions, StateReader
     from holdfast.statebackends.factory import create_keyed_backend
-    from holdfast.statebackends.storage.local import LocalStorage
+    from holdfast.statebackends.storage.directory import LocalStorage
 
     snapshot = hf.Snapshot(folder)
     if tool in ("memory", "filesystem", "rocksdb"):

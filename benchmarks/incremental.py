@@ -30,13 +30,13 @@ from benchmarks.harness import raw_write_ms, spread
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.handles import KeyGroupRange, OperatorSubtaskState
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, run_flow
 
 Row = dict[str, Any]
 

@@ -26,16 +26,16 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from holdfast.statebackends.keyedbase import KeyedBackendBase
 from holdfast.statebackends.keygroups import assign_key_groups, subtasks_of_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.localcopies import LocalCopies, LocalRecovery
-from holdfast.statebackends.localrecovery import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
+from holdfast.statebackends.local_recovery.storage import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Operation, Storage, run_flow, transfers_of
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Operation, Storage, run_flow, transfers_of
 from holdfast.statebackends.storage.transfers import TransferPool
 
 Row = dict[str, Any]

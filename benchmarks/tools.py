@@ -24,17 +24,17 @@ import numpy as np
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.keyedrows import ROWS_PER_BATCH, Chunk, KeyedRows
-from holdfast.statebackends.keyedtables import TableFormat, encode_keyed_table
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.rocksdb_rowkeys import row_keys
-from holdfast.statebackends.rocksdb_store import WRITE_ROWS, RocksStore
-from holdfast.statebackends.snapshot import METADATA_NAME, write_part
+from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
+from holdfast.statebackends.rocksdb.row_keys import row_keys
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows
+from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.statecodec import StateCodec
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 
 Row = dict[str, Any]
 Format = Literal["arrow", "parquet", "rocksdb"]

@@ -28,10 +28,10 @@ from unittest.mock import patch
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.partreading import read_parts
-from holdfast.statebackends.partwriter import PartsWriter
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.snapshot.partreading import read_parts
+from holdfast.statebackends.snapshot.partwriter import PartsWriter
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import (
     DownloadFile,
     Flow,
     InParallel,

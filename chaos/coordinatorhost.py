@@ -36,7 +36,7 @@ from holdfast.coordinator.subscription import Subscription
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.supervisor import SeenWorker
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
-from holdfast.statebackends.storage.operations import Flow, Storage
+from holdfast.statebackends.storage.port import Flow, Storage
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.chaos.disknodes import File, Folder, Node, survive
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER, LocalStorage, storage_from_url
 from holdfast.statebackends.storage.filesystem import FileStat, OsFileSystem
-from holdfast.statebackends.storage.local import TEMPORARY_FOLDER, LocalStorage, storage_from_url
-from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.port import Buffer
 
 _FIRST_DESCRIPTOR = 1 << 30
 """Lower ones are the real system's."""

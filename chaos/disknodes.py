@@ -6,7 +6,7 @@ import random
 from typing import TypeAlias
 
 from holdfast.statebackends.storage.filesystem import FileStat
-from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.port import Buffer
 
 _ZEROS_SHARE = 0.25
 """Of torn files: how many keep their length, with zeros for what is missing, as delayed allocation leaves them."""

@@ -18,7 +18,7 @@ from holdfast.chaos.observations import FaultBegan, Observation
 from holdfast.chaos.processes import Kernel, Process, ProcessClock
 from holdfast.chaos.stores import LATE_MS, OK, Outcome, StoreDecision
 from holdfast.statebackends.errors import UserFunctionError
-from holdfast.statebackends.storage.operations import Operation, path_of
+from holdfast.statebackends.storage.port import Operation, path_of
 
 
 class Hands(Protocol):

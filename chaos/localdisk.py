@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast.statebackends.localcopies as localcopies_module
-import holdfast.statebackends.localrecovery as localrecovery_module
-import holdfast.statebackends.rocksdb_store as rocksdb_store_module
-from holdfast.statebackends.localcopies import LOCK_NAME, RECOVERY_FOLDER
+import holdfast.statebackends.local_recovery.copies as localcopies_module
+import holdfast.statebackends.local_recovery.storage as localrecovery_module
+import holdfast.statebackends.rocksdb.database as rocksdb_store_module
+from holdfast.statebackends.local_recovery.copies import LOCK_NAME, RECOVERY_FOLDER
 
 SPARED_SHARE = 0.2
 """Of the copies, those that stay as they are."""

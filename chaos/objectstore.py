@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.chaos.disk import CallHook
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import TEMPORARY_FOLDER
+from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER
 
 
 class _Object(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.barriers.messages import AcknowledgeCheckpoint, Answerable, NotifyCheckpointAborted, SubtaskStatus, WorkerCommand
-from holdfast.statebackends.storage.operations import Operation
+from holdfast.statebackends.storage.port import Operation
 
 
 class Stored(msgspec.Struct, frozen=True):

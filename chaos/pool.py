@@ -17,7 +17,7 @@ from holdfast.chaos.processes import Kernel, Process
 from holdfast.chaos.stores import StoreClient
 from holdfast.coordinator.hosting import Await, HostFlow
 from holdfast.operators.context import CancelToken, Done, FlowCancelledError
-from holdfast.statebackends.storage.operations import Flow, Operation, Storage, one_by_one, path_of
+from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)
 """Least and most time that a request needs to the store, and its answer back."""

@@ -39,8 +39,8 @@ from holdfast.chaos.observations import (
 )
 from holdfast.coordinator.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
-from holdfast.statebackends.sharedpaths import SHARED_FOLDER
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent
+from holdfast.statebackends.layout import SHARED_FOLDER
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
 SOMETIMES: dict[str, str] = {
     "ack_after_decision": "an acknowledgement comes when its checkpoint is decided already",

@@ -13,15 +13,15 @@ import pyarrow as pa
 from holdfast.api.staterows import Row, read_rows
 from holdfast.chaos.observations import StoreView
 from holdfast.chaos.scenario import Positions
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.operator_state import read_entries
-from holdfast.statebackends.sharedpaths import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
-from holdfast.statebackends.snapshot import part_path, read_metadata
+from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import part_path, read_metadata
+from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
-from holdfast.statebackends.tablesources import TIME
+from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
 
 _ROWS_MAX = 1_000_000
 

@@ -23,8 +23,8 @@ from holdfast.chaos.observations import Observation, Stored, StoreView
 from holdfast.chaos.processes import Kernel, Process
 from holdfast.chaos.wire import SimS3
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.operations import Operation, Storage
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.port import Operation, Storage
 
 EPOCH_MS = 1_700_000_000_000
 """Wall clock of the stores when a run begins."""

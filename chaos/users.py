@@ -17,11 +17,11 @@ from holdfast.coordinator.publication import Completed, decode_decision
 from holdfast.coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
-from holdfast.statebackends.metadata import decode_metadata
-from holdfast.statebackends.snapshot import METADATA_NAME
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.storage.operations import ReadFile, run_flow
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.storage.port import ReadFile, run_flow
 
 if TYPE_CHECKING:
     from holdfast.chaos.cluster import Cluster

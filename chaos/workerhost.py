@@ -54,7 +54,7 @@ from holdfast.operators.subtask import Subtask
 from holdfast.operators.worker import Worker
 from holdfast.operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
 from holdfast.operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
-from holdfast.statebackends.localcopies import LocalRecovery
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.settings import StateBackendSettings
 
 TURN_US = (500, 5_000)

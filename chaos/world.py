@@ -34,7 +34,7 @@ from holdfast.chaos.trace import Trace
 from holdfast.chaos.userrows import Row
 from holdfast.coordinator.publication import Completed
 from holdfast.coordinator.records import ClaimRecord, SavepointRecord, decode_record
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 
 HORIZON_MIN_MS = 500
 PATIENCE_MS = 3_600_000

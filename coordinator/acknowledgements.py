@@ -30,11 +30,11 @@ from holdfast.statebackends.handles import (
     external_places,
 )
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.sharedpaths import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
-from holdfast.statebackends.snapshot import outside_detail
+from holdfast.statebackends.layout import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
+from holdfast.statebackends.snapshot.parts import outside_detail
+from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX
 from holdfast.statebackends.state import OPERATOR_KINDS
-from holdfast.statebackends.tableends import FileEnds, wrong_format
-from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX
 
 FILE_BYTES_MAX = 1 << 53
 """Bytes of one file: more than any has, and as much as every reader of JSON can count."""

@@ -39,11 +39,11 @@ from holdfast.statebackends.errors import (
     SnapshotClaimedError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.sharedpaths import shared_name
-from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.deleting import delete_files
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
 
 T = TypeVar("T")
 

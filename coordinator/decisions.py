@@ -34,7 +34,7 @@ from holdfast.coordinator.tasks import TaskBoard
 from holdfast.coordinator.totals import Tally
 from holdfast.coordinator.triggering import Turn
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.sharedpaths import shared_name
+from holdfast.statebackends.layout import shared_name
 
 ABORT_RETRY_MS = 500
 """A write of ABORTED that failed is tried again after this time, until the id is decided."""

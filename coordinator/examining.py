@@ -15,10 +15,10 @@ from holdfast.coordinator.records import DIRECTORY_FILE, OwnerRecord, RestorePoi
 from holdfast.coordinator.snapshots import rebase
 from holdfast.coordinator.store import read_optional
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, SnapshotClaimedError
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.storage.port import Flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from holdfast.coordinator.records import METADATA, JobPaths, is_job_id, parse_ow
 from holdfast.coordinator.store import read_job
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.snapshot import (
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.snapshot.parts import (
     SnapshotProblem,
     file_handles,
     part_path,
@@ -44,8 +44,15 @@ from holdfast.statebackends.snapshot import (
     verify_file,
     verify_snapshot,
 )
-from holdfast.statebackends.snapshots.external import INPUT_VERSION, ExternalReport, UncheckedFile, check_external, decode_input
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.state_processor.external import (
+    INPUT_VERSION,
+    ExternalReport,
+    UncheckedFile,
+    check_external,
+    decode_input,
+)
+from holdfast.statebackends.storage.flows import read_in_group, read_whole
+from holdfast.statebackends.storage.port import (
     DeleteFile,
     DeleteFolder,
     DescribeFiles,
@@ -56,7 +63,6 @@ from holdfast.statebackends.storage.operations import (
     PutIfAbsent,
     StatFile,
 )
-from holdfast.statebackends.storage.whole import read_in_group, read_whole
 
 T = TypeVar("T")
 

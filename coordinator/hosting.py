@@ -30,7 +30,7 @@ from holdfast.coordinator.running import Clock, FlowRunner, Owner
 from holdfast.coordinator.store import list_jobs, read_job
 from holdfast.coordinator.submitting import Starter, clear_ended, identify_job, preflight, resume_submission, start_submission
 from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
-from holdfast.statebackends.storage.operations import Flow, InParallel, Operation, StatFile, Storage, drive, perform
+from holdfast.statebackends.storage.port import Flow, InParallel, Operation, StatFile, Storage, drive, perform
 
 logger = logging.getLogger(__name__)
 

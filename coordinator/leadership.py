@@ -11,8 +11,8 @@ from holdfast.coordinator.publication import RecordedJob
 from holdfast.coordinator.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
 from holdfast.coordinator.store import put_once
 from holdfast.statebackends.errors import FencedError
-from holdfast.statebackends.storage.operations import Flow, ListFolder, StatFile
-from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import Flow, ListFolder, StatFile
 
 EPOCH_TRIES_MAX = 1_000
 """Epochs that are tried in a row; only as many rivals at one moment could use them up."""

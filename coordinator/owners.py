@@ -16,10 +16,10 @@ from holdfast.coordinator.publication import CheckpointFact, Completed, Recorded
 from holdfast.coordinator.records import CLAIM, METADATA, JobPaths, parse_checkpoint_folder
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import external_places
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.sharedpaths import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
-from holdfast.statebackends.snapshot import file_handles, part_path
-from holdfast.statebackends.storage.operations import FileFacts
+from holdfast.statebackends.layout import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import file_handles, part_path
+from holdfast.statebackends.storage.port import FileFacts
 
 SOURCES = "sources"
 SINKS = "sinks"

@@ -40,9 +40,9 @@ from holdfast.statebackends.errors import (
     SnapshotClaimedError,
 )
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot import SnapshotProblem
-from holdfast.statebackends.storage.operations import Flow, ListFolder
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import SnapshotProblem
+from holdfast.statebackends.storage.port import Flow, ListFolder
 
 SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
 """How the names of a snapshot's folder begin, below the folder that a user gives."""

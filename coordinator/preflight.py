@@ -13,8 +13,8 @@ import msgspec
 
 from holdfast.statebackends import errors
 from holdfast.statebackends.errors import HoldfastError, RestoreError
-from holdfast.statebackends.evolution import SchemaChange
-from holdfast.statebackends.snapshot import SnapshotProblem
+from holdfast.statebackends.serialization.evolution import SchemaChange
+from holdfast.statebackends.snapshot.parts import SnapshotProblem
 
 TOLD_MAX = 8
 """Further reasons that the message of a refused restore tells."""

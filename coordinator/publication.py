@@ -28,8 +28,8 @@ from holdfast.coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, SnapshotClaimedError
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.sharedpaths import shared_name, writer_of
+from holdfast.statebackends.layout import shared_name, writer_of
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 
 
 class CheckpointFact(StrEnum):

@@ -16,7 +16,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskMet
 from holdfast.coordinator.totals import Totals
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
-from holdfast.statebackends.sharedpaths import SHARED_FOLDER
+from holdfast.statebackends.layout import SHARED_FOLDER
 
 RECORD_VERSION = 1
 DIRECTORY_FILE = "_holdfast"

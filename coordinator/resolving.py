@@ -27,9 +27,9 @@ from holdfast.statebackends.errors import (
     ObjectMissingError,
     RestoreError,
 )
-from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.storage.port import Flow
 
 LATEST = "latest"
 LATEST_READABLE = "latest-readable"

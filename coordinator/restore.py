@@ -12,8 +12,8 @@ import msgspec
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, OperatorListHandle, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.metadata import SnapshotMetadata
 from holdfast.statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.state import Redistribution
 
 ListEntries = Mapping[tuple[str, str], Sequence[Sequence[bytes]]]

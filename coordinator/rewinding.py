@@ -15,8 +15,8 @@ from holdfast.coordinator.resolving import Resolved
 from holdfast.coordinator.store import read_job
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.storage.port import Flow
 
 
 @dataclass(frozen=True, slots=True)

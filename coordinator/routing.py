@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.storage.port import (
     DeleteFolder,
     DescribeFiles,
     LinkFile,

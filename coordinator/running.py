@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
-from holdfast.statebackends.storage.operations import Flow, Storage, run_flow
+from holdfast.statebackends.storage.port import Flow, Storage, run_flow
 
 T = TypeVar("T")
 

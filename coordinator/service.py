@@ -37,7 +37,7 @@ from holdfast.coordinator.subscription import Subscription
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import InTurn, Storage, run_flow, transfers_of
+from holdfast.statebackends.storage.port import InTurn, Storage, run_flow, transfers_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from holdfast.coordinator.store import (
     sweep_checkpoints,
 )
 from holdfast.statebackends.errors import FencedError, ObjectMissingError
-from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.durable import make_durable
-from holdfast.statebackends.storage.operations import Flow, InParallel
+from holdfast.statebackends.storage.port import Flow, InParallel
 
 SETTLE_TRIES_MAX = 4
 """A leader that is being replaced has few deletions under way, and begins none."""

@@ -21,7 +21,7 @@ from holdfast.statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from holdfast.statebackends.sharedpaths import shared_name, writer_of
+from holdfast.statebackends.layout import shared_name, writer_of
 
 TaskStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 ResolvedStates = dict[SubtaskKey, dict[str, OperatorSubtaskState]]

@@ -47,10 +47,10 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import OperatorState, external_places
-from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.operations import Flow, ListFolder
-from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import Flow, ListFolder
 
 FILES_SHOWN_MAX = 20
 """Staged files that a message names; fields have all of them."""

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from holdfast.statebackends.handles import OperatorState
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.operator_state import read_entries
-from holdfast.statebackends.snapshot import ProblemKind, SnapshotProblem, file_handles, read_metadata_file, verify_snapshot
-from holdfast.statebackends.snapshots.contents import check_described
-from holdfast.statebackends.snapshots.external import check_external
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, file_handles, read_metadata_file, verify_snapshot
+from holdfast.statebackends.state_processor.contents import check_described
+from holdfast.statebackends.state_processor.external import check_external
 from holdfast.statebackends.storage import is_absolute_folder, split_folder
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.storage.port import (
     DeleteFolder,
     DescribeFiles,
     Flow,

@@ -39,11 +39,11 @@ from holdfast.statebackends.errors import (
     ObjectMissingError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.sharedpaths import SHARED_FOLDER, writer_of
-from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.deleting import delete_files
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
-from holdfast.statebackends.storage.whole import read_in_group, read_whole
+from holdfast.statebackends.storage.flows import read_in_group, read_whole
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
 
 SUBMISSION_BYTES_MAX = 256 << 20
 """Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""

@@ -31,10 +31,10 @@ from holdfast.statebackends.errors import (
     RestoreError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.sharedpaths import writer_of
+from holdfast.statebackends.layout import writer_of
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.durable import make_durable
-from holdfast.statebackends.storage.operations import Flow, InParallel
+from holdfast.statebackends.storage.port import Flow, InParallel
 
 
 @dataclass(frozen=True, slots=True)

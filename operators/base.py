@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from holdfast.barriers.jobgraph import JobGraph
-    from holdfast.statebackends.storage.operations import Flow, Storage
+    from holdfast.statebackends.storage.port import Flow, Storage
 
 
 class Output(Protocol):

@@ -13,7 +13,7 @@ from holdfast.operators.base import OperatorCounters, TimerService
 from holdfast.operators.mailbox import FailSubtask, Mailbox, PoolOutcome
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
-from holdfast.statebackends.storage.operations import Flow, Storage
+from holdfast.statebackends.storage.port import Flow, Storage
 
 Done = Callable[[Any, BaseException | None], None]
 

@@ -33,9 +33,9 @@ from holdfast.operators.subtask import Subtask
 from holdfast.operators.subtaskports import Report, SubtaskPorts
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.keygroups import subtasks_of_key_groups
-from holdfast.statebackends.localcopies import LocalCopies, LocalRecovery
+from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 
 
 class SelectorPartitioner:

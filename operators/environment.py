@@ -26,7 +26,7 @@ from holdfast.operators.settings import Settings
 from holdfast.operators.stream import Stream
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
-from holdfast.statebackends.snapshots.places import Location, absolute_location
+from holdfast.statebackends.state_processor.places import Location, absolute_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

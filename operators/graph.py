@@ -23,7 +23,7 @@ from holdfast.operators.timers import timer_metas
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.keygroups import check_parallelism, default_max_parallelism, operator_id
-from holdfast.statebackends.statecodec import state_metas
+from holdfast.statebackends.serialization.state_serializer import state_metas
 
 UID_CHARACTERS_MAX = 100
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.operators.context import CancelToken, Done, FlowCancelledError
-from holdfast.statebackends.storage.operations import Flow, InParallel, Operation, Storage, perform
+from holdfast.statebackends.storage.port import Flow, InParallel, Operation, Storage, perform
 
 POOL_THREADS = 2
 

@@ -15,8 +15,8 @@ from holdfast.operators.functions.errors import STOPPED, check_returns, function
 from holdfast.operators.functions.frames import place_of_function
 from holdfast.operators.schema import RowType, return_annotation
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
-from holdfast.statebackends.keycolumn import ArrowKeyColumn
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
+from holdfast.statebackends.serialization.keys import KeyType
 
 Key: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
 """What `key_by` takes: a column, several columns, or a function of the row."""

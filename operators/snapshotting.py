@@ -27,11 +27,11 @@ from holdfast.operators.chain import ChainNode, OperatorChain
 from holdfast.operators.context import CancelToken, Clock, SubtaskPool
 from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
 from holdfast.statebackends.handles import OperatorSubtaskState
-from holdfast.statebackends.localcopies import LocalCopies
-from holdfast.statebackends.localrecovery import KeepingStorage, held_paths
-from holdfast.statebackends.sharedpaths import exclusive_prefix, shared_prefix
+from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
+from holdfast.statebackends.local_recovery.copies import LocalCopies
+from holdfast.statebackends.local_recovery.storage import KeepingStorage, held_paths
 from holdfast.statebackends.storage import resolve_folder
-from holdfast.statebackends.storage.operations import Flow, Storage
+from holdfast.statebackends.storage.port import Flow, Storage
 
 SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
 

@@ -21,15 +21,15 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.metadata import decode_metadata
-from holdfast.statebackends.snapshot import METADATA_NAME, read_metadata_file
-from holdfast.statebackends.snapshots.changes import ChangeFeed
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, check_contents
-from holdfast.statebackends.snapshots.describing import SCHEMA as METADATA_SCHEMA
-from holdfast.statebackends.snapshots.describing import metadata_table
-from holdfast.statebackends.snapshots.places import place_of_snapshot
-from holdfast.statebackends.snapshots.rows import choose_columns, state_batches, state_schema
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.state_processor.change_feed import ChangeFeed
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents
+from holdfast.statebackends.state_processor.describing import SCHEMA as METADATA_SCHEMA
+from holdfast.statebackends.state_processor.describing import metadata_table
+from holdfast.statebackends.state_processor.places import place_of_snapshot
+from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
+from holdfast.statebackends.storage.port import run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,19 +16,19 @@ from holdfast.barriers.messages import Deployment, SubtaskDeployment
 from holdfast.operators.chain import ChainNode, OperatorChain
 from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState
+from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.localcopies import LocalCopies
-from holdfast.statebackends.localrecovery import RecoveringStorage, RestoredBytes, stored_files
-from holdfast.statebackends.operator_state import ListOperatorStateBackend, read_entries
+from holdfast.statebackends.layout import is_checkpoint_folder
+from holdfast.statebackends.local_recovery.copies import LocalCopies
+from holdfast.statebackends.local_recovery.storage import RecoveringStorage, RestoredBytes, stored_files
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.sharedpaths import is_checkpoint_folder
-from holdfast.statebackends.snapshot import file_name
+from holdfast.statebackends.snapshot.parts import file_name
 from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
-from holdfast.statebackends.storage.operations import Storage, run_flow
+from holdfast.statebackends.storage.port import Storage, run_flow
 
 log = logging.getLogger("holdfast.restore")
 

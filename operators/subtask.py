@@ -31,7 +31,7 @@ from holdfast.operators.intake import Intake
 from holdfast.operators.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
 from holdfast.operators.slices import RowBudget
 from holdfast.operators.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
-from holdfast.statebackends.panics import failure_of
+from holdfast.statebackends.rocksdb.panics import failure_of
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""

@@ -12,7 +12,7 @@ from holdfast.operators.context import Clock, SubtaskPool
 from holdfast.operators.intake import GateInputs
 from holdfast.operators.mailbox import Mailbox
 from holdfast.operators.snapshotting import SubtaskSnapshots
-from holdfast.statebackends.localrecovery import RestoredBytes
+from holdfast.statebackends.local_recovery.storage import RestoredBytes
 
 TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
 

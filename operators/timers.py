@@ -15,10 +15,10 @@ from typing import Protocol, TypeAlias
 from holdfast.barriers.elements import MIN_WATERMARK
 from holdfast.statebackends.backend import TimerRow
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.layers import MISSING
-from holdfast.statebackends.statecodec import TIMERS_KIND, TIMERS_VALUE_TYPE
+from holdfast.statebackends.heap.layers import MISSING
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE
 
 Timer: TypeAlias = TimerRow
 """(time in ms, canonical key, namespace, key group): in firing order, and as it is in a snapshot."""

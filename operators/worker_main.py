@@ -40,10 +40,10 @@ from holdfast.operators.subtaskports import Report
 from holdfast.operators.worker import Worker
 from holdfast.operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.localcopies import LocalRecovery
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
+from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import ReadFile, Storage
-from holdfast.statebackends.storage.whole import FIRST_BYTES
+from holdfast.statebackends.storage.port import ReadFile, Storage
 
 log = logging.getLogger("holdfast.worker")
 

@@ -14,9 +14,9 @@ import msgspec
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
 
 if TYPE_CHECKING:
-    from holdfast.statebackends.keys import KeyType
+    from holdfast.statebackends.serialization.keys import KeyType
     from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
-    from holdfast.statebackends.storage.operations import Flow, Storage
+    from holdfast.statebackends.storage.port import Flow, Storage
 
 
 class SnapshotTarget(msgspec.Struct, frozen=True):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from holdfast.statebackends.backends.filesystem import FilesystemKeyedBackend
+from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
+from holdfast.statebackends.backends.memory import MemoryKeyedBackend
+from holdfast.statebackends.backends.operator import ListOperatorStateBackend
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.filesystem import FilesystemKeyedBackend
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedbase import KeyedBackendBase, KeyedBackendConfig
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.memory import MemoryKeyedBackend
-from holdfast.statebackends.operator_state import ListOperatorStateBackend
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import state_metas
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.state import StateDescriptor
-from holdfast.statebackends.statecodec import state_metas
 
 BackendKind = Literal["memory", "filesystem", "rocksdb"]
 BACKEND_KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
@@ -53,7 +53,7 @@ def create_keyed_backend(
             return FilesystemKeyedBackend(config, incremental=settings.incremental)
         case "rocksdb":
             # rocksdict is a large native library, and most processes of a job with another backend never need it
-            from holdfast.statebackends.rocksdb import RocksKeyedBackend
+            from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 
             return RocksKeyedBackend(config, local_dir=local_dir, settings=settings)
     raise InvalidConfigError(f"unknown state backend {kind!r}: say {', '.join(BACKEND_KINDS)}", setting="state_backend")

@@ -9,9 +9,9 @@ import time
 from holdfast.coordinator.claiming import dispose_snapshot
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.statebackends.errors import NotFoundError
-from holdfast.statebackends.snapshots.places import Location, absolute_location
+from holdfast.statebackends.state_processor.places import Location, absolute_location
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 
 
 def dispose_confined(folder: str) -> str:

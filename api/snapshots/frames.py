@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
-from holdfast.statebackends.snapshots.editing import Batches, Change
+from holdfast.statebackends.state_processor.edit import Batches, Change
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as SparkDataFrame

@@ -14,9 +14,9 @@ from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.coordinator.records import DIRECTORY_FILE, derive_job_id, is_job_id
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
-from holdfast.statebackends.snapshots.places import Location
+from holdfast.statebackends.state_processor.places import Location
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import ListFolder, StatFile, Storage, run_flow
+from holdfast.statebackends.storage.port import ListFolder, StatFile, Storage, run_flow
 
 SAFETY_AGE_MS = 3_600_000
 REPAIR_AGE_MS_MIN = 60_000

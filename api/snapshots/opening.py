@@ -11,11 +11,11 @@ from holdfast.coordinator.publication import decode_decision
 from holdfast.coordinator.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
-from holdfast.statebackends.metadata import decode_metadata
-from holdfast.statebackends.snapshot import METADATA_NAME, read_metadata_file
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
-from holdfast.statebackends.snapshots.places import Location, Place, place_of, place_of_snapshot
-from holdfast.statebackends.storage.operations import ListFolder, run_flow
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.state_processor.places import Location, Place, place_of, place_of_snapshot
+from holdfast.statebackends.storage.port import ListFolder, run_flow
 
 
 def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:

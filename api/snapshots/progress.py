@@ -42,7 +42,7 @@ class ProgressLine:
     """The line of one tool on one terminal; any thread."""
 
     def __init__(self, tool: str, stream: TextIO, *, clock_ms: Callable[[], int], silent_ms: int = SILENT_MS) -> None:
-        from holdfast.statebackends.snapshots.work import Work
+        from holdfast.statebackends.state_processor.progress import Work
 
         self.work = Work()
         self._tool, self._stream, self._clock_ms = tool, stream, clock_ms
@@ -79,7 +79,7 @@ class ProgressLine:
 @contextmanager
 def shown_progress(tool: str) -> Iterator[None]:
     """A line for what is done within, from a thread of its own, until the console says something else."""
-    from holdfast.statebackends.snapshots.work import noted
+    from holdfast.statebackends.state_processor.progress import noted
 
     line = ProgressLine(tool, sys.stderr, clock_ms=lambda: time.monotonic_ns() // 1_000_000, silent_ms=SILENT_MS)
     ended = threading.Event()

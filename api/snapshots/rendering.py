@@ -11,9 +11,9 @@ from holdfast.api.inspection import describe_verified, summarise
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.snapshots.diffing import SnapshotDiff, StateDiff
-from holdfast.statebackends.snapshots.exporting import ExportReport
-from holdfast.statebackends.snapshots.verifying import VerifyReport
+from holdfast.statebackends.state_processor.diff import SnapshotDiff, StateDiff
+from holdfast.statebackends.state_processor.export import ExportReport
+from holdfast.statebackends.state_processor.verify import VerifyReport
 
 
 def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) -> None:

@@ -18,10 +18,20 @@ from holdfast.barriers.jobgraph import with_uids
 from holdfast.barriers.sinklog import COMMITTABLES
 from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
-from holdfast.statebackends.keys import KeyType, key_columns
-from holdfast.statebackends.sharedpaths import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE
-from holdfast.statebackends.snapshots.arrangement import Arrangement
-from holdfast.statebackends.snapshots.bootstrapping import (
+from holdfast.statebackends.layout import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE
+from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.state_serializer import state_meta
+from holdfast.statebackends.snapshot.sources import TIME
+from holdfast.statebackends.state import (
+    ColumnarStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OperatorListStateDescriptor,
+    StateDescriptor,
+)
+from holdfast.statebackends.state_processor.arrange import shape_of, write_arranged
+from holdfast.statebackends.state_processor.arrangement import Arrangement
+from holdfast.statebackends.state_processor.bootstrap import (
     AnyState,
     NewEntries,
     NewState,
@@ -31,21 +41,11 @@ from holdfast.statebackends.snapshots.bootstrapping import (
     layout_of_timers,
     write_savepoint,
 )
-from holdfast.statebackends.snapshots.editing import Batches
-from holdfast.statebackends.snapshots.layout import StateLayout
-from holdfast.statebackends.snapshots.places import Location
-from holdfast.statebackends.snapshots.rearranging import shape_of, write_arranged
-from holdfast.statebackends.snapshots.rows import JSON, SUBTASK
-from holdfast.statebackends.snapshots.work import note
-from holdfast.statebackends.state import (
-    ColumnarStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    OperatorListStateDescriptor,
-    StateDescriptor,
-)
-from holdfast.statebackends.statecodec import state_meta
-from holdfast.statebackends.tablesources import TIME
+from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.edit import Batches
+from holdfast.statebackends.state_processor.places import Location
+from holdfast.statebackends.state_processor.progress import note
+from holdfast.statebackends.state_processor.rows import JSON, SUBTASK
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from holdfast.api.staterows import Row, rows_of
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshots.changes import ChangeFeed
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, StoredState, states_of
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.describing import metadata_table
-from holdfast.statebackends.snapshots.diffing import SnapshotDiff, diff_snapshots
-from holdfast.statebackends.snapshots.editing import edit_snapshot
-from holdfast.statebackends.snapshots.exporting import ExportReport, export_snapshot
-from holdfast.statebackends.snapshots.places import Location
-from holdfast.statebackends.snapshots.rows import choose_columns, state_batches, state_schema
-from holdfast.statebackends.snapshots.verifying import VerifyReport, verify_files
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.state_processor.change_feed import ChangeFeed
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.describing import metadata_table
+from holdfast.statebackends.state_processor.diff import SnapshotDiff, diff_snapshots
+from holdfast.statebackends.state_processor.edit import edit_snapshot
+from holdfast.statebackends.state_processor.export import ExportReport, export_snapshot
+from holdfast.statebackends.state_processor.places import Location
+from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
+from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
+from holdfast.statebackends.storage.port import run_flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_
 from holdfast.chaos.observations import Observation, Report, Stored, Submitted, WorldView
 from holdfast.chaos.scenario import Scenario
 from holdfast.coordinator.records import METADATA, parse_owner_name
-from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage import is_absolute_folder
 
 _USER = "user"

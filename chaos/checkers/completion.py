@@ -28,8 +28,8 @@ from holdfast.chaos.observations import Answered, Commanded, Delivered, Lifecycl
 from holdfast.chaos.scenario import Scenario
 from holdfast.coordinator.records import METADATA
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
-from holdfast.statebackends.sharedpaths import SHARED_FOLDER
-from holdfast.statebackends.snapshot import file_handles
+from holdfast.statebackends.layout import SHARED_FOLDER
+from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.checksums import checksum_of
 

@@ -17,7 +17,7 @@ from holdfast.chaos.checkers.descent import Descent
 from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger, join
 from holdfast.chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
 """In the name of a staged file: the attempt that wrote it."""

@@ -31,9 +31,9 @@ from holdfast.coordinator.records import (
     parse_checkpoint_folder,
 )
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 from holdfast.statebackends.storage import is_absolute_folder, split_folder
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 
 R = TypeVar("R", bound=msgspec.Struct)
 

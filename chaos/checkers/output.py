@@ -25,7 +25,7 @@ from holdfast.chaos.scenario import Positions, Scenario, SinkExpectation, source
 from holdfast.chaos.statereading import SnapshotView, StateDoubledError
 from holdfast.chaos.userrows import Row
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 
 CUTS_KEPT_MAX = 64
 """Completed checkpoints whose positions are remembered until their output is committed."""

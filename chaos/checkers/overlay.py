@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.chaos.observations import WorldView
 from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.storage.port import (
     DeleteFile,
     DeleteFolder,
     DescribeFiles,

@@ -22,8 +22,8 @@ from holdfast.coordinator.records import CLAIM, METADATA, JobPaths, LeaderRecord
 from holdfast.coordinator.settling import Takeover, settle_job
 from holdfast.coordinator.store import read_job
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.snapshot import file_handles
-from holdfast.statebackends.storage.operations import Flow, run_flow
+from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.storage.port import Flow, run_flow
 
 _RECORDS = ("leader", "submissions", "attempts", "results", "sources")
 _NONCE = "tried recovery"

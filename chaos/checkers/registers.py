@@ -25,7 +25,7 @@ from holdfast.chaos.checkers.ledger import (
 from holdfast.chaos.observations import Commanded, Led, Lifecycle, Observation, Report, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
 from holdfast.coordinator.records import ClaimRecord
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 
 
 class RegisterChecker(Checker):

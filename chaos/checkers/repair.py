@@ -18,8 +18,8 @@ from holdfast.coordinator.publication import CheckpointFact, RecordedJob
 from holdfast.coordinator.records import JobPaths
 from holdfast.coordinator.store import read_job
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.snapshot import file_handles
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
+from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
 
 MOMENTS_MAX = 1
 """Deaths of coordinators in a run at which a repair is tried."""

@@ -42,9 +42,9 @@ from holdfast.chaos.observations import (
 from holdfast.chaos.scenario import Scenario, SinkExpectation
 from holdfast.coordinator.records import CLAIM, METADATA
 from holdfast.statebackends.errors import StorageUnavailableError
-from holdfast.statebackends.sharedpaths import SHARED_FOLDER, writer_of
-from holdfast.statebackends.snapshot import file_handles
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, ListFolder
+from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
+from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFolder
 
 DISCARD_MS_MAX = 5_000
 """How long a leader may take to delete what came too late: its deletions wait for each other."""

@@ -38,8 +38,8 @@ from holdfast.coordinator.stopping import StopRetries
 from holdfast.coordinator.workforce import Workforce
 from holdfast.operators.session import Session
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
-from holdfast.statebackends.storage.operations import Flow, ListFolder, PutIfAbsent
-from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import Flow, ListFolder, PutIfAbsent
 
 
 def _notifies_at_once(original: Any) -> Any:

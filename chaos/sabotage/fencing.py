@@ -20,7 +20,7 @@ from holdfast.coordinator.machine import CheckpointCoordinator
 from holdfast.coordinator.pending import PendingStatus
 from holdfast.coordinator.publication import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
 from holdfast.coordinator.records import AbortRecord, JobPaths, RestorePoint
-from holdfast.statebackends.storage.operations import Flow, PutIfAbsent
+from holdfast.statebackends.storage.port import Flow, PutIfAbsent
 
 
 def _forgets_aborted(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import holdfast.operators.workingfolders as workingfolders_module
-import holdfast.statebackends.localrecovery as localrecovery_module
-import holdfast.statebackends.rocksdb_store as rocksdb_store_module
+import holdfast.statebackends.local_recovery.storage as localrecovery_module
+import holdfast.statebackends.rocksdb.database as rocksdb_store_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.localcopies import LINKED_SUFFIX, bring
+from holdfast.statebackends.local_recovery.copies import LINKED_SUFFIX, bring
 
 
 def _is_what_is_there(original: Any) -> Any:

@@ -24,8 +24,8 @@ from holdfast.coordinator.releasing import Release, Releases
 from holdfast.coordinator.retained import RetainedCheckpoints
 from holdfast.coordinator.sharedfiles import Released, SharedFiles
 from holdfast.coordinator.store import discard_shared
-from holdfast.statebackends.sharedpaths import writer_of
-from holdfast.statebackends.storage.operations import DeleteFile, Flow, ListFiles
+from holdfast.statebackends.layout import writer_of
+from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFiles
 
 
 def _looks_for_aborted(original: Any) -> Any:

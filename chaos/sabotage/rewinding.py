@@ -10,7 +10,7 @@ import holdfast.operators.sinks.log as log_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.coordinator.lifecycle import Lifecycle
 from holdfast.coordinator.records import RestorePoint
-from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.storage.port import Flow
 
 
 def _finds_none(original: Any) -> Any:

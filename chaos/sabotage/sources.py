@@ -14,7 +14,7 @@ from holdfast.operators.source_operator import SourceOperator
 from holdfast.operators.sources.generator import GeneratorReader
 from holdfast.operators.sources.stripes import StripeCursor
 from holdfast.statebackends.backend import SnapshotTarget
-from holdfast.statebackends.storage.operations import Flow
+from holdfast.statebackends.storage.port import Flow
 
 
 @dataclass(frozen=True, slots=True)

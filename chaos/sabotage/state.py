@@ -9,10 +9,10 @@ import holdfast.coordinator.restore as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.timers import Timer, TimerQueue
-from holdfast.statebackends.expiry import Expiry, TableExpiry
-from holdfast.statebackends.frozen import FrozenColumns
-from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.columnar.frozen import FrozenColumns
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.ttl import Expiry, TableExpiry
 from holdfast.statebackends.redistribute import NewEntries, OldEntries
 
 

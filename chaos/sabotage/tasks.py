@@ -16,7 +16,7 @@ from holdfast.operators.session import Session
 from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.operators.subtask import Subtask
 from holdfast.operators.supervisor import SlotSupervisor
-from holdfast.statebackends.generationrows import FrozenGenerationRows
+from holdfast.statebackends.heap.timers import FrozenGenerationRows
 
 _PREPARE = OperatorChain.prepare_snapshot
 

@@ -32,7 +32,7 @@ from holdfast.operators.sinks.sweep import Orphans
 from holdfast.statebackends.decoding import decode_msgpack
 from holdfast.statebackends.errors import OutputMayRepeatError, UnsupportedVersionError
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
-from holdfast.statebackends.storage.operations import Flow, Storage, run_flow
+from holdfast.statebackends.storage.port import Flow, Storage, run_flow
 
 DECLARED = OperatorListStateDescriptor(COMMITTABLES)
 

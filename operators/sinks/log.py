@@ -36,8 +36,8 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.storage.durable import make_durable
-from holdfast.statebackends.storage.operations import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
-from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
 
 APPEND_TRIES_MAX = 5
 """Ambiguous answers in a row before an append gives up (the job then fails over and finds out)."""

@@ -13,7 +13,7 @@ import xxhash
 
 from holdfast.barriers.sinklog import StagedFile, place_of, split_place
 from holdfast.statebackends.storage.locations import open_output
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 
 
 class Committable(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.operators.sources.inputs import schema_from_text, schema_text
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import ListFolder, ReadFile, Storage, run_flow
+from holdfast.statebackends.storage.port import ListFolder, ReadFile, Storage, run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

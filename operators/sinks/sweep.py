@@ -17,10 +17,10 @@ from holdfast.operators.base import OperatorContext
 from holdfast.operators.sinks.manifest import FileName, job_tag, parse_name
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
-from holdfast.statebackends.snapshot import read_metadata_file
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.deleting import delete_files
-from holdfast.statebackends.storage.operations import Flow, ListFolder, Storage
-from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import Flow, ListFolder, Storage
 
 R = TypeVar("R")
 

@@ -12,7 +12,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.sinks.manifest import Committable, FileName, SinkSettings, job_tag, nonce_tag
-from holdfast.statebackends.storage.operations import Flow, Storage, WriteFile
+from holdfast.statebackends.storage.port import Flow, Storage, WriteFile
 
 _COMPRESSED_BYTES_MIN = 8 * 1024
 """Of a file's rows in memory. A compressor takes as long as all else about a smaller one, and so does who reads it."""

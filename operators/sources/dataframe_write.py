@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.operators.sources.inputs import ChunkFile, checksum_of, find_sealed_flow, make_manifest, manifest_path, seal_flow
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import WriteFile, run_flow
+from holdfast.statebackends.storage.port import WriteFile, run_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

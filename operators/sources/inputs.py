@@ -14,8 +14,8 @@ import xxhash
 
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError
-from holdfast.statebackends.storage.operations import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
-from holdfast.statebackends.storage.whole import read_whole
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
 
 MANIFEST_VERSION = 1
 MANIFEST_NAME = "manifest.json"

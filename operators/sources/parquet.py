@@ -21,7 +21,7 @@ from holdfast.operators.sources.inputs import checksum_of
 from holdfast.operators.sources.rate import check_rate, rate_of_subtask
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, InputChangedError, InvalidConfigError, UnknownColumnError
-from holdfast.statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.storage.failures import unavailable
 
 BATCH_ROWS = 65_536
 

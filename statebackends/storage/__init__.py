@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.statebackends.sharedpaths import is_checkpoint_folder
+from holdfast.statebackends.layout import is_checkpoint_folder
 
 if TYPE_CHECKING:
-    from holdfast.statebackends.storage.operations import Storage
+    from holdfast.statebackends.storage.port import Storage
 
 __all__ = ["is_absolute_folder", "resolve_folder", "split_folder"]
 

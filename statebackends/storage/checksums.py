@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
-from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.port import Buffer
 
 
 class Digest:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from mmap import mmap
 
 from holdfast.statebackends.storage.checksums import Digest
+from holdfast.statebackends.storage.failures import unavailable
 from holdfast.statebackends.storage.filesystem import FileSystem
-from holdfast.statebackends.storage.operations import Buffer
-from holdfast.statebackends.storage.system_failures import unavailable
+from holdfast.statebackends.storage.port import Buffer
 
 COPY_BYTES = 1 << 20
 UPLOAD_BYTES = 4 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.statebackends.storage.operations import DeleteFile, Flow, InParallel
+from holdfast.statebackends.storage.port import DeleteFile, Flow, InParallel
 
 
 def delete_files(paths: Iterable[str]) -> Flow[int]:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.statebackends.storage.operations import Buffer
 from holdfast.statebackends.storage.permissions import PRIVATE, Permissions
+from holdfast.statebackends.storage.port import Buffer
 
 _COPYING_SINCE = (5, 3)
 """Version of Linux; what older ones copy from file to file is not always what was there."""

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, assert_never
 
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import Digest
-from holdfast.statebackends.storage.local import TEMPORARY_FOLDER
+from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER
+from holdfast.statebackends.storage.failures import unavailable
 from holdfast.statebackends.storage.s3_connection import S3Connection, check_installed
 from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure, error_of, failure_of_entry
 from holdfast.statebackends.storage.s3_files import blocks_of_file, replace_file
 from holdfast.statebackends.storage.s3_location import check_path, is_s3, location_of, parse_location
 from holdfast.statebackends.storage.s3_transfer import Found, Transfers, blocks_of
-from holdfast.statebackends.storage.system_failures import unavailable
 from holdfast.statebackends.storage.transfers import TransferPool
 
 PAGE_KEYS_MAX = 1_000

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.storage.checksums import Digest
-from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.port import Buffer
 
 
 def blocks_of_file(path: str, block_bytes: Callable[[int], int]) -> Iterator[Buffer]:

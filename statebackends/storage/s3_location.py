@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.storage.local import TEMPORARY_FOLDER
+from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
-from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.port import Buffer
 from holdfast.statebackends.storage.s3_connection import S3Connection
 from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure
 

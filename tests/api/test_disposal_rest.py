@@ -17,8 +17,8 @@ from holdfast.barriers.headers import ERROR_HEADER
 from holdfast.coordinator.records import JobPaths, OwnerRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.fakes import FakeCoordinator, Served, serving
 from tests.statebackends.snapshot_harness import SOME, files_below, write
 

@@ -20,8 +20,8 @@ from holdfast.api.runfile import RunRecord, write_run_record
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.coordinator.doubles import submission, word_count
 from tests.statebackends.snapshot_harness import SOME, files_below, write
 

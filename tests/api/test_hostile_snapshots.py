@@ -25,12 +25,12 @@ from holdfast.coordinator.routing import RoutedStorage
 from holdfast.coordinator.snapshots import check_files
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
-from holdfast.statebackends.serializers import TypeSpec
-from holdfast.statebackends.snapshot import read_metadata_file
-from holdfast.statebackends.statecodec import check_compatible
+from holdfast.statebackends.serialization.state_serializer import check_compatible
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.snapshot.parts import read_metadata_file
+from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Buffer, DownloadFile, ReadFile, run_flow
+from holdfast.statebackends.storage.port import Buffer, DownloadFile, ReadFile, run_flow
 from tests.golden.test_format_refusals import seal
 from tests.statebackends.snapshot_harness import SOME, UID, write
 

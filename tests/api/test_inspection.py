@@ -27,13 +27,14 @@ from holdfast.statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from holdfast.statebackends.keyedrows import KeyedRows
-from holdfast.statebackends.keyedtables import encode_keyed_table
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.rocksdb_rowkeys import row_key
-from holdfast.statebackends.rocksdb_store import RocksStore
-from holdfast.statebackends.snapshot import write_part
+from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.rocksdb.row_keys import row_key
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import write_part
+from holdfast.statebackends.snapshot.rows import KeyedRows
+from holdfast.statebackends.snapshot.tables import encode_keyed_table
 from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
@@ -42,9 +43,8 @@ from holdfast.statebackends.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.statecodec import StateCodec
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 
 runner = CliRunner()
 GROUPS = KeyGroupRange(0, 128)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from holdfast.api.cli import app
 from holdfast.api.interrupts import EXIT_INTERRUPTED, interruptible
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
 runner = CliRunner()

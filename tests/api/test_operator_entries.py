@@ -25,11 +25,11 @@ from holdfast.operators.schema import UNDECLARED, RowType
 from holdfast.operators.selectors import key_selector
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError, StateValueError
 from holdfast.statebackends.handles import FileHandle, InlineHandle, StateMeta
-from holdfast.statebackends.snapshots.editing import edit_snapshot
-from holdfast.statebackends.snapshots.entries import EntryLists
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Operation
+from holdfast.statebackends.state_processor.edit import edit_snapshot
+from holdfast.statebackends.state_processor.entries import EntryLists
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Operation
 from tests.api.test_snapshots import fails, run, runner
 from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness

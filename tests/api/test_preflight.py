@@ -24,7 +24,7 @@ from holdfast.coordinator.service import CoordinatorService
 from holdfast.operators.pipelines import build_environment, load_function
 from holdfast.statebackends.errors import InvalidConfigError, UnclaimedStateError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from tests.api.fakes import FakeCoordinator, Served, make_graph
 
 runner = CliRunner()

@@ -17,13 +17,13 @@ from holdfast.barriers.jobgraph import JobGraph, with_uids
 from holdfast.barriers.sinklog import LogPosition
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
-from holdfast.statebackends.metadata import NATIVE_PROPERTY, encode_metadata
 from holdfast.statebackends.redistribute import keyed_redistribute
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from tests.statebackends.snapshot_harness import (
     _SETTINGS,
     COUNT,

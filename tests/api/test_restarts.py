@@ -26,7 +26,7 @@ from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.operators import sessionevents as on
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import Operation, Storage, path_of
+from holdfast.statebackends.storage.port import Operation, Storage, path_of
 from tests.coordinator.doubles import wait_until
 
 URL = "http://unused"

@@ -122,10 +122,10 @@ def test_a_map_is_the_same_whichever_spelling_a_backend_keeps(tmp_path: Path, ki
     from holdfast.statebackends.factory import create_keyed_backend
     from holdfast.statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
     from holdfast.statebackends.keygroups import operator_id
-    from holdfast.statebackends.keys import KeyType
-    from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-    from holdfast.statebackends.storage.local import LocalStorage
-    from holdfast.statebackends.storage.operations import run_flow
+    from holdfast.statebackends.serialization.keys import KeyType
+    from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+    from holdfast.statebackends.storage.directory import LocalStorage
+    from holdfast.statebackends.storage.port import run_flow
 
     key, storage = KeyType.of(str), LocalStorage(tmp_path)
     backend = create_keyed_backend(

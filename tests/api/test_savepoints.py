@@ -18,10 +18,10 @@ import holdfast as hf
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, StateValueError
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
-from holdfast.statebackends.keys import KeyType
 from holdfast.statebackends.redistribute import keyed_redistribute
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, OperatorListStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.statebackends.snapshot_harness import _SETTINGS, KINDS, files_below
 
 COUNT = hf.ValueStateDescriptor("count", int)

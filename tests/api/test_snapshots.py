@@ -23,7 +23,7 @@ from holdfast.coordinator.records import AbortRecord, SavepointRecord, encode_re
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, UnsupportedVersionError
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.handles import KeyGroupRange, OperatorSubtaskState
-from holdfast.statebackends.metadata import encode_metadata
+from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.state import Pickled, ValueStateDescriptor
 from tests.statebackends.snapshot_harness import KEY, SOME, UID, Contents, files_below, write
 

@@ -18,8 +18,8 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.records import SavepointRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.fakes import FakeCoordinator, Served, serving
 from tests.statebackends.snapshot_harness import SOME, UID, write
 

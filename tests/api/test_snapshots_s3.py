@@ -12,7 +12,7 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.fsck import FsckRequest, check_directory
 from holdfast.coordinator.records import ClaimRecord, JobPaths, SubmissionRecord, derive_job_id, encode_record
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
-from holdfast.statebackends.storage.operations import DeleteFile, ListFiles, PutIfAbsent, run_flow
+from holdfast.statebackends.storage.port import DeleteFile, ListFiles, PutIfAbsent, run_flow
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import S3Connection
 from tests.coordinator.doubles import submission, word_count

@@ -28,9 +28,9 @@ from holdfast.coordinator.records import (
     encode_record,
 )
 from holdfast.statebackends.errors import NotFoundError
-from holdfast.statebackends.metadata import encode_metadata
+from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import ListFiles, PutIfAbsent, Storage
+from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, Storage
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import contents
 from tests.s3_server import bucket as bucket

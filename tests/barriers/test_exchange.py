@@ -20,7 +20,7 @@ from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncode
 from holdfast.barriers.gate import Delivered, InputGate
 from holdfast.barriers.partition import HashPartitioner
 from holdfast.statebackends.errors import ProtocolError
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
 
 SCHEMA = pa.schema([("k", pa.int64()), ("producer", pa.int64()), ("n", pa.int64())])

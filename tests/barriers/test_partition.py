@@ -26,7 +26,7 @@ from holdfast.barriers.partition import (
 )
 from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UnknownColumnError
 from holdfast.statebackends.keygroups import subtask_of_key_group
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
 
 INT = KeyType.parse("int64")

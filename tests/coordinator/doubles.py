@@ -48,7 +48,7 @@ from holdfast.coordinator.service import CoordinatorService
 from holdfast.statebackends.errors import FencedError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 
 COUNTS = StateMeta("counts", "value", "int", "utf8")
 OFFSETS = StateMeta("offsets", "operator_list", "bytes")

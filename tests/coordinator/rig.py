@@ -29,7 +29,7 @@ from holdfast.coordinator.effects import Identity, StorageEffects
 from holdfast.coordinator.jobmaster import JobMaster
 from holdfast.coordinator.submitting import Starter, start_submission
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import stored_states, submission, word_count
 from tests.coordinator.world import JOB, DictStorage
 

@@ -17,9 +17,9 @@ from holdfast.statebackends.handles import (
     PlaceholderHandle,
     StateHandle,
 )
-from holdfast.statebackends.increments import StoredFiles
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.sharedpaths import shared_name, shared_path
+from holdfast.statebackends.layout import shared_name, shared_path
+from holdfast.statebackends.snapshot.increments import StoredFiles
 from holdfast.statebackends.storage.checksums import checksum_of
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM
 from tests.coordinator.world import JOB, Leader, Worker, World, decoded

@@ -13,7 +13,7 @@ from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.hosting import HostFlow, JobHost, run_host_flow
 from holdfast.coordinator.jobservice import JobService
 from holdfast.coordinator.running import Turns
-from holdfast.statebackends.storage.operations import Flow, Operation, Storage
+from holdfast.statebackends.storage.port import Flow, Operation, Storage
 from tests.coordinator.world import DictStorage, Steps
 
 T = TypeVar("T")

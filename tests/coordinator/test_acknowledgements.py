@@ -26,6 +26,7 @@ from holdfast.coordinator.restore import assign_state
 from holdfast.coordinator.sharedfiles import SharedFiles
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import FencedError, InvalidConfigError
 from holdfast.statebackends.factory import create_keyed_backend, create_operator_backend
 from holdfast.statebackends.handles import (
@@ -40,16 +41,15 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import decode_metadata
-from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import state_metas
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.sharedpaths import exclusive_prefix, shared_prefix
-from holdfast.statebackends.snapshot import verify_snapshot
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import verify_snapshot
 from holdfast.statebackends.state import ListStateDescriptor, OperatorListStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.statecodec import state_metas
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import DownloadFile, Operation, UploadFile, run_flow
+from holdfast.statebackends.storage.port import DownloadFile, Operation, UploadFile, run_flow
 from tests.coordinator.bench import ENTRIES, A, B, Bench, answers, of, path, state
 from tests.coordinator.bench import JOB as BENCH_JOB
 from tests.coordinator.doubles import operator, vertex

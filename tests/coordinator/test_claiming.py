@@ -43,9 +43,9 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import Flow, StatFile, run_flow
+from holdfast.statebackends.storage.port import Flow, StatFile, run_flow
 from tests.coordinator.doubles import OFFSETS, submission, word_count
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.test_restore import snapshot, stored

@@ -9,7 +9,7 @@ from holdfast.coordinator import jobevents as job
 from holdfast.coordinator.jobview import view_job, view_recorded_job
 from holdfast.coordinator.records import JobPaths
 from holdfast.coordinator.store import read_job
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

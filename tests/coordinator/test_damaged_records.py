@@ -25,9 +25,9 @@ from holdfast.coordinator.records import (
 )
 from holdfast.coordinator.store import read_job
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import PutIfAbsent, run_flow
+from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 from tests.coordinator.world import DictStorage
 
 OWNER = OwnerRecord("j" * 32, "directory", "nonce", 3)

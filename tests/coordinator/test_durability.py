@@ -21,8 +21,8 @@ from holdfast.coordinator.store import (
 )
 from holdfast.coordinator.submitting import Starter, clear_ended
 from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Flow, WriteFile, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Flow, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_store import snapshot
 

@@ -23,8 +23,8 @@ from holdfast.coordinator.service import CoordinatorService
 from holdfast.coordinator.store import put_once, write_result
 from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
-from holdfast.statebackends.storage.operations import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
-from holdfast.statebackends.storage.whole import FIRST_BYTES
+from holdfast.statebackends.storage.flows import FIRST_BYTES
+from holdfast.statebackends.storage.port import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import leading, submission, wait_until, word_count
 from tests.coordinator.stepping import Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps

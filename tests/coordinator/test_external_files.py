@@ -15,12 +15,18 @@ from holdfast.coordinator.routing import RoutedStorage
 from holdfast.coordinator.snapshots import find_missing_external
 from holdfast.operators.sources.inputs import ChunkFile, InputManifest, make_manifest, manifest_path
 from holdfast.statebackends.errors import StorageUnavailableError
-from holdfast.statebackends.snapshot import ProblemKind
-from holdfast.statebackends.snapshots.external import FILES_AT_ONCE, NO_DIRECTORY, ExternalReport, UncheckedFile, check_external
+from holdfast.statebackends.snapshot.parts import ProblemKind
+from holdfast.statebackends.state_processor.external import (
+    FILES_AT_ONCE,
+    NO_DIRECTORY,
+    ExternalReport,
+    UncheckedFile,
+    check_external,
+)
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import Operation, PutIfAbsent, Storage, WriteFile, run_flow
+from holdfast.statebackends.storage.port import Operation, PutIfAbsent, Storage, WriteFile, run_flow
 
 JOB = "ab" * 16
 SCHEMA = pa.schema([pa.field("id", pa.int64())])

@@ -24,7 +24,7 @@ from holdfast.coordinator.records import (
 from holdfast.coordinator.store import read_job
 from holdfast.coordinator.submitting import Starter, preflight, start_submission
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError, OutputMayRepeatError, RestoreError, SnapshotClaimedError
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
 from tests.coordinator.test_claiming import OTHER, put_checkpoint, put_snapshot
 from tests.coordinator.world import JOB, DictStorage

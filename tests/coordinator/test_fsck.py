@@ -10,7 +10,7 @@ import pytest
 from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.coordinator.owners import OwnerKind, claimed_paths
 from holdfast.coordinator.records import JobPaths, OwnerRecord, VoidRecord, encode_record
-from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.snapshot.metadata import decode_metadata
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.world import JOB, DictStorage, Steps, World

@@ -28,8 +28,8 @@ from holdfast.coordinator.settling import Takeover, settle_job
 from holdfast.coordinator.store import drop_checkpoint, read_job
 from holdfast.coordinator.submitting import Starter, clear_ended
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.port import (
     DeleteFile,
     DeleteFolder,
     Flow,

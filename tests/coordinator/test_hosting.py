@@ -45,8 +45,8 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
 from tests.coordinator.doubles import operator, submission, word_count
 from tests.coordinator.stepping import Killed, Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps

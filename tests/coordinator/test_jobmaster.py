@@ -26,7 +26,7 @@ from holdfast.coordinator.slots import Verdict, judge_registration
 from holdfast.coordinator.submitting import Starter, resume_submission
 from holdfast.coordinator.workforce import LIVENESS_GRACE_MS, STREAM_GRACE_MS
 from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

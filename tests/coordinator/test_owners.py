@@ -8,8 +8,8 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.owners import Ages, Claims, JobEvidence, OwnerKind, Standing, assign_directory, assign_owners, refusal
 from holdfast.coordinator.publication import Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
 from holdfast.coordinator.records import AbortRecord, ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.storage.operations import FileFacts
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.storage.port import FileFacts
 from tests.coordinator.doubles import submission, word_count
 
 JOB = "ab" * 16

@@ -14,6 +14,7 @@ from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.judging import plan_restore
 from holdfast.coordinator.restore import assign_state, find_list_states
 from holdfast.coordinator.snapshots import read_lists
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import IncompatibleStateError, RestoreError
 from holdfast.statebackends.handles import (
     FileHandle,
@@ -24,12 +25,11 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.operator_state import read_entries
+from holdfast.statebackends.serialization.state_serializer import state_meta
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
-from holdfast.statebackends.statecodec import state_meta
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, vertex
 from tests.operators.ports import DictStorage
 

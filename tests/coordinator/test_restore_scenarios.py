@@ -32,10 +32,10 @@ from holdfast.statebackends.errors import (
     UnsupportedVersionError,
 )
 from holdfast.statebackends.handles import OperatorSubtaskState
-from holdfast.statebackends.metadata import decode_metadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import decode_metadata, encode_metadata
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import Flow, ReadFile, run_flow
+from holdfast.statebackends.storage.port import Flow, ReadFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_claiming import SAVEPOINT, contents, put_snapshot
 from tests.coordinator.test_restore import COUNTS, keyed, snapshot, stored

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from holdfast.coordinator.judging import judge_snapshot
 from holdfast.statebackends.errors import BackendMismatchError
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.metadata import NATIVE_PROPERTY, encode_metadata
-from holdfast.statebackends.snapshot import file_handles
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.verifying import verify_files
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
+from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.verify import verify_files
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.statebackends.roundtrip import graph_for, restored_at
 from tests.statebackends.snapshot_harness import KINDS, SOME, Contents, write

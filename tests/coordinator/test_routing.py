@@ -10,8 +10,8 @@ from holdfast.coordinator import events as on
 from holdfast.coordinator.effects import Identity, StorageEffects
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, ListFiles, ReadFile, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFiles, ReadFile, run_flow
 from tests.coordinator.doubles import word_count
 from tests.coordinator.world import JOB
 

@@ -29,9 +29,9 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
 )
 from holdfast.statebackends.handles import InlineHandle
-from holdfast.statebackends.metadata import NATIVE_PROPERTY, decode_metadata
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import ListFolder, Operation, Storage
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, decode_metadata
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import ListFolder, Operation, Storage
 from tests.coordinator.doubles import (
     COUNTS,
     NO_RESTARTS,

@@ -8,7 +8,7 @@ from holdfast.coordinator import jobevents as job
 from holdfast.coordinator.publication import derive_shared_garbage
 from holdfast.coordinator.records import JobPaths
 from holdfast.coordinator.store import read_job
-from holdfast.statebackends.sharedpaths import writer_of
+from holdfast.statebackends.layout import writer_of
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.world import JOB, Steps

@@ -19,12 +19,12 @@ from holdfast.coordinator.snapshots import check_files, load_snapshot
 from holdfast.coordinator.store import drop_checkpoint, read_job, write_result, write_submission
 from holdfast.coordinator.submitting import Starter, clear_ended
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.sharedpaths import is_checkpoint_folder, shared_name, writer_of
+from holdfast.statebackends.layout import is_checkpoint_folder, shared_name, writer_of
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage import resolve_folder, split_folder
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Flow, WriteFile, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Flow, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage, Steps
 

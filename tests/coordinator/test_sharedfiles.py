@@ -26,7 +26,7 @@ from holdfast.statebackends.handles import (
     PlaceholderHandle,
     StateHandle,
 )
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from tests.coordinator.bench import JOB, A, B, Bench, of
 
 CHECKSUM = "xxh3_128:" + "0" * 32

@@ -37,8 +37,8 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
 )
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
-from holdfast.statebackends.metadata import encode_metadata
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import encode_metadata
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
 from tests.coordinator.test_claiming import OTHER
 from tests.coordinator.test_restore import snapshot, stored

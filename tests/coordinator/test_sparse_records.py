@@ -25,14 +25,15 @@ from holdfast.coordinator.submitting import Starter, start_submission
 from holdfast.operators.sinks.log import read_log_flow
 from holdfast.operators.sinks.sweep import living_snapshots_flow
 from holdfast.operators.sources.inputs import load_manifest_flow
-from holdfast.statebackends import metadata, snapshot
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
-from holdfast.statebackends.storage import whole
+from holdfast.statebackends.snapshot import metadata
+from holdfast.statebackends.snapshot import parts as snapshot
+from holdfast.statebackends.storage import flows as whole
+from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.durable import make_durable
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
+from holdfast.statebackends.storage.flows import FIRST_BYTES, RECORD_BYTES_MAX, read_in_group, read_whole
+from holdfast.statebackends.storage.port import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
 from holdfast.statebackends.storage.transfers import ONE_BY_ONE
-from holdfast.statebackends.storage.whole import FIRST_BYTES, RECORD_BYTES_MAX, read_in_group, read_whole
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.test_crashes import settle
 from tests.coordinator.world import JOB, DictStorage, World

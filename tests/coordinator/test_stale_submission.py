@@ -6,7 +6,7 @@ from holdfast.coordinator.records import JobPaths
 from holdfast.coordinator.store import read_job
 from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
 from holdfast.statebackends.errors import FencedError
-from holdfast.statebackends.storage.operations import one_by_one, run_flow
+from holdfast.statebackends.storage.port import one_by_one, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage
 

@@ -57,10 +57,10 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
     UnsupportedVersionError,
 )
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage import resolve_folder
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import DeleteFile, DeleteFolder, PutIfAbsent, ReadFile, WriteFile, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, PutIfAbsent, ReadFile, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage
 

@@ -15,8 +15,8 @@ from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, Lea
 from holdfast.coordinator.settling import Takeover, settle_job
 from holdfast.coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
 from holdfast.statebackends.errors import FencedError, HoldfastError
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.storage.operations import Flow, WriteFile, one_by_one, run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.port import Flow, WriteFile, one_by_one, run_flow
 from tests.coordinator.world import DictStorage
 from tests.examples import examples
 

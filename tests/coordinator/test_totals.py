@@ -29,7 +29,7 @@ from holdfast.coordinator.settling import Takeover, settle_job
 from holdfast.coordinator.store import read_job
 from holdfast.coordinator.totals import JobTotals, OperatorTotals, Tally, decode_totals, derive_job_totals, encode_totals, reached
 from holdfast.statebackends.errors import ProtocolError
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

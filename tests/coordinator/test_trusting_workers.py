@@ -41,7 +41,7 @@ from holdfast.operators.spark_slots import RddBackend
 from holdfast.operators.spark_task import WorkerTemplate
 from holdfast.operators.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
 from holdfast.statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB, DictStorage

@@ -16,7 +16,7 @@ from holdfast.coordinator.records import JobPaths, LeaderRecord
 from holdfast.coordinator.store import read_job
 from holdfast.coordinator.submitting import Starter, resume_submission
 from holdfast.statebackends.errors import FencedError, StorageUnavailableError
-from holdfast.statebackends.storage.operations import one_by_one, run_flow
+from holdfast.statebackends.storage.port import one_by_one, run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB, DictStorage
 

@@ -40,10 +40,10 @@ from holdfast.coordinator.records import RestorePoint
 from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
-from holdfast.statebackends.metadata import decode_metadata
+from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import storage_from_url
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.storage.directory import storage_from_url
+from holdfast.statebackends.storage.port import (
     DeleteFile,
     DeleteFolder,
     DescribeFiles,

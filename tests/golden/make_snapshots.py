@@ -22,15 +22,15 @@ from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
 from holdfast.operators.timers import timer_metas
 from holdfast.statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
-from holdfast.statebackends.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot import METADATA_NAME
-from holdfast.statebackends.statecodec import state_metas
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent, run_flow
+from holdfast.statebackends.serialization.state_serializer import state_metas
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 from tests.golden.contents_deltas_v1 import FIRST, SECOND, THIRD
 from tests.golden.contents_rounds_v1 import AFTER, BEFORE
 from tests.golden.contents_ttl_v1 import TTL_JOB

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, Redistribution, StateDescriptor
 
 MAX_PARALLELISM = 128

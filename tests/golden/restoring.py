@@ -11,16 +11,16 @@ from holdfast.coordinator.judging import judge_snapshot
 from holdfast.coordinator.restore import assign_state, find_list_states
 from holdfast.coordinator.snapshots import load_snapshot, read_lists
 from holdfast.statebackends.backend import RestoredOperatorState, TimerRow
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import OperatorSubtaskState
-from holdfast.statebackends.keyedbase import KeyedBackendBase
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.operator_state import read_entries
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 from tests.golden.contents_v1 import JOB
 from tests.golden.make_snapshots import graph
 from tests.golden.model import MAX_PARALLELISM, Contents

@@ -15,16 +15,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from holdfast.statebackends import handles, metadata
-from holdfast.statebackends.accumulators import parts_of, value_type_text
+from holdfast.statebackends import handles
+from holdfast.statebackends.columnar.accumulators import parts_of, value_type_text
 from holdfast.statebackends.keygroups import assign_key_groups, key_group_of_hash, operator_id, spread
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.serializers import TypeSpec
-from holdfast.statebackends.snapshots.contents import KEYED_KINDS, NATIVE
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.shapes import SCALARS
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.snapshot import metadata
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
 from holdfast.statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
+from holdfast.statebackends.state_processor.contents import KEYED_KINDS, NATIVE
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
-from holdfast.statebackends.valueshapes import SCALARS
 from tests.golden.independent_reader import container, keys
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/snapshot-format.md").read_text("utf-8")

@@ -36,7 +36,7 @@ from holdfast.operators.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker import Worker
 from holdfast.operators.worker_main import pickle_plan
 from holdfast.statebackends.handles import OperatorSubtaskState
-from holdfast.statebackends.storage.operations import Flow, Operation, Storage, one_by_one
+from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one
 
 States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 

@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.api.cli import app
 from holdfast.statebackends.handles import external_places
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.operations import DeleteFile, ListFolder, PutIfAbsent, ReadFile, StatFile, Storage
+from holdfast.statebackends.storage.port import DeleteFile, ListFolder, PutIfAbsent, ReadFile, StatFile, Storage
 from tests.api.fakes import FakeCoordinator, Served, serving
 from tests.integration.test_two_processes import Cluster, counting_plan, eventually
 from tests.s3_server import S3Server

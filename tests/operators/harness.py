@@ -25,12 +25,11 @@ from holdfast.operators.context import RuntimeContext, SubtaskPool
 from holdfast.operators.mailbox import Mailbox
 from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState, SnapshotTarget
+from holdfast.statebackends.backends.operator import ListOperatorStateBackend
 from holdfast.statebackends.factory import create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
 from holdfast.statebackends.handles import KeyedStateHandle
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.operator_state import ListOperatorStateBackend
 from holdfast.statebackends.redistribute import (
     NewEntries,
     OldEntries,
@@ -38,8 +37,9 @@ from holdfast.statebackends.redistribute import (
     split_redistribute,
     union_redistribute,
 )
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import OPERATOR_KINDS
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.port import run_flow
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import ManualClock, ManualPool
 

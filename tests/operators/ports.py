@@ -10,8 +10,8 @@ from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorCounters
 from holdfast.statebackends.backend import OperatorListState
 from holdfast.statebackends.errors import ObjectMissingError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.local import storage_from_url
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import storage_from_url
 
 
 class DictStorage:

@@ -23,9 +23,9 @@ from holdfast.operators.subtask import Subtask
 from holdfast.operators.subtaskports import SubtaskPorts
 from holdfast.statebackends.backend import OperatorListState, SnapshotTarget
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
-from holdfast.statebackends.localcopies import LocalCopies
+from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import Flow, WriteFile, one_by_one
+from holdfast.statebackends.storage.port import Flow, WriteFile, one_by_one
 from tests.operators.ports import DictStorage
 
 KEY = SubtaskKey("v", 0)

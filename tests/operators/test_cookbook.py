@@ -14,7 +14,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.environment import Environment
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 from tests.cookbook import COOKBOOK, RECIPES, load
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage

@@ -23,7 +23,7 @@ from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.time import Tumbling
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 from tests.examples import examples
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage

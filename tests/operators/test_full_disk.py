@@ -10,7 +10,7 @@ import pytest
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.incidents import is_final
 from holdfast.statebackends.errors import OutOfSpaceError
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.harness.disks import SmallDisk, small_disk
 from tests.harness.mini import MiniCluster
 from tests.operators.test_worker import committed, count_job, expected

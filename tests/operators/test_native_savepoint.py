@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.statebackends.snapshot import file_handles
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.harness.mini import MiniCluster
 from tests.operators.test_flights_job import committed, expected, job
 

@@ -13,11 +13,11 @@ from rocksdict import Options
 from holdfast.barriers.jobgraph import RocksDBConfig
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.operators.functions.process import ProcessOperator
-from holdfast.statebackends import rocksdb_store
 from holdfast.statebackends.errors import StateBackendError
-from holdfast.statebackends.panics import failure_of, is_panic
-from holdfast.statebackends.rocksdb import RocksKeyedBackend
-from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.rocksdb import database as rocksdb_store
+from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
+from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.rocksdb.panics import failure_of, is_panic
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 from tests.operators.test_worker import committed, count_job, expected

@@ -13,7 +13,7 @@ from holdfast.operators.pickling import globals_of
 PROGRAM = """
 import base64, dataclasses, msgspec
 from holdfast.operators.pickling import dumps_by_value
-from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
 
 @dataclasses.dataclass
 class Point:
@@ -45,7 +45,7 @@ CHECK = """
 import base64, pickle, sys
 import msgspec
 Point, Trade, trades, texts = pickle.loads(base64.b64decode(sys.argv[1]))
-from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
 spec = TypeSpec.of(Point)
 assert [TypeSpec.of(kind).text for kind in (Point, Trade)] == texts, "declared types changed on the way"
 assert spec.decode(spec.encode(Point(3, ["t"]))) == Point(3, ["t"])

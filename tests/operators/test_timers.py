@@ -14,7 +14,7 @@ from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.timers import InternalTimerService, Timer, TimerQueue, timer_metas
 from holdfast.statebackends.backend import FrozenTimerRows
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.generationrows import GenerationRows
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from tests.examples import examples
 

@@ -24,10 +24,10 @@ from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.time import Tumbling
 from holdfast.operators.worker import IDLE_WAIT_MS_MAX
 from holdfast.statebackends.errors import StorageUnavailableError
-from holdfast.statebackends.rocksdb import RocksKeyedBackend
-from holdfast.statebackends.rocksdb_tiers import FrontTier
+from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
+from holdfast.statebackends.rocksdb.write_buffer import FrontTier
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.storage.operations import Operation, Storage
+from holdfast.statebackends.storage.port import Operation, Storage
 from tests.examples import examples
 from tests.harness.mini import KilledError, MiniCluster
 from tests.operators.ports import DictStorage

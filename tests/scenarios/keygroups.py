@@ -22,7 +22,7 @@ from holdfast.statebackends.keygroups import (
     spread,
     subtask_of_key_group,
 )
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import FACTOR
 from tests.scenarios.notation import plain
 from tests.scenarios.outcome import Failed, Outcome, Passed
@@ -197,7 +197,7 @@ def check_null(case: str, expected: str) -> Outcome:
 def check_python_keys(case: str, expected: str) -> Outcome:
     """Hashes are the same under another hash salt, and each value is a key of one declared type only."""
     program = (
-        "from holdfast.statebackends.keys import KeyType as T; print(T.parse('utf8').hash32('user-1'), T.parse('int64').hash32(7))"
+        "from holdfast.statebackends.serialization.keys import KeyType as T; print(T.parse('utf8').hash32('user-1'), T.parse('int64').hash32(7))"
     )
     salts = ("1", "2")
     seen = {

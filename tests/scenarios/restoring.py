@@ -16,7 +16,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from tests.scenarios.outcome import Failed, Outcome, Passed
 from tests.scenarios.tables import UnparsedError
 from tests.statebackends.foreign_tables import savepoint_of

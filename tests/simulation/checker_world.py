@@ -56,9 +56,9 @@ from holdfast.statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import DeleteFile, Operation, PutIfAbsent, WriteFile
+from holdfast.statebackends.storage.port import DeleteFile, Operation, PutIfAbsent, WriteFile
 
 JOB = "5" * 32
 STATE, OUT, SAVEPOINTS = "/state", "/out", "/savepoints"

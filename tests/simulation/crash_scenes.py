@@ -28,14 +28,14 @@ from holdfast.coordinator.submitting import Starter, resume_submission, start_su
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import decode_metadata
-from holdfast.statebackends.partwriter import PartsWriter, WrittenPart
-from holdfast.statebackends.snapshot import write_part
-from holdfast.statebackends.snapshots.bootstrapping import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import write_part
+from holdfast.statebackends.snapshot.partwriter import PartsWriter, WrittenPart
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.storage.operations import Flow, one_by_one, run_flow
+from holdfast.statebackends.state_processor.bootstrap import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.storage.port import Flow, one_by_one, run_flow
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS, submission, word_count
 
 JOB, OTHER = "ab" * 16, "cd" * 16

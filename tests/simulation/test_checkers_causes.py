@@ -11,7 +11,7 @@ from holdfast.barriers.messages import CheckpointKind, DeclineCheckpoint, Failur
 from holdfast.chaos.observations import Reported, Stored
 from holdfast.coordinator.records import AbortRecord, encode_record
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
-from holdfast.statebackends.storage.operations import PutIfAbsent, ReadFile
+from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile
 from tests.simulation.checker_world import JOB, STATE, Story
 
 COUNT = "count" * 6

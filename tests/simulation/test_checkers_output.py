@@ -21,8 +21,8 @@ from holdfast.statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from holdfast.statebackends.keyedtables import encode_keyed_table, keyed_table_schema
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot.tables import encode_keyed_table, keyed_table_schema
 from tests.simulation.checker_world import OUT, POSITIONS, Story, ledger
 
 ROWS = ((1, 1), (2, 1), (1, 2))

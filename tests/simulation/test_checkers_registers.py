@@ -8,7 +8,7 @@ from holdfast.barriers.messages import CheckpointKind, Deploy, NotifyCheckpointC
 from holdfast.chaos.observations import Answered, Commanded, Impersonated, Led, Stored
 from holdfast.coordinator.records import encode_record
 from holdfast.statebackends.errors import AuthenticationError
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.simulation.checker_world import JOB, STATE, Story
 
 

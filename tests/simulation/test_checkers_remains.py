@@ -25,7 +25,7 @@ from holdfast.chaos.observations import Answered, Lifecycle, PhaseBegan, Request
 from holdfast.coordinator.jobevents import JobState
 from holdfast.coordinator.pending import PendingStatus
 from holdfast.statebackends.errors import StorageUnavailableError
-from holdfast.statebackends.storage.operations import DeleteFile, ListFolder
+from holdfast.statebackends.storage.port import DeleteFile, ListFolder
 from tests.simulation.checker_world import JOB, OUT, STATE, Story, graph, process
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.chaos.disk import SimDisk
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.filesystem import FileSystem, OsFileSystem
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 

@@ -30,19 +30,19 @@ from holdfast.coordinator.restore import assign_state, find_list_states
 from holdfast.coordinator.snapshots import find_problems, in_folder, load_snapshot, read_lists
 from holdfast.coordinator.store import put_once
 from holdfast.coordinator.submitting import Starter, clear_ended, preflight, start_submission
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
 from holdfast.statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.operator_state import read_entries
-from holdfast.statebackends.snapshot import file_handles
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.editing import edit_snapshot
-from holdfast.statebackends.snapshots.rows import state_batches, state_schema
-from holdfast.statebackends.snapshots.verifying import verify_files
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.edit import edit_snapshot
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
+from holdfast.statebackends.state_processor.verify import verify_files
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import MAX_PARALLELISM
 from tests.simulation import crash_scenes as scenes
 from tests.simulation import outside

@@ -27,8 +27,8 @@ from holdfast.coordinator.store import read_job
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import submission
 from tests.coordinator.test_claiming import OTHER
 from tests.coordinator.test_restore import snapshot, stored

@@ -12,8 +12,10 @@ from holdfast.chaos.faults import Fault
 from holdfast.chaos.localdisk import damage_copies, limited_disk
 from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.world import RunRequest
-from holdfast.statebackends import localcopies, localrecovery, rocksdb_store
 from holdfast.statebackends.errors import OutOfSpaceError
+from holdfast.statebackends.local_recovery import copies as localcopies
+from holdfast.statebackends.local_recovery import storage as localrecovery
+from holdfast.statebackends.rocksdb import database as rocksdb_store
 
 OWNER = Path("recovery", "job", "1-vertex-0-n1")
 

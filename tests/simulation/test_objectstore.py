@@ -13,8 +13,8 @@ from holdfast.chaos.disk import SimDisk
 from holdfast.chaos.objectstore import SimObjectStore
 from holdfast.chaos.wire import SimS3
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.operations import Operation, Storage
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.port import Operation, Storage
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 

@@ -35,7 +35,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.handles import OperatorListHandle as ListHandle
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 
 LEDGER = SinkExpectation("/out", "led/ger", None, ordered_by=(0, 1), steps_by_one=True)

@@ -26,7 +26,7 @@ from holdfast.coordinator.stopping import StopIntent, StopRetries
 from holdfast.coordinator.workforce import JobTurn, Workforce
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
-from holdfast.statebackends.storage.operations import DeleteFile, Flow, run_flow
+from holdfast.statebackends.storage.port import DeleteFile, Flow, run_flow
 from tests.coordinator import test_stopping
 from tests.coordinator.bench import JOB, A, B, Bench, of, path, state
 from tests.coordinator.doubles import submission, word_count

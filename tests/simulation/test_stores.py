@@ -17,8 +17,8 @@ from holdfast.chaos.stores import EPOCH_MS, OK, SimStores, StoreClient, StoreDec
 from holdfast.chaos.streams import Streams
 from holdfast.chaos.trace import Trace
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.operations import Operation, Storage
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.port import Operation, Storage
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 ROOT = "/state"

@@ -12,8 +12,8 @@ from holdfast.chaos.sometimes import Sometimes
 from holdfast.chaos.stores import Outcome, StoreDecision
 from holdfast.chaos.wire import HICCUPS_MAX, Fate, ServiceError, SimClient, SimS3, Trouble
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.operations import Operation
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.port import Operation
 from tests.simulation.test_stores import Bench
 from tests.statebackends.storage_contract import DATA, PATH
 

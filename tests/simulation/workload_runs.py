@@ -16,7 +16,7 @@ from holdfast.coordinator.restore import assign_state, find_list_states
 from holdfast.operators.base import JobPlan
 from holdfast.operators.worker_main import pickle_plan
 from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
-from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from tests.harness.mini import Completed, MiniCluster
 
 STATE = "/state"

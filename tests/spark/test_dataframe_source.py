@@ -11,7 +11,7 @@ import pytest
 from holdfast.operators.sources import dataframe_write
 from holdfast.operators.sources.dataframe import DataFrameReader, DataFrameSource
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.operators.ports import ManualContext
 
 if TYPE_CHECKING:

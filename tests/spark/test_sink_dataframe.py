@@ -11,8 +11,8 @@ import pytest
 from holdfast.barriers.elements import Batch
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.statebackends.errors import NotFoundError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.operators.ports import Collected, ManualContext
 
 if TYPE_CHECKING:

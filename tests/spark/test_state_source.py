@@ -14,8 +14,8 @@ import holdfast as hf
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.records import SavepointRecord, encode_record
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.statebackends.snapshot_harness import SOME, UID, Contents, write
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.statebackends.backend import PendingSnapshot, SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.keyedbase import KeyedBackendBase
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import SnapshotMetadata
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ColumnAggregate,
@@ -29,8 +28,9 @@ from holdfast.statebackends.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 
 MAX_PARALLELISM = 16
 KEY = KeyType.of(str)

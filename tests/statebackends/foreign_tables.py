@@ -13,8 +13,8 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 
 UID = "op"

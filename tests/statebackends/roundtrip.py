@@ -14,18 +14,18 @@ from holdfast.coordinator.restore import assign_state, find_list_states
 from holdfast.coordinator.routing import RoutedStorage
 from holdfast.coordinator.snapshots import load_snapshot, read_lists
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.metadata import NATIVE_PROPERTY, encode_metadata
-from holdfast.statebackends.operator_state import read_entries
-from holdfast.statebackends.snapshot import METADATA_NAME, write_part
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, states_of
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, states_of
 from holdfast.statebackends.storage import resolve_folder
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent, Storage, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent, Storage, run_flow
 from tests.statebackends.snapshot_harness import _SETTINGS, DESCRIPTORS, KEY, UID
 
 _numbers = itertools.count()

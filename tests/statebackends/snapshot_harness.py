@@ -13,15 +13,14 @@ import pyarrow as pa
 
 from holdfast.statebackends.backend import SnapshotTarget, TimerRow
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshot import METADATA_NAME, write_part
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
 from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
@@ -30,8 +29,9 @@ from holdfast.statebackends.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import PutIfAbsent, Storage, run_flow
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent, Storage, run_flow
 
 UID = "totals"
 KEY = KeyType.of(str)

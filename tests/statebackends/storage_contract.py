@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.operations import Storage
+from holdfast.statebackends.storage.port import Storage
 
 DATA = b"twelve bytes"
 PATH = "job/chk-1/_metadata"

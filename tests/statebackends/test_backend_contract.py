@@ -20,10 +20,10 @@ from holdfast.statebackends.errors import (
     UndeclaredStateError,
 )
 from holdfast.statebackends.factory import BACKEND_KINDS, create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import FileHandle, KeyGroupRange
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,
@@ -31,7 +31,7 @@ from holdfast.statebackends.state import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.storage.operations import one_by_one
+from holdfast.statebackends.storage.port import one_by_one
 from tests.statebackends.backend_harness import (
     ALL,
     COUNT,

@@ -22,10 +22,10 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
-from holdfast.statebackends.rocksdb_store import WRITE_ROWS, RocksStore
+from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.storage.operations import Operation, Storage, UploadFile, one_by_one, run_flow
+from holdfast.statebackends.storage.port import Operation, Storage, UploadFile, one_by_one, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, smuggle, use
 
 BLOB = ValueStateDescriptor("blob", bytes)

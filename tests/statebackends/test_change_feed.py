@@ -13,7 +13,7 @@ import pytest
 import holdfast as hf
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.snapshots.changes import ChangeFeed
+from holdfast.statebackends.state_processor.change_feed import ChangeFeed
 from tests.statebackends.snapshot_harness import KINDS, UID, Contents, write
 
 OLD = Contents(

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends.accumulators import check_descriptor, value_type_text
-from holdfast.statebackends.columnar import NumpyColumnarState
+from holdfast.statebackends.columnar.accumulators import check_descriptor, value_type_text
+from holdfast.statebackends.columnar.frozen import CHUNK_ROWS
+from holdfast.statebackends.columnar.state import NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, StateOverflowError
-from holdfast.statebackends.frozen import CHUNK_ROWS
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import state_meta
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
-from holdfast.statebackends.statecodec import state_meta
 from tests.examples import examples
 
 KEY = KeyType.of(int)

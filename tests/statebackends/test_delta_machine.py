@@ -13,16 +13,19 @@ from hypothesis.stateful import invariant, precondition, rule, run_state_machine
 
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
-from holdfast.statebackends import changes, columnar, generations, tablechains
 from holdfast.statebackends.backend import SnapshotTarget, TimerRow
+from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from holdfast.statebackends.layers import MISSING
+from holdfast.statebackends.heap import changes
+from holdfast.statebackends.heap import state_table as generations
+from holdfast.statebackends.heap.layers import MISSING
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.storage.operations import run_flow
-from holdfast.statebackends.tablepieces import table_pieces
+from holdfast.statebackends.snapshot import tablechains
+from holdfast.statebackends.snapshot.tablepieces import table_pieces
+from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import KEY, MAX_PARALLELISM, WINDOWS, union
 from tests.statebackends.test_backend_machine import CHANGES, IN_FLIGHT_MAX, KEYS, BackendMachine

@@ -21,14 +21,10 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.factory import BACKEND_KINDS
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.recordshapes import RecordShape
-from holdfast.statebackends.serializers import Compatibility, TypeSpec, compatibility, migrate, type_changes
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.exporting import export_snapshot
-from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.recordshapes import RecordShape
+from holdfast.statebackends.serialization.state_serializer import check_compatible, state_changes, state_meta
+from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSpec, compatibility, migrate, type_changes
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
@@ -38,9 +34,13 @@ from holdfast.statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.statecodec import check_compatible, state_changes, state_meta
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.export import export_snapshot
+from holdfast.statebackends.state_processor.verify import verify_files
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 from holdfast.statebackends.ttl import Ttl
 from tests.statebackends.backend_harness import KEY, Cluster, stored, use
 

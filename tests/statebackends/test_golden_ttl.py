@@ -8,10 +8,10 @@ import json
 import os
 from pathlib import Path
 
-from holdfast.statebackends.keyedrows import KeyedRows
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.state import KeyedStateDescriptor, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.statecodec import StateCodec
 from holdfast.statebackends.ttl import Ttl
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ttl_rows_v1.json"

@@ -13,16 +13,16 @@ import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.snapshots import parts
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, states_of
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.exporting import export_snapshot
-from holdfast.statebackends.snapshots.parts import fetch_windows
-from holdfast.statebackends.snapshots.rows import state_batches, state_schema
-from holdfast.statebackends.snapshots.verifying import verify_files
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.state_processor import reading as parts
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, states_of
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.export import export_snapshot
+from holdfast.statebackends.state_processor.reading import fetch_windows
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
+from holdfast.statebackends.state_processor.verify import verify_files
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import (
     DeleteFile,
     DownloadFile,
     Operation,

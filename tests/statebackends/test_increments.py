@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvariantError
 from holdfast.statebackends.handles import (
     FileHandle,
@@ -21,20 +22,19 @@ from holdfast.statebackends.handles import (
     PlaceholderHandle,
     StateHandle,
 )
-from holdfast.statebackends.increments import CHECKPOINTS_MAX, StoredFiles
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
-from holdfast.statebackends.rocksdb import RocksKeyedBackend
+from holdfast.statebackends.layout import shared_name, writer_of
+from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.sharedpaths import shared_name, writer_of
-from holdfast.statebackends.snapshot import read_part, verify_snapshot
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.snapshot.increments import CHECKPOINTS_MAX, StoredFiles
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import read_part, verify_snapshot
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.verify import verify_files
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import DeleteFile, PutIfAbsent, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import DeleteFile, PutIfAbsent, run_flow
 from tests.statebackends.backend_harness import COUNT, MAX_PARALLELISM, TAGS, Cluster, owner
 
 DESCRIPTORS = (COUNT, TAGS)

@@ -13,7 +13,9 @@ import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
-from holdfast.statebackends.keyedtables import (
+from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.snapshot.row_rules import RowRules
+from holdfast.statebackends.snapshot.tables import (
     decode_keyed_table,
     encode_keyed_table,
     keyed_table_schema,
@@ -21,8 +23,6 @@ from holdfast.statebackends.keyedtables import (
     sort_by_key_group,
     state_meta_of,
 )
-from holdfast.statebackends.keys import KeyType, key_columns
-from holdfast.statebackends.rowrules import RowRules
 
 FORMATS = ["arrow", "parquet"]
 UTF8 = KeyType.of(str)
@@ -107,7 +107,7 @@ def test_restriction_partitions_the_rows(table_format: Any) -> None:
 
 
 def test_only_row_groups_that_hold_wanted_key_groups_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.statebackends.keyedtables._ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.tables._ROW_GROUP_ROWS", 100)
     data = encode_keyed_table(table_of([f"user-{index}" for index in range(1000)]), "parquet")
     read: list[int] = []
     original = pq.ParquetFile.read_row_groups

@@ -8,7 +8,7 @@ import pytest
 from holdfast.statebackends import keygroups
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyhash import hash_utf8
+from holdfast.statebackends.serialization.key_hash import hash_utf8
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends.keyindex import Int64KeyIndex, KeyIndex, create_key_index
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.columnar.key_index import Int64KeyIndex, KeyIndex, create_key_index
+from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.keygroups import key_group_of_hash
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.generations import Generations
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.layers import MapLayer, visible_keys
-from holdfast.statebackends.mapgenerations import MapGenerations
-from holdfast.statebackends.rocksdb import RocksKeyedBackend
+from holdfast.statebackends.heap.layers import MapLayer, visible_keys
+from holdfast.statebackends.heap.map_table import MapGenerations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.settings import StateBackendSettings
 from tests.statebackends.backend_harness import COUNT, KEY, TAGS, Cluster, use
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.statebackends import rowrules
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.listorder import in_list_order
-from holdfast.statebackends.snapshots import judgedrows
-from holdfast.statebackends.snapshots import tables as tables_module
-from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot import row_rules as rowrules
+from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.state import ListStateDescriptor
+from holdfast.statebackends.state_processor import judgedrows
+from holdfast.statebackends.state_processor import tables as tables_module
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.ttl import Ttl
 from tests.statebackends.backend_harness import MAX_PARALLELISM, SEEN, Cluster, stored, use
 

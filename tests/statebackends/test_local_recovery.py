@@ -13,16 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends import localcopies
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.localcopies import DEAD_AGE_S, LOCK_NAME, LocalCopies, LocalRecovery, is_dead, name_of, sweep_dead
-from holdfast.statebackends.localrecovery import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from holdfast.statebackends.local_recovery import copies as localcopies
+from holdfast.statebackends.local_recovery.copies import (
+    DEAD_AGE_S,
+    LOCK_NAME,
+    LocalCopies,
+    LocalRecovery,
+    is_dead,
+    name_of,
+    sweep_dead,
+)
+from holdfast.statebackends.local_recovery.storage import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import DownloadFile, Operation, ReadFile, Storage, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, Storage, run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, TAGS, Cluster, owner
 
@@ -384,7 +392,7 @@ def test_nothing_but_what_the_snapshot_names_is_taken_from_a_copy(tmp_path: Path
 
 
 def localcopies_write(path: str, data: bytes) -> Operation:
-    from holdfast.statebackends.storage.operations import WriteFile
+    from holdfast.statebackends.storage.port import WriteFile
 
     return WriteFile(path, [data])
 

@@ -14,11 +14,11 @@ import pytest
 
 from holdfast.statebackends.errors import AmbiguousWriteError, InvalidConfigError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.storage import filesystem
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.directory import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
 from holdfast.statebackends.storage.filesystem import OsFileSystem
-from holdfast.statebackends.storage.local import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
-from holdfast.statebackends.storage.operations import Buffer
+from holdfast.statebackends.storage.port import Buffer
 from tests.statebackends.crash_filesystem import CrashFileSystem, PowerCut
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract, read
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.shapes import FloatShape
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
 from holdfast.statebackends.state import MapStateDescriptor, Pickled
-from holdfast.statebackends.statecodec import StateCodec
-from holdfast.statebackends.valueshapes import FloatShape
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, use
 

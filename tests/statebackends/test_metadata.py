@@ -22,7 +22,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 from tests.examples import examples
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends import deltaruns, keyedrows
-from holdfast.statebackends.deltaruns import delta_run, merged_runs, newest_rows
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.keyedtables import keyed_table_schema, sort_by_key_group
-from holdfast.statebackends.keys import KeyType
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot import deltas as deltaruns
+from holdfast.statebackends.snapshot import rows as keyedrows
+from holdfast.statebackends.snapshot.deltas import delta_run, merged_runs, newest_rows
+from holdfast.statebackends.snapshot.tables import keyed_table_schema, sort_by_key_group
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, TAGS, Cluster, owner
 from tests.statebackends.test_increments import Job, read, write

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.statebackends.backend import RestoredOperatorState, SnapshotTarget
+from holdfast.statebackends.backends.operator import ListOperatorStateBackend, check_operator_state, read_entries
 from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
@@ -17,11 +18,10 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.factory import create_operator_backend
 from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, StateMeta
-from holdfast.statebackends.operator_state import ListOperatorStateBackend, check_operator_state, read_entries
 from holdfast.statebackends.redistribute import split_redistribute
 from holdfast.statebackends.state import OPERATOR_KINDS, OperatorListStateDescriptor, Redistribution, ValueStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 
 OFFSETS, PENDING = OperatorListStateDescriptor("offsets"), OperatorListStateDescriptor("pending files")
 TARGET = SnapshotTarget(7, "job/chk-7", "op-0-1-n", False, 20)

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.coordinator.sharedfiles import SharedFiles, UnresolvedError, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError
 from holdfast.statebackends.handles import (
     FileHandle,
@@ -24,19 +25,18 @@ from holdfast.statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.metadata import SnapshotMetadata
-from holdfast.statebackends.partreading import read_parts
-from holdfast.statebackends.partwriter import PACK_BYTES_MAX, PartsWriter
-from holdfast.statebackends.snapshot import ProblemKind, read_part, verify_file
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.partreading import read_parts
+from holdfast.statebackends.snapshot.parts import ProblemKind, read_part, verify_file
+from holdfast.statebackends.snapshot.partwriter import PACK_BYTES_MAX, PartsWriter
 from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.verify import verify_files
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Operation, ReadFile, Storage, run_flow
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Operation, ReadFile, Storage, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, MAX_PARALLELISM, TAGS, Cluster, contents, fill, owner
 from tests.statebackends.test_increments import Job, read, write
 

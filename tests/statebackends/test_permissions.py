@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.operators.sinks.manifest import SinkSettings
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.permissions import SHARED
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends import rocksdb_store
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.rocksdb import RocksKeyedBackend
-from holdfast.statebackends.rocksdb_rowkeys import parse_row_key, row_key
-from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.rocksdb import database as rocksdb_store
+from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
+from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.rocksdb.row_keys import parse_row_key, row_key
 from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, KEY, MAX_PARALLELISM, SEEN, TAGS, Cluster, owner, use

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.rocksdb_options import Compaction
-from holdfast.statebackends.rocksdb_rowkeys import row_key, row_keys, write_order
-from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.rocksdb.options import Compaction
+from holdfast.statebackends.rocksdb.row_keys import row_key, row_keys, write_order
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateCodec
 from holdfast.statebackends.state import ListStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.statecodec import StateCodec
 from holdfast.statebackends.ttl import Ttl
 
 ROWS = st.lists(st.tuples(st.integers(0, 2**15 - 1), st.binary(min_size=1, max_size=30)), max_size=20)

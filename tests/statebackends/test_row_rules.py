@@ -18,15 +18,15 @@ import holdfast as hf
 from holdfast.operators.state_source import ReadOptions, StateReader
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.generationrows import GenerationRows
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import KeyedStateHandle, StateMeta
-from holdfast.statebackends.rowrules import RowRules
-from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.serialization.state_serializer import state_meta
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.snapshot.row_rules import RowRules
+from holdfast.statebackends.snapshot.sources import timer_meta
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, StateDescriptor
-from holdfast.statebackends.statecodec import state_meta
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.tablesources import timer_meta
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.statebackends.foreign_tables import GROUPS, KEY, describe_table
 from tests.statebackends.snapshot_harness import KINDS
 
@@ -233,8 +233,8 @@ def test_a_column_is_refused_just_where_its_values_do_not_decode(text: str, valu
 
 
 def test_the_columns_of_columnar_state_are_read_from_its_text() -> None:
-    from holdfast.statebackends.accumulators import part_columns_of_text, value_type_text
-    from holdfast.statebackends.columnar import part_fields_of
+    from holdfast.statebackends.columnar.accumulators import part_columns_of_text, value_type_text
+    from holdfast.statebackends.columnar.state import part_fields_of
 
     aggregates = (
         ColumnAggregate("count", None, "n=count,m"),

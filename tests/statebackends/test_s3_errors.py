@@ -19,7 +19,7 @@ from holdfast.statebackends.errors import (
     StorageThrottledError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings
 from holdfast.statebackends.storage.s3_failures import failure_of

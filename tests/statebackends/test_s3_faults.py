@@ -15,7 +15,7 @@ from holdfast.statebackends.errors import (
     StorageThrottledError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection
 from tests.s3_server import App, Fault, S3Server, Silence, SimClock, Start, after, answer, connect, read_body, reset, truncate

@@ -20,10 +20,10 @@ import holdfast as hf
 import holdfast.statebackends.storage.s3 as s3
 import holdfast.statebackends.storage.s3_transfer as s3_transfer
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.s3 import S3Storage, open_s3
 from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings

@@ -18,7 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from holdfast.statebackends.serializers import Compatibility, TypeSpec, compatibility, map_text, migrate, split_map_text
+from holdfast.statebackends.serialization.type_serializer import (
+    Compatibility,
+    TypeSpec,
+    compatibility,
+    map_text,
+    migrate,
+    split_map_text,
+)
 from holdfast.statebackends.state import Pickled
 from tests.examples import examples
 

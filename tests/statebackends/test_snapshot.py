@@ -21,10 +21,18 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot import ProblemKind, file_name, part_path, read_metadata, read_part, verify_snapshot, write_part
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import ReadFile, WriteFile, run_flow
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import (
+    ProblemKind,
+    file_name,
+    part_path,
+    read_metadata,
+    read_part,
+    verify_snapshot,
+    write_part,
+)
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import ReadFile, WriteFile, run_flow
 
 DATA = b"0123456789" * 10
 META = StateMeta("count", "value", "int", "utf8")

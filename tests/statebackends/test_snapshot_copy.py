@@ -24,25 +24,16 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, KeyGroupRange
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.exporting import export_snapshot
-from holdfast.statebackends.snapshots.targets import CLAIM_NAME
-from holdfast.statebackends.snapshots.verifying import VerifyReport, verify_files
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.export import export_snapshot
+from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
+from holdfast.statebackends.state_processor.writing import CLAIM_NAME
 from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import (
-    Buffer,
-    Operation,
-    PutIfAbsent,
-    ReadFile,
-    Storage,
-    UploadFile,
-    WriteFile,
-    run_flow,
-)
+from holdfast.statebackends.storage.port import Buffer, Operation, PutIfAbsent, ReadFile, Storage, UploadFile, WriteFile, run_flow
 from tests.statebackends.snapshot_harness import SOME, Contents, files_below, write
 from tests.statebackends.test_snapshot_rows import handle, with_keyed
 
@@ -337,9 +328,9 @@ def test_a_source_that_vanishes_meanwhile(tmp_path: Path) -> None:
 
 
 def test_an_export_lists_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.statebackends.snapshots.exporting.FILE_ROWS_MAX", 10)
-    monkeypatch.setattr("holdfast.statebackends.snapshots.exporting._GROUP_ROWS", 4)
-    monkeypatch.setattr("holdfast.statebackends.snapshots.tables.BATCH_ROWS", 3)
+    monkeypatch.setattr("holdfast.statebackends.state_processor.export.FILE_ROWS_MAX", 10)
+    monkeypatch.setattr("holdfast.statebackends.state_processor.export._GROUP_ROWS", 4)
+    monkeypatch.setattr("holdfast.statebackends.state_processor.tables.BATCH_ROWS", 3)
     contents = replace(SOME, count={f"k{n}": n for n in range(35)}, tags={})
     source = snapshot(tmp_path, ("filesystem", 2, True), contents)
     report = export_snapshot(source, list(source.states()), LocalStorage(tmp_path / "target"), "new")

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError
 from holdfast.statebackends.handles import OperatorState
-from holdfast.statebackends.snapshots import diffing, diffrows
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.diffing import Change, SnapshotDiff, StateDiff, diff_snapshots
-from holdfast.statebackends.snapshots.values import Comparer
+from holdfast.statebackends.state_processor import diff as diffing
+from holdfast.statebackends.state_processor import diffrows
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.diff import Change, SnapshotDiff, StateDiff, diff_snapshots
+from holdfast.statebackends.state_processor.values import Comparer
 from tests.examples import examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, write
 from tests.statebackends.test_snapshot_rows import with_table

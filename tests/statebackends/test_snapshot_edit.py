@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.api.snapshots.frames import change_of
-from holdfast.statebackends.columntypes import fitted, loses_nothing
 from holdfast.statebackends.errors import (
     CorruptStateError,
     HoldfastError,
@@ -28,15 +27,16 @@ from holdfast.statebackends.errors import (
     UserFunctionError,
 )
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.metadata import NATIVE_PROPERTY
-from holdfast.statebackends.serializers import TypeSpec
-from holdfast.statebackends.sharedpaths import KEY_GROUP, POSITION
-from holdfast.statebackends.snapshots.editing import edit_snapshot, layout_of
-from holdfast.statebackends.snapshots.layout import StateLayout
-from holdfast.statebackends.snapshots.sorting import KeyGroupSorter
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Operation
-from holdfast.statebackends.tablepieces import DELTA_FORMAT
+from holdfast.statebackends.layout import KEY_GROUP, POSITION
+from holdfast.statebackends.serialization.column_types import fitted, loses_nothing
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT
+from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.edit import edit_snapshot, layout_of
+from holdfast.statebackends.state_processor.sorting import KeyGroupSorter
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Operation
 from tests.examples import examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, files_below, write
 

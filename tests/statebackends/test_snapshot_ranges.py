@@ -23,18 +23,18 @@ from holdfast.statebackends.errors import (
     StateValueError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.snapshots import ranges
-from holdfast.statebackends.snapshots.bootstrapping import NewState, Shape, SpreadState, layout_of_descriptor, write_savepoint
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.places import Place
-from holdfast.statebackends.snapshots.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange
-from holdfast.statebackends.snapshots.targets import CLAIM_NAME
-from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import Operation, PutIfAbsent, run_flow
+from holdfast.statebackends.state_processor import ranges
+from holdfast.statebackends.state_processor.bootstrap import NewState, Shape, SpreadState, layout_of_descriptor, write_savepoint
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.places import Place
+from holdfast.statebackends.state_processor.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange
+from holdfast.statebackends.state_processor.verify import verify_files
+from holdfast.statebackends.state_processor.writing import CLAIM_NAME
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import Operation, PutIfAbsent, run_flow
 from tests.examples import examples
 from tests.statebackends.snapshot_harness import files_below
 
@@ -254,7 +254,7 @@ def test_a_driver_that_dies_anywhere_leaves_no_snapshot_or_the_whole_one(tmp_pat
 
 
 def _is_whole(root: Path) -> bool:
-    from holdfast.statebackends.metadata import decode_metadata
+    from holdfast.statebackends.snapshot.metadata import decode_metadata
 
     storage = LocalStorage(root)
     metadata = decode_metadata((root / "made" / "_metadata").read_bytes(), "made")

@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, StateMeta
-from holdfast.statebackends.snapshots import tables
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
-from holdfast.statebackends.snapshots.rows import state_batches, state_schema
+from holdfast.statebackends.state_processor import tables
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.storage.checksums import checksum_of
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, write
 
@@ -96,7 +96,7 @@ def test_inline_parts_are_read(tmp_path: Path) -> None:
 
 
 def test_large_files_are_copied_and_the_copies_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.statebackends.snapshots.parts.MEMORY_BYTES_MAX", 0)
+    monkeypatch.setattr("holdfast.statebackends.state_processor.reading.MEMORY_BYTES_MAX", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     for number, kind in enumerate(("filesystem", "rocksdb")):
@@ -303,7 +303,7 @@ def test_memory_is_bounded_by_batches(tmp_path: Path) -> None:
 
 def test_batches_have_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, number in itertools.product(("tables", "native", "rows"), (1, 3)):
-        monkeypatch.setattr(f"holdfast.statebackends.snapshots.{module}.BATCH_ROWS", number)
+        monkeypatch.setattr(f"holdfast.statebackends.state_processor.{module}.BATCH_ROWS", number)
     contents = Contents(seen={f"k{n}": ["x"] * n for n in range(8)}, positions=list(range(9)))
     for number, kind in enumerate(KINDS):
         found = write(tmp_path, f"job/chk-{number}", contents, kind=kind)

@@ -14,14 +14,14 @@ import pytest
 from holdfast.api.snapshots.opening import open_snapshot
 from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle
-from holdfast.statebackends.snapshot import ProblemKind
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.external import NO_DIRECTORY
-from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.snapshot.parts import ProblemKind
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.external import NO_DIRECTORY
+from holdfast.statebackends.state_processor.verify import verify_files
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import (
     DeleteFile,
     DeleteFolder,
     DownloadFile,

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.statebackends import sortedrows
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
-from holdfast.statebackends.keyedrows import KeyedRows
-from holdfast.statebackends.keyedtables import decode_keyed_table, encode_keyed_table
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.rowrules import RowRules
-from holdfast.statebackends.snapshots.tables import TableFile
-from holdfast.statebackends.sortedrows import BATCH_ROWS, GroupSort, RowStream
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.snapshot import sorting as sortedrows
+from holdfast.statebackends.snapshot.row_rules import RowRules
+from holdfast.statebackends.snapshot.rows import KeyedRows
+from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream
+from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.statecodec import StateCodec
+from holdfast.statebackends.state_processor.tables import TableFile
 from holdfast.statebackends.ttl import Ttl
 
 META = StateMeta("s", "value", "str", "utf8")
@@ -92,8 +92,8 @@ def test_small_and_large_chunks_make_one_table(chunk: int) -> None:
 @pytest.mark.parametrize(("value_bytes", "batches"), [(10, 1), (1_000, 3)])
 def test_values_of_a_stretch_are_converted_in_pieces(value_bytes: int, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones are one batch again, large ones stay apart; the rows are the same."""
-    monkeypatch.setattr("holdfast.statebackends.keyedrows.ROWS_PER_BATCH", 1_000)
-    monkeypatch.setattr("holdfast.statebackends.keyedrows._STRETCH_BYTES", 1 << 20)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.rows.ROWS_PER_BATCH", 1_000)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.rows._STRETCH_BYTES", 1 << 20)
     added: list[pa.RecordBatch] = []
     add = GroupSort.add
     monkeypatch.setattr(GroupSort, "add", lambda self, batch: (added.append(batch), add(self, batch)))
@@ -128,7 +128,7 @@ def wide_table(count: int) -> pa.Table:
 def test_a_buffer_that_was_too_small_changes_nothing(table_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = wide_table(10_000)
     data = encode_keyed_table(table, table_format)
-    monkeypatch.setattr("holdfast.statebackends.keyedtables._FILE_BYTES", -table.nbytes)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.tables._FILE_BYTES", -table.nbytes)
     assert encode_keyed_table(table, table_format).equals(data)
     assert decode_keyed_table(data, table_format, ALL, UTF8, judge=RowRules.of(META, UTF8, 128).judged).equals(table)
 
@@ -143,7 +143,7 @@ def test_rows_that_compress_worse_than_their_bound_are_written_all_the_same() ->
 
 @pytest.mark.parametrize("count", [0, 5, 100, 250, 300])
 def test_row_groups_are_those_of_a_table_written_at_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.statebackends.keyedtables._ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.tables._ROW_GROUP_ROWS", 100)
     table = wide_table(count)
 
     def pieces() -> Iterator[pa.RecordBatch]:

@@ -26,14 +26,14 @@ from holdfast.statebackends.errors import (
     TooManyFilesError,
 )
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import decode_keyed_table
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.localcopies import LocalRecovery
-from holdfast.statebackends.localrecovery import KeepingStorage
-from holdfast.statebackends.rocksdb_store import RocksStore
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.system_failures import errno_of, refusal, rocksdb_failure, unavailable
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
+from holdfast.statebackends.local_recovery.storage import KeepingStorage
+from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot.tables import decode_keyed_table
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.failures import errno_of, refusal, rocksdb_failure, unavailable
 from tests.harness.disks import NOBODY, SmallDisk, needs_root, small_disk, told_by
 
 SMALL = {"write_buffer_bytes": 1 << 20, "block_cache_bytes": 1 << 20}
@@ -112,8 +112,8 @@ def test_a_system_without_linux_own_error_numbers_has_storage_all_the_same() -> 
     program = (
         "import errno\n"
         "linux = {name: vars(errno).pop(name) for name in ('EREMOTEIO', 'EUCLEAN')}\n"
-        "import holdfast.statebackends.storage.local\n"
-        "from holdfast.statebackends.storage.system_failures import KINDS\n"
+        "import holdfast.statebackends.storage.directory\n"
+        "from holdfast.statebackends.storage.failures import KINDS\n"
         "assert errno.EIO in KINDS and not KINDS.keys() & set(linux.values())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -192,14 +192,14 @@ def test_a_table_is_not_damaged_because_there_was_no_memory_for_it(
     def read(*arguments: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("holdfast.statebackends.keyedtables._read", read)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.tables._read", read)
     with pytest.raises(HoldfastError, match="chk-1/f") as caught:
         decode_keyed_table(b"", "arrow", GROUPS, KeyType.parse("utf8"), path="chk-1/f", operator="op")
     assert type(caught.value) is kind
 
 
 def test_every_name_is_one_that_a_job_is_restarted_for() -> None:
-    from holdfast.statebackends.storage.system_failures import KINDS
+    from holdfast.statebackends.storage.failures import KINDS
 
     for kind in {*KINDS.values()}:
         assert issubclass(kind, StorageUnavailableError)
@@ -302,7 +302,7 @@ def test_a_read_only_disk_refuses_by_right(disk: SmallDisk) -> None:
 
 _OPEN = """
 import os, resource, signal, sys
-from holdfast.statebackends.rocksdb_store import RocksStore
+from holdfast.statebackends.rocksdb.database import RocksStore
 def attempt(call):
     try:
         call()
@@ -493,8 +493,8 @@ def test_copies_that_a_full_disk_does_not_take_fail_no_checkpoint(disk: SmallDis
 def test_copies_of_a_process_without_descriptors_fail_no_checkpoint(tmp_path: Path) -> None:
     code = """
 import os, resource, sys
-from holdfast.statebackends.localcopies import LocalRecovery
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
+from holdfast.statebackends.storage.directory import LocalStorage
 recovery = LocalRecovery(sys.argv[1], job_id="job", state_directory="d", storage=LocalStorage(sys.argv[1]))
 copies = recovery.copies("v", 0, 1, "n")
 spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]

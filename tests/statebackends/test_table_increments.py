@@ -11,12 +11,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from holdfast.statebackends import changes, tablechains
 from holdfast.statebackends.backend import SnapshotTarget
-from holdfast.statebackends.changes import ChangeLog
-from holdfast.statebackends.deltaruns import REPLACED_METADATA, delta_run, merged_runs, replaced_by
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.generations import Generations
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -25,20 +22,24 @@ from holdfast.statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.keyedtables import keyed_table_schema
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.layers import MISSING, MapLayer
-from holdfast.statebackends.mapgenerations import MapGenerations
+from holdfast.statebackends.heap import changes
+from holdfast.statebackends.heap.changes import ChangeLog
+from holdfast.statebackends.heap.layers import MISSING, MapLayer
+from holdfast.statebackends.heap.map_table import MapGenerations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshots.contents import StoredSnapshot, check_contents
-from holdfast.statebackends.snapshots.copying import copy_snapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.verifying import verify_files
+from holdfast.statebackends.snapshot import tablechains
+from holdfast.statebackends.snapshot.deltas import REPLACED_METADATA, delta_run, merged_runs, replaced_by
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX, table_pieces
+from holdfast.statebackends.snapshot.tables import keyed_table_schema
 from holdfast.statebackends.state import ValueStateDescriptor
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import run_flow
-from holdfast.statebackends.tablepieces import DELTA_FORMAT, RUNS_MAX, table_pieces
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.verify import verify_files
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import run_flow
 from tests.statebackends.backend_harness import COUNT, TAGS, WINDOWS, Cluster, columnar_update, owner, use
 from tests.statebackends.test_increments import Job, placeholders, read, write, written
 

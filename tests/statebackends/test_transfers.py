@@ -17,10 +17,10 @@ from holdfast.operators.pool import drive
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, InlineHandle
-from holdfast.statebackends.partwriter import HELD_BYTES_MAX, PartsWriter, WrittenPart
-from holdfast.statebackends.snapshot import verify_file
-from holdfast.statebackends.storage.local import LocalStorage
-from holdfast.statebackends.storage.operations import (
+from holdfast.statebackends.snapshot.parts import verify_file
+from holdfast.statebackends.snapshot.partwriter import HELD_BYTES_MAX, PartsWriter, WrittenPart
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import (
     Flow,
     InParallel,
     ListFiles,

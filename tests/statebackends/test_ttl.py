@@ -12,20 +12,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, InvariantError
 from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
-from holdfast.statebackends.keyedbase import KeyedBackendBase
-from holdfast.statebackends.keyedrows import unexpired_rows
-from holdfast.statebackends.keyedtables import decode_keyed_table, encode_keyed_table
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.serializers import Compatibility, TypeSpec
-from holdfast.statebackends.sharedpaths import TTL_STAMP
-from holdfast.statebackends.snapshot import read_part
-from holdfast.statebackends.snapshots.contents import StoredSnapshot
-from holdfast.statebackends.snapshots.diffing import diff_snapshots
-from holdfast.statebackends.snapshots.rows import state_batches, state_schema
-from holdfast.statebackends.snapshots.values import Comparer
+from holdfast.statebackends.layout import TTL_STAMP
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateCodec, check_compatible, has_stamps, state_meta
+from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSpec
+from holdfast.statebackends.snapshot.parts import read_part
+from holdfast.statebackends.snapshot.rows import unexpired_rows
+from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
@@ -35,8 +32,11 @@ from holdfast.statebackends.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.statecodec import StateCodec, check_compatible, has_stamps, state_meta
-from holdfast.statebackends.storage.operations import run_flow
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.diff import diff_snapshots
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
+from holdfast.statebackends.state_processor.values import Comparer
+from holdfast.statebackends.storage.port import run_flow
 from holdfast.statebackends.ttl import DURATION_MS_MAX, Ttl, split_ttl_text, ttl_text
 from tests.statebackends.backend_harness import KEY, Cluster, MeanAggregate, stored, use
 
@@ -463,8 +463,8 @@ def test_restored_state_is_cleaned_up_too(tmp_path: Path) -> None:
 
 
 def test_rocksdb_deletes_what_has_expired_behind_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.statebackends.rocksdb_tiers.SWEEP_ROWS_MIN", 100)
-    monkeypatch.setattr("holdfast.statebackends.rocksdb_tiers.STRETCH_ROWS", 7)
+    monkeypatch.setattr("holdfast.statebackends.rocksdb.write_buffer.SWEEP_ROWS_MIN", 100)
+    monkeypatch.setattr("holdfast.statebackends.rocksdb.write_buffer.STRETCH_ROWS", 7)
     cluster = Cluster(tmp_path, "rocksdb")
     unswept = ValueStateDescriptor("unswept", int, Ttl(1000, cleanup_entries=0))
     states = [*declared(Ttl(1000)), ValueStateDescriptor("forever", int), unswept]

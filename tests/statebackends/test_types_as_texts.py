@@ -7,7 +7,7 @@ from typing import NotRequired, Required, TypedDict
 import pytest
 
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
 
 
 class Row(TypedDict):

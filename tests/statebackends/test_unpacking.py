@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.statebackends import parquetpages, unpacking
-from holdfast.statebackends.arrowblocks import blocks_of
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.keyedtables import decode_keyed_table
-from holdfast.statebackends.keys import KeyType
-from holdfast.statebackends.parquetpages import DICTIONARY_PAGE, pages_of, row_groups_of
-from holdfast.statebackends.snapshots.tables import TableFile
-from holdfast.statebackends.unpacking import Unpacked, check_arrow, check_parquet, checked_batch
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot import parquetpages, unpacking
+from holdfast.statebackends.snapshot.arrowblocks import blocks_of
+from holdfast.statebackends.snapshot.parquetpages import DICTIONARY_PAGE, pages_of, row_groups_of
+from holdfast.statebackends.snapshot.tables import decode_keyed_table
+from holdfast.statebackends.snapshot.unpacking import Unpacked, check_arrow, check_parquet, checked_batch
+from holdfast.statebackends.state_processor.tables import TableFile
 
 MIB = 1 << 20
 

@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serializers import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.value_checks import checks_of
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -22,7 +23,6 @@ from holdfast.statebackends.state import (
     ValueStateDescriptor,
 )
 from holdfast.statebackends.ttl import Ttl
-from holdfast.statebackends.valuechecks import checks_of
 from tests.operators.functions.test_process import ROWS, harness
 
 

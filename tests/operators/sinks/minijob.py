@@ -14,7 +14,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sinks.writer import ParquetSinkWriter
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import Collected, DictStorage, ManualContext
 
 SCHEMA = pa.schema([("i", pa.int64())])

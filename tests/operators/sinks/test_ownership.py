@@ -18,7 +18,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
     UnsupportedVersionError,
 )
-from holdfast.statebackends.storage import operations as ops
+from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import MiniJob, MortalStorage, Snapshot, committed, published
 

@@ -14,8 +14,8 @@ from holdfast.operators.sinks.parquet import ParquetSink, committed_files, read_
 from holdfast.operators.sinks.simple import Blackhole, CollectSink
 from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError, StorageUnavailableError
-from holdfast.statebackends.storage import operations as ops
-from holdfast.statebackends.storage.local import LocalStorage
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import LocalStorage
 from tests.operators.ports import Collected, DictStorage, ManualContext
 from tests.operators.sinks.minijob import MiniJob, MortalStorage, committed
 

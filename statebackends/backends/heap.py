@@ -1,0 +1,128 @@
+"""Keyed state as Python objects in memory: the working state of the `memory` and `filesystem` backends.
+
+One Generations per (state, namespace); a namespace that holds nothing any more is forgotten once nobody uses its state
+object. What becomes of a snapshot's tables is the subclasses'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
+from holdfast.statebackends.handles import KeyedStateHandle, StateMeta
+from holdfast.statebackends.heap.layers import MapLayer, visible_keys
+from holdfast.statebackends.heap.map_table import MapGenerations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.snapshot.deltas import newest_rows
+from holdfast.statebackends.snapshot.sources import ChangingSource, GenerationsSource
+from holdfast.statebackends.snapshot.tablechains import StoredChains
+from holdfast.statebackends.snapshot.tablesnapshot import TablesSnapshot
+from holdfast.statebackends.storage.port import Storage
+
+_ROW_KINDS = ("value", "reducing", "aggregating")
+_ENTRY_BYTES = 200
+"""Estimate for one entry of a dict: key bytes, value object, slot."""
+
+
+class HeapKeyedBackend(KeyedBackendBase):
+    """All rows in dicts; a snapshot encodes them as tables."""
+
+    def __init__(self, config: KeyedBackendConfig, *, incremental: bool = False) -> None:
+        super().__init__(config)
+        self._chains = StoredChains() if incremental else None
+        self._is_tracking = False
+        self._complete_from: dict[str, int] = {}
+        """Per state: the lowest base since which the namespaces that were forgotten told their changes."""
+
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
+        self._codec(state_name)
+        generations = self._generations.get((state_name, namespace))
+        if generations is not None:
+            yield from visible_keys((generations.live, *generations.older), maps=generations.maps)
+
+    def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
+        for (name, _), generations in self._forget_namespaces().items():
+            complete_from = generations.complete_from
+            self._complete_from[name] = max(
+                self._complete_from.get(name, 0), checkpoint_id if complete_from is None else complete_from
+            )
+        self._mark_barrier()
+        sources = self._row_sources() + self._memory_sources()
+        self._mark(sources, checkpoint_id)
+        self._is_tracking = self._chains is not None
+        return self._pending(sources)
+
+    def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
+        return TablesSnapshot(sources, self._key_groups, self._chains)
+
+    def _row_sources(self) -> list[ChangingSource]:
+        by_name: dict[str, list[tuple[bytes, Generations]]] = {name: [] for name in self._codecs}
+        for (name, namespace), generations in self._generations.items():
+            by_name[name].append((namespace, generations))
+        return [
+            GenerationsSource(
+                self._rows, self._codecs[name], tables, self._barrier_horizon_ms(name), self._complete_from.get(name, 0)
+            )
+            for name, tables in by_name.items()
+        ]
+
+    def _is_idle(self, generations: Generations) -> bool:
+        return generations.is_idle
+
+    def state_size(self) -> int:
+        rows = sum(len(layer) for generations in self._generations.values() for layer in (generations.live, *generations.older))
+        return rows * _ENTRY_BYTES + sum(state.size() for state in self._columnar.values())
+
+    def dispose(self) -> None:
+        self._generations.clear()
+        self._states.clear()
+        self._restored_timers.clear()
+        for state in self._columnar.values():
+            for namespace in state.namespaces():
+                state.remove(namespace)
+
+    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
+        generations = MapGenerations() if codec.kind == "map" else Generations()
+        if self._is_tracking:
+            generations.track(0)
+        return generations
+
+    def restore(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
+    ) -> None:
+        super().restore(handles, storage, folder, checkpoint_id=checkpoint_id)
+        self._is_tracking = self._restored_id is not None
+
+    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+        for namespace, keys, _, values in self._rows.chunks(codec, table):
+            live = self._generations_of(codec, namespace).live
+            expiry = self._table_expiries.get((codec.name, namespace))
+            if expiry is not None:
+                expiry.load(keys, values)
+            if codec.kind in ("list", "map"):
+                _merge(live, keys, values)
+            else:
+                live.update(zip(keys, values, strict=True))
+
+    def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
+        """Where a row is all that a key has, and none has expired: only the newest are loaded, by some key groups at a time."""
+        if meta.kind not in _ROW_KINDS or meta.name in self._expiries:
+            return False
+        codec = self._codecs[meta.name]
+        for rows in newest_rows(table, runs, self.key_type, self.max_parallelism):
+            self._load_rows(codec, rows)
+        return True
+
+
+def _merge(live: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(value, list):
+            live.setdefault(key, []).extend(value)
+        else:
+            entries = live.get(key)
+            if entries is None:
+                entries = live[key] = MapLayer()
+            entries.update(value)

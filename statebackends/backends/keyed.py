@@ -1,0 +1,441 @@
+"""What the three keyed backends have in common: the current key, declared states, columnar state, timers, snapshots of
+tables, and restoring tables. Where the rows of value, list, map, reducing and aggregating states live is the subclasses'.
+
+Columnar state and timers live in memory in every backend, and are snapshotted as tables of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from holdfast.statebackends.backend import PendingSnapshot, TimerRowProvider
+from holdfast.statebackends.columnar.state import NumpyColumnarState
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    IncompatibleStateError,
+    InvalidConfigError,
+    InvariantError,
+    StateValueError,
+    UnclaimedStateError,
+    UndeclaredStateError,
+)
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.states import KeyContext, create_state
+from holdfast.statebackends.heap.ttl import Expiry, NotedExpiry, TableExpiry, TtlClock
+from holdfast.statebackends.heap.ttl_states import create_ttl_state
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import (
+    TIMERS_KIND,
+    StateCodec,
+    check_compatible,
+    has_stamps,
+    not_widened,
+    state_metas,
+)
+from holdfast.statebackends.snapshot.deltas import merged_runs
+from holdfast.statebackends.snapshot.list_order import in_list_order
+from holdfast.statebackends.snapshot.partreading import read_parts
+from holdfast.statebackends.snapshot.row_rules import RowRules
+from holdfast.statebackends.snapshot.rows import KeyedRows, stamped_rows, unexpired_rows
+from holdfast.statebackends.snapshot.sources import (
+    TIME,
+    ChangingSource,
+    ColumnarSource,
+    RestoredSource,
+    TimerSource,
+    columnar_rows,
+    timer_meta,
+    timer_rows,
+)
+from holdfast.statebackends.snapshot.tablechains import StoredChains, restored_chains
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
+from holdfast.statebackends.snapshot.tables import decode_keyed_table
+from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.storage.failures import refusal
+from holdfast.statebackends.storage.port import Storage, run_flow
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBackendConfig:
+    """Whose state a backend keeps."""
+
+    descriptors: tuple[StateDescriptor, ...]
+    """All that the operator declares; operator list states are passed over."""
+    key_type: KeyType
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    operator: str
+    """Uid, for errors."""
+    subtask: int
+    allow_unclaimed_state: bool = False
+    """Drop stored state that isn't declared, instead of refusing it."""
+    now_ms: int | None = None
+    """Processing time to begin with, ms since the epoch; None is for operators without TTL only."""
+
+
+class KeyedBackendBase(ABC):
+    """`backend.KeyedStateBackend`, but for where rows live."""
+
+    native_format: str | None = None
+    """Format of handles that only this kind of backend reads."""
+
+    def __init__(self, config: KeyedBackendConfig) -> None:
+        """Raises InvalidConfigError for a repeated state name or an invalid type."""
+        key_type = config.key_type
+        keyed = [descriptor for descriptor in config.descriptors if not isinstance(descriptor, OperatorListStateDescriptor)]
+        self._rows = KeyedRows(key_type, config.max_parallelism, config.operator)
+        self._key_groups = config.key_groups
+        self._operator = config.operator
+        self._subtask = config.subtask
+        self._allow_unclaimed_state = config.allow_unclaimed_state
+        self._context = KeyContext()
+        self._metas = {meta.name: meta for meta in state_metas(keyed, key_type)}
+        self._descriptors = {descriptor.name: descriptor for descriptor in keyed}
+        self._codecs: dict[str, StateCodec] = {}
+        self._clock = TtlClock(config.now_ms or 0)
+        self._expiries: dict[str, Expiry] = {}
+        self._columnar: dict[str, NumpyColumnarState] = {}
+        for descriptor in keyed:
+            if isinstance(descriptor, ColumnarStateDescriptor):
+                self._columnar[descriptor.name] = NumpyColumnarState(
+                    descriptor, key_type.arrow_types, self._column_of, self._operator
+                )
+            else:
+                codec = self._codecs[descriptor.name] = StateCodec.of(descriptor, key_type)
+                if descriptor.ttl is not None:
+                    self._expiries[descriptor.name] = Expiry(codec, descriptor.ttl, self._clock)
+        if self._expiries and config.now_ms is None:
+            raise InvariantError(f"operator {self._operator!r}: state with a TTL needs the time")
+        self._states: dict[tuple[str, bytes], Any] = {}
+        self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
+        self._generations: dict[tuple[str, bytes], Generations] = {}
+        self._table_expiries: dict[tuple[str, bytes], TableExpiry] = {}
+        self._chains: StoredChains | None = None  # of a backend that writes increments
+        self._restored_id: int | None = None  # of the checkpoint that they begin with
+        self._timers: dict[str, TimerRowProvider] = {}
+        self._restored_timers: dict[str, pa.Table] = {}
+        self._rules: dict[StateMeta, RowRules] = {}
+
+    # ------------------------------------------------------------------------------------------------------ while running
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        return self._key_groups
+
+    @property
+    def max_parallelism(self) -> int:
+        return self._rows.max_parallelism
+
+    @property
+    def key_type(self) -> KeyType:
+        return self._rows.key_type
+
+    @property
+    def current_key(self) -> tuple[bytes, int]:
+        return self._context.key, self._context.key_group
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
+        context = self._context
+        context.key = encoded_key
+        context.key_group = key_group
+
+    def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
+        states = self._namespaced_states if namespace else self._states
+        state = states.get((descriptor.name, namespace))
+        if state is None:
+            codec = self._codec(descriptor.name)
+            declared = self._descriptors[descriptor.name]
+            if declared.kind != descriptor.kind:
+                self._undeclared(descriptor.name)
+            generations = self._generations_of(codec, namespace)
+            expiry = self._table_expiries.get((codec.name, namespace))
+            if expiry is None:
+                state = create_state(declared, self._context, generations, codec.copy, codec.checks)
+            else:
+                state = create_ttl_state(declared, self._context, generations, codec.copy, codec.checks, expiry)
+            states[descriptor.name, namespace] = state
+        return state
+
+    @property
+    def uses_processing_time(self) -> bool:
+        return bool(self._expiries)
+
+    def set_processing_time(self, now_ms: int) -> None:
+        self._clock.now_ms = now_ms
+
+    @property
+    def writes_behind(self) -> bool:
+        return False
+
+    def write_behind(self) -> bool:
+        return False
+
+    def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> NumpyColumnarState:
+        state = self._columnar.get(descriptor.name)
+        if state is None:
+            self._undeclared(descriptor.name)
+        if len(key_names) != len(self.key_type.fields):
+            raise InvalidConfigError(
+                f"operator {self._operator!r}: a key of type {self.key_type.text} has {len(self.key_type.fields)} fields, "
+                f"not {len(key_names)}",
+                operator=self._operator,
+            )
+        state.key_names = tuple(key_names)
+        return state
+
+    def register_timers(self, name: str, provider: TimerRowProvider) -> None:
+        if name in self._metas or name in self._timers:
+            raise InvalidConfigError(
+                f"operator {self._operator!r}: {name!r} is the name of another state", operator=self._operator, state=name
+            )
+        self._timers[name] = provider
+        restored = self._restored_timers.pop(name, None)
+        if restored is not None:
+            provider.load(timer_rows(self._rows, restored))
+            if self._restored_id is not None:
+                provider.track(self._restored_id)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
+        """Nothing depends on it: what a snapshot pinned is released with its flow."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if self._chains is not None:
+            self._chains.forget(checkpoint_id)
+
+    @abstractmethod
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def snapshot(self, checkpoint_id: int) -> PendingSnapshot: ...
+
+    @abstractmethod
+    def state_size(self) -> int: ...
+
+    @abstractmethod
+    def dispose(self) -> None: ...
+
+    @abstractmethod
+    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations: ...
+
+    @abstractmethod
+    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+        """Add the rows of a table of one of `self._codecs`."""
+
+    @abstractmethod
+    def _is_idle(self, generations: Generations) -> bool:
+        """Whether forgetting these loses nothing."""
+
+    def _restore_native(  # noqa: B027 - most have no native format
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
+    ) -> None:
+        """Load handles of `native_format`, which were checked against the declared states. `checkpoint_id` as for `restore`."""
+
+    def _generations_of(self, codec: StateCodec, namespace: bytes) -> Generations:
+        generations = self._generations.get((codec.name, namespace))
+        if generations is None:
+            generations = self._generations[codec.name, namespace] = self._new_generations(codec, namespace)
+            expiry = self._expiries.get(codec.name)
+            if expiry is not None:
+                self._table_expiries[codec.name, namespace] = self._new_table_expiry(expiry, generations)
+        return generations
+
+    def _new_table_expiry(self, expiry: Expiry, generations: Generations) -> TableExpiry:
+        return NotedExpiry(expiry, generations) if expiry.ttl.cleanup_entries else TableExpiry(expiry)
+
+    def _mark_barrier(self) -> None:
+        """What a snapshot leaves out as expired is decided on the loop thread."""
+        for expiry in self._expiries.values():
+            expiry.mark()
+
+    def _barrier_horizon_ms(self, name: str) -> int | None:
+        """What is stamped at or before it is in no snapshot; None for state without a TTL."""
+        expiry = self._expiries.get(name)
+        return None if expiry is None else expiry.barrier_horizon_ms
+
+    def _forget_namespaces(self) -> dict[tuple[str, bytes], Generations]:
+        """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
+        idle = [
+            place
+            for place, generations in self._generations.items()
+            if place[1] and self._is_idle(generations) and place not in self._namespaced_states
+        ]
+        for place in idle:
+            self._table_expiries.pop(place, None)
+        return {place: self._generations.pop(place) for place in idle}
+
+    def _codec(self, name: str) -> StateCodec:
+        codec = self._codecs.get(name)
+        if codec is None:
+            self._undeclared(name)
+        return codec
+
+    def _undeclared(self, name: str) -> NoReturn:
+        raise UndeclaredStateError(
+            f"operator {self._operator!r} has not declared such a state {name!r}", operator=self._operator, state=name
+        )
+
+    def _column_of(self, arrays: list[pa.Array]) -> Any:
+        return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self._operator)
+
+    # ---------------------------------------------------------------------------------------------------------- snapshots
+
+    def _memory_sources(self) -> list[ChangingSource]:
+        """What every backend holds in memory, frozen: columnar state and timers, registered or not yet."""
+        sources: list[ChangingSource] = [
+            ColumnarSource(self._rows, self._metas[name], state) for name, state in self._columnar.items()
+        ]
+        sources += [TimerSource(self._rows, name, provider) for name, provider in self._timers.items()]
+        sources += [RestoredSource(timer_meta(name, self.key_type), table) for name, table in self._restored_timers.items()]
+        return sources
+
+    def _mark(self, sources: Sequence[ChangingSource], checkpoint_id: int) -> None:
+        """At a barrier: sources note their changes, if anybody is going to ask."""
+        if self._chains is not None:
+            base = self._chains.base
+            for source in sources:
+                source.mark(checkpoint_id, base)
+
+    # ----------------------------------------------------------------------------------------------------------- restoring
+
+    def restore(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
+    ) -> None:
+        """As the protocol has it; also IncompatibleStateError and UnclaimedStateError, before anything is loaded."""
+        ours = [handle for handle in handles if len(handle.key_groups.intersection(self._key_groups))]
+        self._check(ours)
+        native = [handle for handle in ours if handle.format == self.native_format]
+        self._restore_native(native, storage, folder, checkpoint_id)
+        pieces = [piece for piece in table_pieces(ours, operator=self._operator) if self._declared(piece.meta) is not None]
+        for some in piece_batches(pieces):
+            read = self._read_parts(some, storage, folder)
+            for piece in some:
+                self._restore_piece(piece, read)
+        if self._chains is not None and checkpoint_id is not None:
+            declared = {piece.meta.name: meta for piece in pieces if (meta := self._declared(piece.meta)) is not None}
+            self._chains.remember(checkpoint_id, restored_chains(pieces, self._key_groups, declared))
+            self._restored_id = checkpoint_id
+            for generations in self._generations.values():
+                generations.track(checkpoint_id)
+            for state in self._columnar.values():
+                state.track(checkpoint_id)
+
+    def _declared(self, stored: StateMeta) -> StateMeta | None:
+        if stored.kind == TIMERS_KIND and stored.name not in self._metas:
+            return timer_meta(stored.name, self.key_type)
+        return self._metas.get(stored.name)
+
+    def _check(self, handles: Sequence[KeyedStateHandle]) -> None:
+        unclaimed: dict[str, int] = {}
+        for handle in handles:
+            if handle.format not in (*TABLE_FORMATS, DELTA_FORMAT, self.native_format):
+                self._refuse_format(handle.format)
+            for position, meta in enumerate(handle.states):
+                declared = self._declared(meta)
+                if declared is not None:
+                    check_compatible(meta, declared, operator=self._operator)
+                else:
+                    native = handle.format == self.native_format
+                    size = handle.size if native else handle.parts[position].length
+                    unclaimed[meta.name] = unclaimed.get(meta.name, 0) + size
+        if unclaimed and not self._allow_unclaimed_state:
+            raise UnclaimedStateError(
+                f"operator {self._operator!r} does not declare what the snapshot holds: {', '.join(sorted(unclaimed))}",
+                operators={self._operator: sum(unclaimed.values())},
+                operator=self._operator,
+                states=sorted(unclaimed),
+            )
+
+    def _refuse_format(self, stored: str) -> NoReturn:
+        raise IncompatibleStateError(
+            f"operator {self._operator!r}: native {stored} files can't be read by this backend; restore with the backend that "
+            "wrote them, or from a savepoint, which every backend reads",
+            operator=self._operator,
+            state="*",
+            stored=stored,
+            declared=self.native_format or "arrow",
+        )
+
+    def _read_parts(self, pieces: Sequence[TablePiece], storage: Storage, folder: str) -> Iterator[bytes]:
+        """The bytes of every piece's parts, in order: read at one time, and let go of one by one."""
+        parts = [part for piece in pieces for part in piece.parts]
+        data = run_flow(read_parts(parts, folder, operator=self._operator), storage)
+        data.reverse()
+        while data:
+            yield data.pop()
+
+    def _restore_piece(self, piece: TablePiece, read: Iterator[bytes]) -> None:
+        meta = piece.meta
+        path = getattr(piece.base, "path", f"inline part of state {meta.name!r}")
+        table = self._decode_table(piece, piece.base, piece.format, next(read))
+        runs = [self._decode_table(piece, run, "arrow", next(read)) for run in piece.runs]
+        try:
+            if runs and self._load_runs(meta, table, runs):
+                return
+            if runs:
+                own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
+                table = merged_runs(table, runs, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
+            self._load_table(meta, table)
+        except StateValueError as error:
+            raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
+        except (CorruptStateError, KeyError, ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+            if (refused := refusal(error, f"operator {self._operator!r}: {path}", path=path, operator=self._operator)) is not None:
+                raise refused from error
+            raise CorruptStateError(
+                f"operator {self._operator!r}: {path}: state {meta.name!r}: {error}",
+                path=path,
+                operator=self._operator,
+                reason="table",
+            ) from error
+
+    def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
+        """Load a table and the delta runs upon it where that needs no merging; False: nothing was loaded."""
+        return False
+
+    def _decode_table(self, piece: TablePiece, part: StateHandle, table_format: str, data: bytes) -> pa.Table:
+        path = getattr(part, "path", f"inline part of state {piece.meta.name!r}")
+        return decode_keyed_table(
+            data,
+            table_format,
+            self._key_groups,
+            self.key_type,
+            path=path,
+            operator=self._operator,
+            held=piece.key_groups,
+            judge=lambda table: self._judged(piece.meta, table),
+        )
+
+    def _judged(self, meta: StateMeta, table: pa.Table) -> pa.Table:
+        rules = self._rules.get(meta)
+        if rules is None or meta.name in self._columnar:
+            rules = self._rules[meta] = RowRules.of(meta, self.key_type, self.max_parallelism, table.schema)
+        return rules.judged(table)
+
+    def _load_table(self, meta: StateMeta, table: pa.Table) -> None:
+        if meta.kind == TIMERS_KIND:
+            provider = self._timers.get(meta.name)
+            if provider is not None:
+                provider.load(timer_rows(self._rows, table))
+            elif meta.name in self._restored_timers:
+                self._restored_timers[meta.name] = pa.concat_tables([self._restored_timers[meta.name], table])
+            else:
+                self._restored_timers[meta.name] = table
+        elif meta.name in self._columnar:
+            state = self._columnar[meta.name]
+            state.load(*columnar_rows(self._rows, state, table))
+        else:
+            if meta.kind == "list":  # before expired elements are left out, and leave gaps
+                table = in_list_order(table, self.key_type, self.max_parallelism)
+            self._load_rows(self._codecs[meta.name], self._timed(meta, table))
+
+    def _timed(self, meta: StateMeta, table: pa.Table) -> pa.Table:
+        """Stamps as declared, whatever was stored. Without a TTL any more they are ignored."""
+        expiry = self._expiries.get(meta.name)
+        if expiry is None:
+            return table
+        return unexpired_rows(table, expiry.horizon_ms) if has_stamps(meta) else stamped_rows(table, self._clock.now_ms)

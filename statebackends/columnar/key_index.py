@@ -1,0 +1,209 @@
+"""Key -> dense slot, a batch at a time: the index in front of columnar accumulators.
+
+Slots are numbered 0, 1, 2 ... in the order in which keys first arrive, and are never reused. It decides how keys are
+looked up; it knows nothing of accumulators, namespaces or snapshots. Used on the worker's loop thread only; what
+`frozen_keys` returns stays valid on another thread while the index goes on growing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.statebackends.columnar.slottables import DirectTable, HashTable, Slots
+from holdfast.statebackends.state import KeyColumn
+
+_OWN_IDENTITY = (pa.string(), pa.binary())
+_INT64_COMPATIBLE = (pa.int64(), pa.date32(), pa.timestamp("us", tz="UTC"))
+
+
+class KeyIndex(Protocol):
+    """Dense slots of the keys of one namespace."""
+
+    @property
+    def count(self) -> int:
+        """Keys seen; also the next slot."""
+
+    def slots(self, keys: KeyColumn) -> Slots:
+        """Slot of each row's key; keys not seen before get the next slots, in row order."""
+
+    def frozen_keys(self) -> Callable[[], list[pa.Array]]:
+        """O(1): the key columns of the slots known now, one array per key field, made when called (on any thread)."""
+
+    def key_arrays(self, start: int, stop: int) -> list[pa.Array]:
+        """Key columns of the slots [start, stop)."""
+
+    def key_arrays_of(self, slots: Slots) -> list[pa.Array]:
+        """Key columns of some slots, in their order."""
+
+
+def create_key_index(field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> KeyIndex:
+    """The fastest index for keys with these Arrow field types; `column_of` makes a KeyColumn from such arrays."""
+    if len(field_types) == 1 and field_types[0] in _INT64_COMPATIBLE:
+        return Int64KeyIndex(field_types[0])
+    return EncodedKeyIndex(field_types, column_of)
+
+
+class Int64KeyIndex:
+    """Keys that are one 64-bit number: a direct-address table while they are dense, else open addressing in numpy."""
+
+    __slots__ = ("_arrow_type", "_count", "_keys", "_table")
+
+    def __init__(self, arrow_type: pa.DataType) -> None:
+        self._arrow_type = arrow_type
+        self._keys: Slots = np.empty(1024, np.int64)
+        self._count = 0
+        self._table: DirectTable | HashTable = DirectTable()
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def slots(self, keys: KeyColumn) -> Slots:
+        numbers = _int64_view(keys.arrays[0])
+        if not len(numbers):
+            return np.empty(0, np.int64)
+        table = self._table_for(numbers)
+        slots = table.find(numbers)
+        if slots.min() < 0:
+            missing = np.flatnonzero(slots < 0)
+            added = self._append(table.add(numbers[missing], self._count, slots, missing))
+            if added:
+                self._table = table.grown(self._keys[: self._count])
+        return slots
+
+    def frozen_keys(self) -> Callable[[], list[pa.Array]]:
+        keys, count = self._keys, self._count  # appended to beyond `count` only; a bigger array is a new one
+        return lambda: [self._arrow(keys[:count])]
+
+    def key_arrays(self, start: int, stop: int) -> list[pa.Array]:
+        return [self._arrow(self._keys[start:stop].copy())]
+
+    def key_arrays_of(self, slots: Slots) -> list[pa.Array]:
+        return [self._arrow(self._keys[slots])]
+
+    def _arrow(self, numbers: Slots) -> pa.Array:
+        if self._arrow_type == pa.date32():
+            return pa.array(numbers.astype(np.int32)).view(pa.date32())
+        return pa.array(numbers).view(self._arrow_type)
+
+    def _table_for(self, numbers: Slots) -> DirectTable | HashTable:
+        """The present table, or another kind when these keys don't fit it."""
+        if isinstance(self._table, DirectTable):
+            highest = int(numbers.view(np.uint64).max())  # a negative number is seen as a huge one
+            if not self._table.reserve(highest, self._count + len(numbers)):
+                self._table = HashTable(self._keys[: self._count])
+        return self._table
+
+    def _append(self, new_keys: Slots) -> int:
+        needed = self._count + len(new_keys)
+        if needed > len(self._keys):
+            bigger = np.empty(max(needed, 2 * len(self._keys)), np.int64)
+            bigger[: self._count] = self._keys[: self._count]
+            self._keys = bigger
+        self._keys[self._count : needed] = new_keys
+        self._count = needed
+        return len(new_keys)
+
+
+class EncodedKeyIndex:
+    """Keys of any type: distinct rows of a batch by Arrow's dictionary encoding, then a dict over their canonical bytes."""
+
+    __slots__ = ("_column_of", "_field_types", "_pieces", "_slots")
+
+    def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> None:
+        self._field_types = list(field_types)
+        self._column_of = column_of
+        self._slots: dict[Any, int] = {}
+        self._pieces: list[list[pa.Array]] = []  # key columns in slot order, in runs of falling size
+
+    @property
+    def count(self) -> int:
+        return len(self._slots)
+
+    def slots(self, keys: KeyColumn) -> Slots:
+        if not len(keys):
+            return np.empty(0, np.int64)
+        codes, distinct = _distinct_rows(keys.arrays)
+        identities = self._identities(distinct)
+        known, count = self._slots, len(self._slots)
+        found = list(map(known.get, identities))
+        if None in found:
+            # -0.0 and 0.0, or two NaNs, differ to Arrow and are one key: setdefault gives both the same slot
+            found = [known.setdefault(identity, len(known)) for identity in identities]
+            new_rows = np.full(len(known) - count, -1, np.int64)
+            slots = np.array(found, np.int64)
+            new = np.flatnonzero(slots >= count)[::-1]
+            new_rows[slots[new] - count] = new
+            self._append([array.take(pa.array(new_rows)) for array in distinct])
+        slots_of_distinct: Slots = np.array(found, np.int64)
+        return slots_of_distinct[codes]
+
+    def frozen_keys(self) -> Callable[[], list[pa.Array]]:
+        pieces = list(self._pieces)  # O(log count) of them
+        return lambda: self._joined(pieces)
+
+    def key_arrays(self, start: int, stop: int) -> list[pa.Array]:
+        return [array.slice(start, stop - start) for array in self._all()]
+
+    def key_arrays_of(self, slots: Slots) -> list[pa.Array]:
+        taken = pa.array(slots)
+        return [array.take(taken) for array in self._all()]
+
+    def _all(self) -> list[pa.Array]:
+        self._pieces = [self._joined(self._pieces)]
+        return self._pieces[0]
+
+    def _identities(self, arrays: list[pa.Array]) -> Sequence[Any]:
+        """What tells keys apart, as dict keys: canonical bytes, or the values where those are as good and cheaper."""
+        if len(arrays) == 1 and arrays[0].type in _OWN_IDENTITY:
+            values: list[Any] = arrays[0].to_pylist()
+            return values
+        return self._column_of(arrays).encoded()
+
+    def _joined(self, pieces: list[list[pa.Array]]) -> list[pa.Array]:
+        if not pieces:
+            return [pa.array([], arrow_type) for arrow_type in self._field_types]
+        return [_concatenated(arrays) for arrays in zip(*pieces, strict=True)]
+
+    def _append(self, arrays: list[pa.Array]) -> None:
+        """Keep runs whose sizes at least halve, so that there are few and each row is copied O(log count) times."""
+        self._pieces.append(arrays)
+        while len(self._pieces) > 1 and len(self._pieces[-2][0]) < 2 * len(self._pieces[-1][0]):
+            last = self._pieces.pop()
+            self._pieces[-1] = self._joined([self._pieces[-1], last])
+
+
+def _int64_view(array: pa.Array) -> Slots:
+    if array.type == pa.date32():
+        days: Slots = array.view(pa.int32()).to_numpy(zero_copy_only=True).astype(np.int64)
+        return days
+    view: Slots = array.view(pa.int64()).to_numpy(zero_copy_only=True)
+    return view
+
+
+def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _distinct_rows(arrays: Sequence[pa.Array]) -> tuple[Slots, list[pa.Array]]:
+    """(code of each row, distinct rows by code); codes are dense and numbered by first arrival."""
+    if len(arrays) == 1:
+        encoded = arrays[0].dictionary_encode()
+        return encoded.indices.to_numpy(zero_copy_only=True), [encoded.dictionary]
+    codes, count = distinct_codes(arrays[0])
+    for array in arrays[1:]:
+        field_codes, field_count = distinct_codes(array)
+        codes, count = distinct_codes(pa.array(codes * field_count + field_codes))  # below rows squared: fits int64
+    first_rows = np.empty(count, np.int64)
+    first_rows[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return codes, [array.take(pa.array(first_rows)) for array in arrays]
+
+
+def distinct_codes(array: pa.Array) -> tuple[Slots, int]:
+    """(code of each row, number of codes): equal values have one code; codes are numbered by first arrival."""
+    encoded = array.dictionary_encode()
+    codes: Slots = encoded.indices.to_numpy(zero_copy_only=True).astype(np.int64)
+    return codes, len(encoded.dictionary)

@@ -1,0 +1,372 @@
+"""Columnar keyed state: accumulators in numpy columns, one dense row per (namespace, key), updated a batch at a time.
+
+It decides how rows are found, frozen and restored, and which of them an increment holds: beside the accumulators a column
+says in which epoch, between two barriers, a row changed last. What an aggregate computes is in accumulators.py, how keys become
+slots in keyindex.py, how frozen rows stay as they were in frozen.py. It lives in memory in every backend, and is
+snapshotted as one table (key group, key, namespace, one column per accumulator part)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.statebackends.columnar.accumulators import Accumulator, Slots, Values, check_descriptor, parts_of
+from holdfast.statebackends.columnar.frozen import Column, FrozenColumns
+from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
+
+_CAPACITY_MIN = 1024
+_REMOVED_MAX = 1 << 16
+"""Namespaces removed since the base, before their rows cost less than their names."""
+KeyColumnOf = Callable[[list[pa.Array]], KeyColumn]
+Columns = tuple[list[pa.Array], pa.Array, list[pa.Array]]
+"""Key arrays, namespaces, accumulator parts."""
+
+
+class NumpyColumnarState:
+    """`state.ColumnarState` of one descriptor."""
+
+    def __init__(
+        self,
+        descriptor: ColumnarStateDescriptor,
+        field_types: Sequence[pa.DataType],
+        column_of: KeyColumnOf,
+        operator: str,
+    ) -> None:
+        """`field_types`: Arrow types of the key's fields; `column_of` makes a KeyColumn of arrays of these types."""
+        check_descriptor(descriptor)
+        self.descriptor = descriptor
+        self.key_names: tuple[str, ...] = tuple(f"key_{position}" for position in range(len(field_types)))
+        self.field_types = list(field_types)
+        self._column_of = column_of
+        self._operator = operator
+        self._tables: dict[int, _Rows] = {}
+        self._epoch: int | None = None  # from 1; None: changes are not noted
+        self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
+        self._removed: dict[int, int] = {}  # namespace -> epoch in which it went
+
+    def update(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64] | int, columns: Sequence[Values]) -> None:
+        """Fold one batch in. columns[i] feeds aggregates[i] (None for count(*)): numpy, masked or Arrow, length of keys."""
+        for namespace, rows in _runs(namespaces, len(keys)):
+            if rows is None:
+                self._rows(namespace).update(keys, columns, self._epoch)
+            else:
+                taken = pa.array(rows)
+                part = self._column_of([array.take(taken) for array in keys.arrays])
+                values = [column.take(taken if isinstance(column, pa.Array) else rows) if column is not None else None
+                          for column in columns]  # fmt: skip
+                self._rows(namespace).update(part, values, self._epoch)
+
+    def namespaces(self) -> list[int]:
+        return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
+
+    def row_count(self, namespace: int) -> int:
+        rows = self._tables.get(namespace)
+        return 0 if rows is None else rows.count
+
+    def read(self, namespace: int, offset: int = 0, length: int | None = None) -> pa.RecordBatch:
+        rows = self._tables.get(namespace) or self._new_rows()
+        start = min(rows.dropped + offset, rows.index.count)
+        stop = rows.index.count if length is None else min(start + length, rows.index.count)
+        return self._batch(rows.index.key_arrays(start, stop), [part.result(slice(start, stop)) for part in rows.accumulators])
+
+    def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
+        rows = self._rows(namespace)
+        known = rows.index.count
+        slots = np.sort(rows.index.slots(keys))  # np.unique hashes, which is far slower on slots spread over a large table
+        slots = slots[np.diff(slots, prepend=-1) != 0]
+        if rows.index.count > known:
+            raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
+        return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
+
+    def drop_front(self, namespace: int, count: int) -> None:
+        if not 0 <= count <= self.row_count(namespace):
+            raise InvariantError(f"{count} rows can't be dropped from {self.row_count(namespace)}")
+        if count:
+            rows = self._tables[namespace]
+            rows.dropped += count
+            rows.dropped_in = self._epoch or 0
+
+    def remove(self, namespace: int) -> None:
+        rows = self._tables.pop(namespace, None)
+        if rows is not None and self._epoch is not None:
+            self._removed[namespace] = self._epoch
+            if len(self._removed) > _REMOVED_MAX:
+                self._removed.clear()
+                self._marks.clear()  # no base is known any more, so that the next snapshot is full
+
+    def _batch(self, keys: list[pa.Array], results: list[pa.Array]) -> pa.RecordBatch:
+        names = [*self.key_names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
+        return pa.RecordBatch.from_arrays([*keys, *results], names=names)
+
+    def size(self) -> int:
+        """Bytes of accumulators and keys, estimated."""
+        return sum(rows.size() for rows in self._tables.values())
+
+    def freeze(self) -> FrozenState:
+        """O(namespaces): the rows as they are now, for another thread."""
+        return FrozenState([_FrozenTable(namespace, rows) for namespace, rows in self._tables.items() if rows.count], self)
+
+    def track(self, base: int) -> None:
+        """Note changes from now on: the rows are those of the checkpoint `base`. O(namespaces)."""
+        self._epoch, self._marks, self._removed = 1, {base: 0}, {}
+        for rows in self._tables.values():
+            rows.track()
+
+    def mark(self, barrier: int, base: int) -> ColumnarChanges:
+        """Right after `freeze`: what is known of changes before this barrier; the first call begins to note them.
+
+        No base below `base` will ever be asked for. O(namespaces + barriers since the base)."""
+        if self._epoch is None:
+            self.track(barrier)
+            return ColumnarChanges({}, {})
+        self._marks = {known: epoch for known, epoch in self._marks.items() if known >= base}
+        oldest = min(self._marks.values(), default=self._epoch)
+        self._removed = {namespace: epoch for namespace, epoch in self._removed.items() if epoch > oldest}
+        replaced = {namespace: rows.dropped_in for namespace, rows in self._tables.items() if rows.dropped_in > oldest}
+        changes = ColumnarChanges(dict(self._marks), self._removed | replaced)
+        self._marks[barrier] = self._epoch
+        self._epoch += 1
+        return changes
+
+    def load(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64], parts: Sequence[pa.Array]) -> None:
+        """Set rows from a snapshot's columns: all accumulator parts, in the order of `part_names`."""
+        for namespace, rows in _runs(namespaces, len(keys)):
+            if rows is None:
+                self._rows(namespace).load(keys, parts)
+            else:
+                taken = pa.array(rows)
+                part_keys = self._column_of([array.take(taken) for array in keys.arrays])
+                self._rows(namespace).load(part_keys, [part.take(taken) for part in parts])
+
+    @property
+    def part_fields(self) -> list[pa.Field]:
+        """Columns that a snapshot has for the accumulators."""
+        return part_fields_of(self.descriptor)
+
+    def _rows(self, namespace: int) -> _Rows:
+        rows = self._tables.get(namespace)
+        if rows is None:
+            rows = self._tables[namespace] = self._new_rows()
+            if self._epoch is not None:
+                rows.track()
+        return rows
+
+    def _new_rows(self) -> _Rows:
+        return _Rows(self.descriptor, create_key_index(self.field_types, self._column_of), self._operator)
+
+
+def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
+    """Columns that a snapshot has for the accumulators of a declared state."""
+    parts = (part for aggregate in descriptor.aggregates for part in parts_of(aggregate))
+    return [pa.field(part.name, part.arrow_type, part.nullable) for part in parts]
+
+
+class _Rows:
+    """The rows of one namespace."""
+
+    __slots__ = ("_all_changed", "_capacity", "_freezes", "accumulators", "changed", "dropped", "dropped_in", "index")
+
+    def __init__(self, descriptor: ColumnarStateDescriptor, index: KeyIndex, operator: str) -> None:
+        self.index = index
+        self.dropped = 0
+        """Rows at the front that are forgotten."""
+        self.dropped_in = 0
+        """Epoch in which that was last."""
+        self.changed: Column | None = None
+        """Epoch in which each row changed last; None: nobody asks."""
+        self._all_changed = (0, 0)  # (epoch, rows) for which every row is noted
+        self._capacity = _CAPACITY_MIN
+        self.accumulators = [
+            Accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name) for aggregate in descriptor.aggregates
+        ]
+        self._freezes: list[FrozenColumns] = []
+
+    @property
+    def count(self) -> int:
+        return self.index.count - self.dropped
+
+    def update(self, keys: KeyColumn, columns: Sequence[Values], epoch: int | None) -> None:
+        before = self.index.count
+        slots = self._slots_to_change(keys)
+        if epoch is not None:
+            self._note(slots, epoch)
+        for accumulator, values in zip(self.accumulators, columns, strict=True):
+            accumulator.update(slots, values, before)
+
+    def _note(self, slots: Slots, epoch: int) -> None:
+        """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""
+        count = self.index.count
+        if self.changed is None or self._all_changed == (epoch, count):
+            return
+        if len(slots) > 2 * count:
+            self.changed[:count] = epoch  # a snapshot in flight may see it: it then holds rows that it need not
+            self._all_changed = (epoch, count)
+        else:
+            self.changed[slots] = epoch
+
+    def load(self, keys: KeyColumn, parts: Sequence[pa.Array]) -> None:
+        before = self.index.count
+        slots = self._slots_to_change(keys)
+        position = 0
+        for accumulator in self.accumulators:
+            count = len(accumulator.parts)
+            accumulator.load(slots, parts[position : position + count], before)
+            position += count
+
+    def track(self) -> None:
+        self.changed = np.zeros(self._capacity, np.uint32)
+        self.dropped_in = 0
+
+    def freeze(self) -> FrozenColumns:
+        columns: list[Column | None] = []
+        for accumulator in self.accumulators:
+            columns += [*accumulator.columns, accumulator.seen]
+        columns.append(self.changed)
+        frozen = FrozenColumns(columns, self.index.count)
+        self._freezes.append(frozen)
+        return frozen
+
+    def thaw(self, frozen: FrozenColumns) -> None:
+        self._freezes = [other for other in self._freezes if other is not frozen]
+
+    def size(self) -> int:
+        columns = sum(column.nbytes for accumulator in self.accumulators for column in accumulator.columns)
+        return columns + self.index.count * 16
+
+    def _slots_to_change(self, keys: KeyColumn) -> Slots:
+        slots = self.index.slots(keys)
+        if self.index.count > self._capacity:
+            self._capacity = max(self.index.count, 2 * self._capacity)
+            for accumulator in self.accumulators:
+                accumulator.resize(self._capacity)
+            if self.changed is not None:
+                changed = np.zeros(self._capacity, np.uint32)
+                changed[: len(self.changed)] = self.changed
+                self.changed = changed
+            self._freezes.clear()  # the frozen arrays were replaced, so nobody changes them any more
+        elif self._freezes and len(slots):
+            for frozen in self._freezes:
+                frozen.protect(slots)
+            self._freezes = [frozen for frozen in self._freezes if not frozen.settled]
+        return slots
+
+
+class _FrozenTable:
+    """The rows of one namespace at one barrier."""
+
+    __slots__ = ("_columns", "_copied", "_dropped", "_keys", "_namespace", "_rows")
+
+    def __init__(self, namespace: int, rows: _Rows) -> None:
+        self._namespace = namespace
+        self._rows = rows
+        self._columns = rows.freeze()
+        self._keys = rows.index.frozen_keys()
+        self._dropped = rows.dropped
+        self._copied: list[Column | None] | None = None
+
+    @property
+    def namespace(self) -> int:
+        return self._namespace
+
+    def columns(self, since: int | None = None) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
+        """All rows, or those that changed after the epoch `since`."""
+        if self._copied is None:
+            self._copied = self._columns.copy()
+        *columns, changed = self._copied
+        keys, parts = list(self._keys()), list(self._parts(columns))
+        if since is None:
+            keys, parts = [[array.slice(self._dropped) for array in arrays] for arrays in (keys, parts)]
+        else:
+            rows = np.arange(len(keys[0])) if changed is None else np.flatnonzero(changed > since)
+            taken = pa.array(rows[rows >= self._dropped])
+            keys, parts = [[array.take(taken) for array in arrays] for arrays in (keys, parts)]
+        return keys, pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0])), parts
+
+    def release(self) -> None:
+        self._rows.thaw(self._columns)
+
+    def _parts(self, columns: list[Column | None]) -> Iterator[pa.Array]:
+        position = 0
+        for accumulator in self._rows.accumulators:
+            count = len(accumulator.parts)
+            parts = [column for column in columns[position : position + count] if column is not None]
+            yield from accumulator.snapshot_arrays(parts, columns[position + count])
+            position += count + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarChanges:
+    """What is known of a state's changes at one barrier; immutable."""
+
+    marks: dict[int, int]
+    """Bases that an increment can build on -> the epoch that each ended."""
+    replaced: dict[int, int]
+    """Namespaces that lost rows, as a whole or some -> the epoch in which it was last."""
+
+
+class FrozenState:
+    """The rows of a NumpyColumnarState at one barrier."""
+
+    def __init__(self, tables: list[_FrozenTable], state: NumpyColumnarState) -> None:
+        self._tables = tables
+        self._state = state
+
+    def columns(self) -> Columns:
+        """Pool thread: key arrays, namespaces and accumulator parts of all rows, in no particular order."""
+        return self._joined([table.columns() for table in self._tables])
+
+    def changed_columns(self, changes: ColumnarChanges, base: int) -> tuple[list[int], Columns] | None:
+        """Pool thread: (namespaces to be forgotten of the base, rows that changed since it or are new).
+
+        None: what changed since this base is not known."""
+        since = changes.marks.get(base)
+        if since is None:
+            return None
+        replaced = {namespace for namespace, epoch in changes.replaced.items() if epoch > since}
+        rows = [table.columns(None if table.namespace in replaced else since) for table in self._tables]
+        return sorted(replaced), self._joined(rows)
+
+    def _joined(self, tables: Sequence[Columns]) -> Columns:
+        if not tables:
+            empty = [pa.array([], field.type) for field in self._state.part_fields]
+            return [pa.array([], field) for field in self._state.field_types], pa.array([], pa.int64()), empty
+        keys, namespaces, parts = zip(*tables, strict=True)
+        return _joined(keys), pa.concat_arrays(namespaces), _joined(parts)
+
+    def release(self) -> None:
+        """Loop thread: the frozen rows are not needed any more."""
+        for table in self._tables:
+            table.release()
+
+
+def _joined(pieces: Sequence[list[pa.Array]]) -> list[pa.Array]:
+    return [arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
+
+
+def _runs(namespaces: npt.NDArray[np.int64] | int, count: int) -> Iterator[tuple[int, Slots | None]]:
+    """(namespace, its row numbers), in order of first arrival; None for the rows of a batch that has one namespace."""
+    if not count:
+        return
+    if isinstance(namespaces, int):
+        yield namespaces, None
+        return
+    if len(namespaces) != count:
+        raise InvariantError(f"{len(namespaces)} namespaces for {count} keys")
+    first = namespaces[0]
+    if (namespaces == first).all():
+        yield int(first), None
+        return
+    codes, distinct_count = distinct_codes(pa.array(namespaces))
+    order = np.argsort(codes.astype(np.uint16 if distinct_count < 1 << 16 else np.int64), kind="stable")
+    stops = np.cumsum(np.bincount(codes, minlength=distinct_count))
+    start = 0
+    for stop in stops.tolist():
+        rows = order[start:stop]
+        yield int(namespaces[rows[0]]), rows
+        start = stop

@@ -1,0 +1,259 @@
+"""The state objects that user functions see, over generations; the same for every backend.
+
+Each follows the backend's current key. They decide when a value is copied: one that was read from a frozen generation
+is, if it can be changed in place. It is the loop thread's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.heap.layers import MISSING, TOMBSTONE, MapLayer
+from holdfast.statebackends.heap.map_table import MapGenerations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.serialization.value_checks import Checks
+from holdfast.statebackends.serialization.valuecopy import Copier
+from holdfast.statebackends.state import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+
+V = TypeVar("V")
+K = TypeVar("K")
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
+
+
+class KeyContext:
+    """The current key: its canonical bytes and its key group."""
+
+    __slots__ = ("key", "key_group")
+
+    key: bytes
+    key_group: int
+
+    def __getattr__(self, name: str) -> Any:
+        raise InvariantError("keyed state was used outside of a record and of a timer: there is no current key")
+
+
+class GenerationalValueState(Generic[V]):
+    """`state.ValueState`."""
+
+    __slots__ = ("__weakref__", "_check", "_context", "_copy", "_generations")
+
+    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks | None = None) -> None:
+        """`checks`: None if whoever writes has checked. So in every state."""
+        self._context = context
+        self._generations = generations
+        self._copy = copy
+        self._check = None if checks is None else checks.value
+
+    def value(self, default: V | None = None) -> V | None:
+        generations = self._generations
+        found = generations.live.get(self._context.key, MISSING)
+        if found is not MISSING and found is not TOMBSTONE:
+            live: V = found
+            return live
+        if not generations.layered:
+            return default
+        found, frozen = generations.find(self._context.key)
+        if found is MISSING:
+            return default
+        value: V = self._copy(found) if frozen and self._copy is not None else found
+        return value
+
+    def update(self, value: V) -> None:
+        if self._check is not None:
+            self._check(value)
+        self._generations.live[self._context.key] = value
+
+    def clear(self) -> None:
+        self._generations.remove(self._context.key)
+
+
+class GenerationalListState(Generic[V]):
+    """`state.ListState`. `get` returns a list of the caller's own."""
+
+    __slots__ = ("__weakref__", "_checks", "_context", "_copy", "_generations")
+
+    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks | None = None) -> None:
+        """`copy` copies one element."""
+        self._context = context
+        self._generations = generations
+        self._copy = copy
+        self._checks = checks
+
+    def get(self) -> list[V]:
+        found, frozen = self._generations.find(self._context.key)
+        if found is MISSING:
+            return []
+        return self._own(found) if frozen else list(found)
+
+    def add(self, value: V) -> None:
+        if self._checks is not None:
+            self._checks.value(value)
+        self._live().append(value)
+
+    def add_all(self, values: Iterable[V]) -> None:
+        added = list(values)
+        if self._checks is not None:
+            self._checks.values(added)
+        if added:
+            self._live().extend(added)
+
+    def update(self, values: Iterable[V]) -> None:
+        replacement = list(values)
+        if self._checks is not None:
+            self._checks.values(replacement)
+        if replacement:
+            self._generations.live[self._context.key] = replacement
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        self._generations.remove(self._context.key)
+
+    def _live(self) -> list[V]:
+        """The current key's list in the live generation, to be appended to."""
+        found, frozen = self._generations.find(self._context.key)
+        if found is MISSING:
+            found = []
+        elif frozen:
+            found = self._own(found)
+        self._generations.live[self._context.key] = found
+        values: list[V] = found
+        return values
+
+    def _own(self, values: list[V]) -> list[V]:
+        return list(values) if self._copy is None else [self._copy(value) for value in values]
+
+
+class GenerationalMapState(Generic[K, V]):
+    """`state.MapState`. Iteration is over the entries as they were when it began."""
+
+    __slots__ = ("__weakref__", "_check", "_check_key", "_context", "_copy", "_generations")
+
+    def __init__(
+        self, context: KeyContext, generations: MapGenerations, copy: Copier | None, checks: Checks | None = None
+    ) -> None:
+        self._context = context
+        self._generations = generations
+        self._copy = copy
+        self._check = None if checks is None else checks.value
+        self._check_key = None if checks is None else checks.key
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        found, frozen = self._generations.find_entry(self._context.key, key)
+        if found is MISSING:
+            return default
+        value: V = self._copy(found) if frozen and self._copy is not None else found
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        if self._check is not None and self._check_key is not None:
+            self._check_key(key)
+            self._check(value)
+        live = self._generations.live
+        entries = live.get(self._context.key)
+        if entries is None:
+            entries = live[self._context.key] = MapLayer()
+        entries[key] = value
+
+    def remove(self, key: K) -> None:
+        self._generations.remove_entry(self._context.key, key)
+
+    def contains(self, key: K) -> bool:
+        return self._generations.find_entry(self._context.key, key)[0] is not MISSING
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        entries, frozen = self._generations.entries(self._context.key)
+        copy = self._copy
+        for key, value in entries.items():
+            yield key, copy(value) if copy is not None and key in frozen else value
+
+    def keys(self) -> Iterator[K]:
+        return iter(self._generations.entries(self._context.key)[0])
+
+    def values(self) -> Iterator[V]:
+        return (value for _, value in self.items())
+
+    def is_empty(self) -> bool:
+        return not self._generations.entries(self._context.key)[0]
+
+    def clear(self) -> None:
+        self._generations.remove(self._context.key)
+
+
+class GenerationalReducingState(GenerationalValueState[V]):
+    """`state.AppendingState` of a reduce function."""
+
+    __slots__ = ("_reduce",)
+
+    def __init__(
+        self,
+        context: KeyContext,
+        generations: Generations,
+        copy: Copier | None,
+        reduce: Callable[[V, V], V],
+        checks: Checks | None = None,
+    ) -> None:
+        super().__init__(context, generations, copy, checks)
+        self._reduce = reduce
+
+    def get(self) -> V | None:
+        return self.value()
+
+    def add(self, value: V) -> None:
+        old = self.value()
+        self.update(value if old is None else self._reduce(old, value))
+
+
+class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC, OUT]):
+    """`state.AppendingState` of an AggregateFunction."""
+
+    __slots__ = ("_aggregate",)
+
+    def __init__(
+        self,
+        context: KeyContext,
+        generations: Generations,
+        copy: Copier | None,
+        aggregate: AggregateFunction[IN, ACC, OUT],
+        checks: Checks | None = None,
+    ) -> None:
+        super().__init__(context, generations, copy, checks)
+        self._aggregate = aggregate
+
+    def get(self) -> OUT | None:
+        accumulator = self.value()
+        return None if accumulator is None else self._aggregate.get_result(accumulator)
+
+    def add(self, value: IN) -> None:
+        accumulator = self.value()
+        if accumulator is None:
+            accumulator = self._aggregate.create_accumulator()
+        self.update(self._aggregate.add(value, accumulator))
+
+
+def create_state(
+    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks
+) -> Any:
+    """The state object of a descriptor. Raises InvalidConfigError for a kind that isn't keyed by row."""
+    match descriptor:
+        case ValueStateDescriptor():
+            return GenerationalValueState(context, generations, copy, checks)
+        case ListStateDescriptor():
+            return GenerationalListState(context, generations, copy, checks)
+        case MapStateDescriptor() if isinstance(generations, MapGenerations):
+            return GenerationalMapState(context, generations, copy, checks)
+        case ReducingStateDescriptor():
+            return GenerationalReducingState(context, generations, copy, descriptor.reduce, checks)
+        case AggregatingStateDescriptor():
+            return GenerationalAggregatingState(context, generations, copy, descriptor.aggregate, checks)
+    raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))

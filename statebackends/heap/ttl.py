@@ -1,0 +1,191 @@
+"""What has expired of a state with TTL, and cleaning it up a few values at a time.
+
+Values are noted by when they were stamped, in slices of a quarter of the duration: a slice whose end has expired holds what
+is worth looking at, so that cleaning never scans what is alive, and its cost is bounded by what was written. No clock of its
+own: the time is what the runtime said last. It is the loop thread's alone, but for `barrier_horizon_ms`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from holdfast.statebackends.heap.layers import MISSING
+from holdfast.statebackends.heap.map_table import MapGenerations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.ttl import Ttl
+
+_SLICES_PER_DURATION = 4
+"""A value is noted in each slice it was stamped in: more slices clean up sooner and remember more."""
+_NEVER_MS = 1 << 62
+
+Item = Any
+"""What is noted: a key, or (key, entry) of a map."""
+
+
+class TtlClock:
+    """Processing time as all states of one backend see it."""
+
+    __slots__ = ("now_ms",)
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+
+class Expiry:
+    """One state with TTL, all its namespaces."""
+
+    __slots__ = ("_due_ms", "_entries", "_slices", "_width_ms", "barrier_horizon_ms", "clock", "codec", "duration_ms", "ttl")
+
+    def __init__(self, codec: StateCodec, ttl: Ttl, clock: TtlClock) -> None:
+        self.codec = codec
+        self.ttl = ttl
+        self.clock = clock
+        self.duration_ms = ttl.duration_ms
+        self.barrier_horizon_ms = -_NEVER_MS
+        """The horizon when `mark` was called last: at the newest barrier or sealed generation. For pool threads, whose work
+        must not depend on how late it runs."""
+        self._entries = ttl.cleanup_entries
+        self._width_ms = max(1, self.duration_ms // _SLICES_PER_DURATION)
+        self._slices: dict[int, dict[NotedExpiry, dict[Item, None]]] = {}
+        self._due_ms = _NEVER_MS
+
+    @property
+    def horizon_ms(self) -> int:
+        """What is stamped at or before it has expired."""
+        return self.clock.now_ms - self.duration_ms
+
+    def mark(self) -> None:
+        self.barrier_horizon_ms = self.horizon_ms
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `clean` has something to look at."""
+        return self.clock.now_ms >= self._due_ms
+
+    def slice_of(self, stamp_ms: int) -> tuple[int, int]:
+        """[start, stop) of the stamps that are noted together with this one."""
+        start = stamp_ms - stamp_ms % self._width_ms
+        return start, start + self._width_ms
+
+    def noted(self, table: NotedExpiry, start_ms: int) -> dict[Item, None]:
+        """The items of a table in a slice, to be added to. Ordered, so that every run cleans in the same order."""
+        found = self._slices.get(start_ms)
+        if found is None:
+            found = self._slices[start_ms] = {}
+            self._set_due()
+        return found.setdefault(table, {})
+
+    def clean(self) -> None:
+        """Look at a bounded number of values of slices that have expired, and drop those that were not stamped again."""
+        left = self._entries
+        horizon_ms = self.horizon_ms
+        while left and self.is_due:
+            start = min(self._slices)
+            tables = self._slices[start]
+            table = next(iter(tables))
+            if tables[table]:
+                table.drop_expired(tables[table].popitem()[0], horizon_ms)
+                left -= 1
+                continue
+            table.leave()
+            del tables[table]
+            if not tables:
+                del self._slices[start]
+                self._set_due()
+
+    def _set_due(self) -> None:
+        last = min(self._slices, default=_NEVER_MS) + self._width_ms - 1
+        self._due_ms = min(last + self.duration_ms, _NEVER_MS)
+
+
+class TableExpiry:
+    """One (state, namespace): what its state object needs to know. This one notes nothing: something else cleans up."""
+
+    __slots__ = ("clock", "duration_ms", "refreshes", "shows_expired")
+
+    def __init__(self, expiry: Expiry) -> None:
+        self.clock = expiry.clock
+        self.duration_ms = expiry.duration_ms
+        self.refreshes = expiry.ttl.update == "read"
+        """Reading sets the stamp."""
+        self.shows_expired = expiry.ttl.visibility == "until_cleaned"
+
+    def stamped(self, item: Item) -> None:
+        """An item has just got the current time as its stamp."""
+
+    def accessed(self) -> None:
+        """The state was read or cleared."""
+
+    def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
+        """Restored rows, whose stamps are older."""
+
+
+class NotedExpiry(TableExpiry):
+    """Notes what is stamped, so that it is cleaned up a few values an access; for state in memory."""
+
+    __slots__ = ("_expiry", "_generations", "_items", "_start_ms", "_stop_ms")
+
+    def __init__(self, expiry: Expiry, generations: Generations) -> None:
+        super().__init__(expiry)
+        self._expiry = expiry
+        self._generations = generations
+        self._items: dict[Item, None] = {}
+        self._start_ms = self._stop_ms = 0
+
+    def stamped(self, item: Item) -> None:
+        now_ms = self.clock.now_ms
+        if not self._start_ms <= now_ms < self._stop_ms:
+            self._start_ms, self._stop_ms = self._expiry.slice_of(now_ms)
+            self._items = self._expiry.noted(self, self._start_ms)
+        self._items[item] = None
+        if self._expiry.is_due:
+            self._expiry.clean()
+
+    def accessed(self) -> None:
+        if self._expiry.is_due:
+            self._expiry.clean()
+
+    def leave(self) -> None:
+        """A slice of ours is gone: what is stamped next is noted in a new one."""
+        self._start_ms = self._stop_ms = 0
+
+    def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
+        kind, expiry = self._expiry.codec.kind, self._expiry
+        for key, value in zip(keys, values, strict=True):
+            for item, stamp_ms in _items(kind, key, value):
+                expiry.noted(self, expiry.slice_of(stamp_ms)[0])[item] = None
+
+    def drop_expired(self, item: Item, horizon_ms: int) -> None:
+        """Drop one item, or the elements of one list, if their stamps have expired."""
+        generations = self._generations
+        if isinstance(generations, MapGenerations):
+            key, entry = item
+            found, _ = generations.find_entry(key, entry)
+            if found is not MISSING and found[0] <= horizon_ms:
+                generations.remove_entry(key, entry)
+            return
+        found, frozen = generations.find(item)
+        if found is MISSING:
+            return
+        if self._expiry.codec.kind != "list":
+            if found[0] <= horizon_ms:
+                generations.remove(item)
+            return
+        kept = [element for element in found if element[0] > horizon_ms]
+        if not kept:
+            generations.remove(item)
+        elif len(kept) < len(found):
+            copy = self._expiry.codec.copy
+            generations.live[item] = [copy(element) for element in kept] if frozen and copy is not None else kept
+
+
+def _items(kind: str, key: bytes, value: Any) -> Iterator[tuple[Item, int]]:
+    if kind == "map":
+        yield from (((key, entry), stamped[0]) for entry, stamped in value.items())
+    elif kind == "list":
+        yield from ((key, stamped[0]) for stamped in value)
+    else:
+        yield key, value[0]
+
+

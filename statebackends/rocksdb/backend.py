@@ -1,0 +1,380 @@
+"""The `rocksdb` backend: state larger than memory, in a RocksDB database behind a front tier in memory.
+
+Checkpoints are native files, savepoints tables. Columnar state and timers live in memory here too, and are a second,
+canonical handle beside the native one. Reading another range of key groups is a clone, range deletions and sorted tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
+from holdfast.statebackends.errors import InvariantError, StateValueError
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from holdfast.statebackends.heap.layers import TOMBSTONE
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.ttl import Expiry, TableExpiry
+from holdfast.statebackends.rocksdb.database import TABLE_SUFFIX, RocksStore
+from holdfast.statebackends.rocksdb.options import Compaction
+from holdfast.statebackends.rocksdb.restore import NativeRestore
+from holdfast.statebackends.rocksdb.rocksdb_memory import shared_memory
+from holdfast.statebackends.rocksdb.row_keys import Row, row_key
+from holdfast.statebackends.rocksdb.state_table import RocksGenerations, RocksMapGenerations
+from holdfast.statebackends.rocksdb.ttl_cleanup import ExpirySweep
+from holdfast.statebackends.rocksdb.write_buffer import FrontTier, SealedGeneration, TierLimits
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.snapshot.increments import StoredFiles
+from holdfast.statebackends.snapshot.partwriter import PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
+from holdfast.statebackends.snapshot.sorting import RowStream
+from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
+from holdfast.statebackends.snapshot.tablechains import StoredChains
+from holdfast.statebackends.snapshot.tablesnapshot import TablesSnapshot
+from holdfast.statebackends.storage.port import Flow, Storage
+
+NATIVE_FORMAT = "rocksdb"
+_CHECK_EVERY = 512
+"""Key switches between two looks at the front tier's size."""
+
+
+class RocksKeyedBackend(KeyedBackendBase):
+    """`local_dir` is this attempt's own folder; the database and the hard-linked copies of snapshots are in it."""
+
+    native_format = NATIVE_FORMAT
+
+    def __init__(self, config: KeyedBackendConfig, *, local_dir: str, settings: StateBackendSettings) -> None:
+        super().__init__(config)
+        self._local_dir = local_dir
+        self._settings = settings
+        self._opened: FrontTier | None = None
+        self._disposed = False
+        self._snapshots = 0
+        self._stored = StoredFiles()
+        self._chains = StoredChains() if settings.incremental else None
+        self._until_check = _CHECK_EVERY
+        self._checks = 1
+
+    # ------------------------------------------------------------------------------------------------------ while running
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
+        context = self._context
+        context.key = encoded_key
+        context.key_group = key_group
+        self._until_check -= 1
+        if self._until_check < 0:
+            self._until_check = _CHECK_EVERY
+            self._checks += 1
+            self._keep_within_limits()
+
+    def _keep_within_limits(self) -> None:
+        if self._opened is not None:
+            try:
+                self._opened.tick()
+            except StateValueError as error:
+                raise self._rows.named(error, error.fields["state"]) from error
+
+    @property
+    def writes_behind(self) -> bool:
+        return True
+
+    def write_behind(self) -> bool:
+        return self._opened is not None and self._opened.idle(self._checks * _CHECK_EVERY - self._until_check)
+
+    def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
+        generations = self._generations_of(self._codec(state_name), namespace)
+        # All at once: while the caller has a key, layers may reach the database and be dropped.
+        shown = dict.fromkeys(key for layer in (generations.live, *generations.older) for key in layer)
+        rows = self._tier.store.state_rows(self._tier.store.state_id(state_name), self._key_groups)
+        stored = dict.fromkeys(row.key for row, _ in rows if row.namespace == namespace and row.key not in shown)
+        groups = self._rows.groups_of(list(shown)).tolist() if shown else []
+        present = [key for key, group in zip(shown, groups, strict=True) if self._has(generations, key, group)]
+        yield from chain(present, stored)
+
+    def _has(self, generations: Generations, key: bytes, key_group: int) -> bool:
+        if not isinstance(generations, RocksMapGenerations):
+            newest = next(layer[key] for layer in (generations.live, *generations.older) if key in layer)
+            return newest is not TOMBSTONE
+        return bool(generations.entries_of(key, key_group)[0])
+
+    @property
+    def front_tier(self) -> FrontTier:
+        """For metrics and tests."""
+        return self._tier
+
+    def state_size(self) -> int:
+        stored = 0 if self._opened is None else self._opened.store.size() + self._opened.size()
+        return stored + sum(state.size() for state in self._columnar.values())
+
+    def dispose(self) -> None:
+        """Idempotent. Snapshots in flight fail from here on."""
+        self._disposed = True
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        shutil.rmtree(self._local_dir, ignore_errors=True)
+        self._generations.clear()
+        self._states.clear()
+
+    # ---------------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self, checkpoint_id: int) -> RocksSnapshot:
+        tier = self._tier
+        tier.retire()
+        forgotten = {id(generations) for generations in self._forget_namespaces().values()}
+        tier.tables = [table for table in tier.tables if id(table) not in forgotten]
+        self._snapshots += 1
+        copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
+        generation = tier.seal(copy)
+        stored = self._stored if self._settings.incremental else None
+        states = [(codec, self._barrier_horizon_ms(codec.name)) for codec in self._codecs.values()]
+        sources = self._memory_sources()
+        self._mark(sources, checkpoint_id)
+        return RocksSnapshot(self._rows, states, self._key_groups, tier, generation, sources, stored, self._chains)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        super().notify_checkpoint_aborted(checkpoint_id)
+        self._stored.forget(checkpoint_id)
+
+    def _is_idle(self, generations: Generations) -> bool:
+        return not generations.live and not generations.older
+
+    # ------------------------------------------------------------------------------------------------------------ storing
+
+    @property
+    def _tier(self) -> FrontTier:
+        if self._opened is None:
+            self._opened = self._front_tier(self._open_store(self._database_folder, is_new=True))
+        return self._opened
+
+    @property
+    def _database_folder(self) -> str:
+        return os.path.join(self._local_dir, "db")
+
+    def _open_store(self, folder: str, *, read_only: bool = False, is_new: bool = False) -> RocksStore:
+        if self._disposed:
+            raise InvariantError(f"operator {self._operator!r}: the state backend was disposed of")
+        return RocksStore(
+            folder,
+            write_buffer_bytes=self._settings.rocksdb_write_buffer_bytes,
+            memory=shared_memory(self._settings.rocksdb_block_cache_bytes, self._settings.rocksdb_write_buffers_bytes_max),
+            compaction=Compaction(
+                self._settings.rocksdb_sorted_runs_max,
+                self._settings.rocksdb_space_amplification_percent,
+                self._settings.rocksdb_background_compaction,
+            ),
+            read_only=read_only,
+            is_new=is_new,
+            operator=self._operator,
+        )
+
+    def _front_tier(self, store: RocksStore) -> FrontTier:
+        settings = self._settings
+        limits = TierLimits(
+            settings.rocksdb_front_tier_bytes_max, settings.rocksdb_write_behind_rows, settings.rocksdb_cache_bytes_max
+        )
+        tier = FrontTier(store, self._rows.groups_of, limits)
+        tier.expiries = list(self._expiries.values())
+        swept = [expiry for expiry in self._expiries.values() if expiry.ttl.cleanup_entries]
+        if swept and len(self._key_groups):
+            tier.sweep = ExpirySweep(store, swept, self._key_groups)
+        return tier
+
+    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
+        kind = RocksMapGenerations if codec.kind == "map" else RocksGenerations
+        generations = kind(self._context, self._tier.store, codec, namespace, self._expiries.get(codec.name))
+        self._tier.tables.append(generations)
+        return generations
+
+    def _new_table_expiry(self, expiry: Expiry, generations: Generations) -> TableExpiry:
+        return TableExpiry(expiry)  # keys of state larger than memory are not noted: see rocksdb_expiry.py
+
+    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+        store = self._tier.store
+        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.chunks(codec, table)))
+
+    def _restore_native(
+        self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
+    ) -> None:
+        if not handles:
+            return
+        if self._opened is not None:
+            raise InvariantError(f"operator {self._operator!r}: native files are restored before anything else")
+        restore = NativeRestore(self._rows, self._codecs, self._key_groups, storage, folder, self._open_store, self._clock.now_ms)
+        self._opened = self._front_tier(restore.run(handles, self._database_folder, os.path.join(self._local_dir, "restore")))
+        if checkpoint_id is not None:
+            self._stored.remember(checkpoint_id, restore.shared)
+
+
+class RocksSnapshot:
+    """`backend.PendingSnapshot`: a sealed generation and what lives in memory."""
+
+    def __init__(
+        self,
+        rows: KeyedRows,
+        states: list[tuple[StateCodec, int | None]],
+        key_groups: KeyGroupRange,
+        tier: FrontTier,
+        generation: SealedGeneration,
+        memory_sources: list[ChangingSource],
+        stored: StoredFiles | None,
+        chains: StoredChains | None,
+    ) -> None:
+        """`stored`: of earlier checkpoints; None: everything is written anew, into the snapshot's own folder."""
+        self._rows = rows
+        self._states = states
+        self._key_groups = key_groups
+        self._tier = tier
+        self._generation = generation
+        self._copy = str(generation.copy_folder)
+        self._memory_sources = memory_sources
+        self._stored = stored
+        self._chains = chains
+        self._released = False
+
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        try:
+            self._materialise()
+            if target.canonical:
+                handles = yield from self._tables(target)
+            else:
+                handles = yield from self._files(target)
+        finally:
+            shutil.rmtree(self._copy, ignore_errors=True)
+        self._tier.clean_up()
+        return handles
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        self._tier.abandon(self._generation)
+        shutil.rmtree(self._copy, ignore_errors=True)
+        for source in self._memory_sources:
+            source.release()
+        self._tier.retire()
+
+    def _materialise(self) -> None:
+        try:
+            self._tier.materialise(self._generation)
+        except StateValueError as error:
+            raise self._rows.named(error, error.fields["state"]) from error
+
+    def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        stored = self._stored if target.shared_prefix else None
+        known = {} if stored is None else stored.of_base(target.base)
+        if not self._generation.names:
+            raise InvariantError(f"{self._copy}: a snapshot without any file of its database")
+        writer = PartsWriter(target)
+        parts: dict[str, PlaceholderHandle | WrittenPart] = {}
+        for name in self._generation.names:
+            local_path = os.path.join(self._copy, name)
+            if name in known:
+                parts[name] = _placeholder(known[name], local_path)
+            else:
+                is_shared = stored is not None and name.endswith(TABLE_SUFFIX)
+                parts[name] = writer.add_file(local_path, name, is_shared=is_shared)
+        yield from writer.store()
+        if stored is not None:
+            stored.remember(target.checkpoint_id, _shared(parts, known))
+        metas = tuple(codec.meta for codec, _ in self._states)
+        handles = tuple(part.handle if isinstance(part, WrittenPart) else part for part in parts.values())
+        native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, handles, tuple(parts))
+        tables = yield from TablesSnapshot(self._memory_sources, self._key_groups, self._chains).flow(target)
+        return native, *tables
+
+    def _tables(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        copy = RocksStore(
+            self._copy,
+            write_buffer_bytes=1 << 20,
+            block_cache_bytes=8 << 20,
+            read_only=True,
+            is_whole=True,
+            operator=self._rows.operator,
+        )
+        try:
+            stored: list[TableSource] = [
+                _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms) for codec, horizon_ms in self._states
+            ]
+            handle: KeyedStateHandle = yield from write_tables([*stored, *self._memory_sources], self._key_groups, target)
+        finally:
+            copy.close()
+        return (handle,)
+
+
+def _placeholder(handle: FileHandle, local_path: str) -> PlaceholderHandle:
+    """Raises InvariantError if the local file can't be the stored one: a table's name is used once in the life of a database."""
+    length = os.path.getsize(local_path)
+    if length != handle.length:
+        raise InvariantError(f"{local_path} has {length} bytes and is stored as {handle.path} with {handle.length}")
+    return PlaceholderHandle(handle.path, handle.length)
+
+
+def _shared(parts: Mapping[str, PlaceholderHandle | WrittenPart], known: Mapping[str, FileHandle]) -> dict[str, FileHandle]:
+    """Local name -> shared file of all tables that a checkpoint has: those of its base, and what was stored for it."""
+    shared = {name: known[name] for name in parts if name in known}
+    for name, part in parts.items():
+        if name.endswith(TABLE_SUFFIX) and isinstance(part, WrittenPart) and isinstance(part.handle, FileHandle):
+            shared[name] = part.handle
+    return shared
+
+
+class _StoredRows:
+    """One state's rows in a hard-linked copy."""
+
+    def __init__(
+        self, rows: KeyedRows, codec: StateCodec, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
+    ) -> None:
+        """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
+        self._horizon_ms = horizon_ms
+        self.meta = codec.meta
+        self._rows = rows
+        self._codec = codec
+        self._copy = copy
+        self._key_groups = key_groups
+
+    def stream(self) -> RowStream:
+        chunks = self._chunks()
+        if self._horizon_ms is not None:
+            chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+        return self._rows.stream(self._codec, chunks)
+
+    def release(self) -> None:
+        """The copy is deleted with the flow."""
+
+    def _chunks(self) -> Iterator[Chunk]:
+        state_id = self._copy.state_ids.get(self._codec.name)
+        if state_id is None:
+            return
+        namespace, keys, values = b"", list[bytes](), list[Any]()
+        for row, value in self._copy.state_rows(state_id, self._key_groups):
+            if row.namespace != namespace or len(keys) == ROWS_PER_BATCH:
+                yield namespace, keys, values
+                namespace, keys, values = row.namespace, [], []
+            keys.append(row.key)
+            decoded = self._codec.decode(value)
+            values.append({self._codec.decode_entry(row.map_key): decoded} if self._codec.kind == "map" else decoded)
+        yield namespace, keys, values
+
+
+def _rows_of_chunks(codec: StateCodec, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
+    """Rows to write for restored chunks; lists, which may come in several pieces, are put together first."""
+    lists: dict[tuple[int, bytes, bytes], list[Any]] = {}
+    for namespace, keys, groups, values in chunks:
+        for key, group, value in zip(keys, groups.tolist(), values, strict=True):
+            if codec.kind == "list":
+                lists.setdefault((group, key, namespace), []).extend(value)
+            elif codec.kind == "map":
+                prefix = row_key(group, state_id, key, namespace)
+                yield from [(prefix + codec.encode_entry(entry), codec.encode(member)) for entry, member in value.items()]
+            else:
+                yield row_key(group, state_id, key, namespace), codec.encode(value)
+    for (group, key, namespace), elements in lists.items():
+        yield row_key(group, state_id, key, namespace), codec.encode(elements)

@@ -1,0 +1,197 @@
+"""Restoring native RocksDB files: clone the handle that fits best, cut it to our key groups by range deletions, and take what
+we need of the others in as sorted tables.
+
+Runs on a pool thread, before the subtask processes anything. Files are checked against length and checksum as they come."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StateValueError, StorageUnavailableError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    PlaceholderHandle,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+)
+from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
+from holdfast.statebackends.rocksdb.row_keys import RowKey, row_key
+from holdfast.statebackends.serialization.state_serializer import StateCodec, migrate_rows, not_widened
+from holdfast.statebackends.snapshot.parts import part_path, read_part, unresolved
+from holdfast.statebackends.snapshot.rows import KeyedRows
+from holdfast.statebackends.storage.failures import unavailable
+from holdfast.statebackends.storage.port import DownloadFile, Flow, InParallel, Storage, perform
+
+
+class NativeRestore:
+    """One restore; `open_store(folder, read_only=...)` opens a database."""
+
+    def __init__(
+        self,
+        rows: KeyedRows,
+        codecs: Mapping[str, StateCodec],
+        key_groups: KeyGroupRange,
+        storage: Storage,
+        folder: str,
+        open_store: Callable[..., RocksStore],
+        now_ms: int,
+    ) -> None:
+        """`now_ms`: stamp of rows stored before their state had a TTL."""
+        self._operator = rows.operator
+        self._codecs = codecs
+        self._key_groups = key_groups
+        self._storage = storage
+        self._folder = folder
+        self._open_store = open_store
+        self._now_ms = now_ms
+        self.shared: dict[str, FileHandle] = {}
+        """Local name -> shared file of what was cloned: these files are in the database as they are in the snapshot."""
+
+    def run(self, handles: Sequence[KeyedStateHandle], database: str, scratch: str) -> RocksStore:
+        """The open database in the folder `database`; `scratch` is a folder for what is taken in, and is deleted."""
+        base = max(handles, key=lambda handle: len(handle.key_groups.intersection(self._key_groups)))
+        self._download(base, database)
+        for name, part in zip(base.names, base.parts, strict=True):
+            if isinstance(part, FileHandle) and not isinstance(part, SegmentHandle) and shared_name(part.path) is not None:
+                self.shared[name] = part
+        store = self._opened(base, database)
+        try:
+            self._adopt(store, base)
+            for handle in handles:
+                if handle is not base:
+                    self._download(handle, scratch)
+                    self._take_in(handle, scratch, store)
+                    shutil.rmtree(scratch)
+        except BaseException:
+            store.close()
+            raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        store.restored()
+        return store
+
+    def _opened(self, handle: KeyedStateHandle, folder: str, *, read_only: bool = False) -> RocksStore:
+        """The database whose files were just downloaded. If RocksDB misses one, that is the snapshot's fault only as long as all of
+        its own files are still there."""
+        try:
+            return self._open_store(folder, read_only=read_only)
+        except (StorageUnavailableError, CorruptStateError) as error:
+            gone = [name for name in handle.names if not os.path.exists(os.path.join(folder, name))]
+            if gone:
+                message = f"{folder}: {gone[0]} was there, and is gone: {error}"
+                raise StorageUnavailableError(message, path=folder) from error
+            if error.fields.get("errno") == errno.ENOENT:
+                raise self._corrupt("", f"a file of the database is not in it: {error}") from error
+            raise
+
+    def _adopt(self, store: RocksStore, base: KeyedStateHandle) -> None:
+        """Make a clone ours: other key groups and undeclared states out, older types rewritten."""
+        if base.key_groups.intersection(self._key_groups) != base.key_groups:
+            store.keep_only(self._key_groups)
+        for meta in base.states:
+            codec = self._codecs.get(meta.name)
+            if meta.name not in store.state_ids:
+                continue
+            if codec is None:
+                store.delete_state(meta.name, self._key_groups)
+            elif codec.meta.value_type != meta.value_type:
+                store.write(self._rows_of(store, self._key_groups, store.state_ids[meta.name], meta, codec))
+
+    def _take_in(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
+        """Rows of another old subtask: their key groups are its own, so no row of ours lies among them."""
+        old = self._opened(handle, scratch, read_only=True)
+        try:
+            wanted = [
+                (meta, codec)
+                for meta in handle.states
+                if (codec := self._codecs.get(meta.name)) is not None and meta.name in old.state_ids
+            ]
+            store.ingest(self._sorted_rows(old, store, wanted, handle.key_groups.intersection(self._key_groups)), scratch)
+        finally:
+            old.close()
+
+    def _sorted_rows(
+        self, old: RocksStore, store: RocksStore, wanted: list[tuple[StateMeta, StateCodec]], groups: KeyGroupRange
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows as `store` has them, ascending. State ids are each database's own: rows are rewritten only if they differ."""
+        ids = {meta.name: store.state_id(meta.name) for meta, _ in wanted}
+        if ids == old.state_ids and all(meta.value_type == codec.meta.value_type for meta, codec in wanted):
+            yield from old.group_rows(groups)
+            return
+        wanted = sorted(wanted, key=lambda pair: ids[pair[0].name])
+        for group in range(groups.start, groups.stop):
+            for meta, codec in wanted:
+                yield from self._rows_of(old, KeyGroupRange(group, group + 1), ids[meta.name], meta, codec)
+
+    def _rows_of(
+        self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, codec: StateCodec
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of one state of `source`, ascending, under another state id and with the declared type."""
+        rows = source.state_rows(source.state_ids[meta.name], groups)
+        while piece := list(islice(rows, WRITE_ROWS)):
+            values = self._values(meta, codec, [value for _, value in piece])
+            yield from ((_row_key(row, state_id), value) for (row, _), value in zip(piece, values, strict=True))
+
+    def _values(self, meta: StateMeta, codec: StateCodec, values: list[bytes]) -> list[bytes]:
+        if meta.value_type == codec.meta.value_type:
+            return values
+        try:
+            return migrate_rows(meta, codec, values, self._now_ms)
+        except StateValueError as error:
+            raise not_widened(meta, codec.meta, error, operator=self._operator) from error
+
+    def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
+        if not handle.names:
+            raise self._corrupt("", "it has no files")
+        if len(set(handle.names)) < len(handle.names):
+            raise self._corrupt("", "two of its files have one name")
+        try:
+            os.makedirs(local_folder)
+            flows = [self._download_file(*each, local_folder) for each in zip(handle.names, handle.parts, strict=True)]
+            perform(InParallel(flows, [part.length for part in handle.parts]), self._storage)
+        except OSError as error:
+            raise unavailable(error, local_folder, path=local_folder) from error
+        except ValueError as error:
+            raise self._corrupt("", f"{len(handle.parts)} files have {len(handle.names)} names") from error
+
+    def _download_file(self, name: str, part: StateHandle, local_folder: str) -> Flow[None]:
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise self._corrupt(name, "it is not the name of a file")
+        local_path = os.path.join(local_folder, name)
+        if isinstance(part, InlineHandle):
+            with open(local_path, "xb") as file:
+                file.write(part.data)
+            return
+        path = part_path(self._folder, part.path, operator=self._operator)
+        if isinstance(part, PlaceholderHandle):
+            raise unresolved(part, self._operator)
+        if isinstance(part, SegmentHandle):
+            data = yield from read_part(part, self._folder, operator=self._operator)
+            with open(local_path, "xb") as file:
+                file.write(data)
+            return
+        try:
+            length, checksum = yield DownloadFile(path, local_path)
+        except ObjectMissingError as error:
+            raise self._corrupt(path, "the file is missing") from error
+        if (length, checksum) != (part.length, part.checksum):
+            reason = "the checksum does not match" if length == part.length else f"{length} bytes instead of {part.length}"
+            raise self._corrupt(path, reason)
+
+    def _corrupt(self, path: str, reason: str) -> CorruptStateError:
+        return CorruptStateError(
+            f"operator {self._operator!r}: {path}: {reason}", path=path, operator=self._operator, reason=reason
+        )
+
+
+def _row_key(row: RowKey, state_id: int) -> bytes:
+    return row_key(row.key_group, state_id, row.key, row.namespace, row.map_key)

@@ -1,0 +1,244 @@
+"""Generations of one (state, namespace) with a RocksDB database below them, and the bounded cache in between.
+
+Reads look into live, sealed, cached and stored rows, in this order; what becomes of sealed layers is decided in
+rocksdb_tiers.py. The loop thread's alone, but for `pieces`, which reads a sealed layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.statebackends.heap.layers import MISSING, TOMBSTONE, Layer, MapLayer
+from holdfast.statebackends.heap.map_table import MapGenerations
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.states import KeyContext
+from holdfast.statebackends.heap.ttl import Expiry
+from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
+from holdfast.statebackends.rocksdb.row_keys import Row, row_key, row_keys, write_order
+from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.snapshot.rows import unexpired
+
+GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
+"""Key groups of encoded keys."""
+
+Piece = tuple[list[bytes], list[bytes | None]]
+"""Row keys and encoded values, None to delete: at most WRITE_ROWS."""
+
+_ENTRY_BYTES = 200
+"""Estimate for a dict entry with its key bytes and value object."""
+_SAMPLE = 32
+
+
+class ReadCache:
+    """Values as they are below the oldest sealed generation: two segments, of which the older is dropped when the newer is full."""
+
+    __slots__ = ("_old", "_young")
+
+    def __init__(self) -> None:
+        self._young: Layer = {}
+        self._old: Layer = {}
+
+    def get(self, key: Any) -> Any:
+        """Cached value, TOMBSTONE if it is known to be absent, MISSING if nothing is known."""
+        found = self._young.get(key, MISSING)
+        if found is MISSING and self._old:
+            found = self._old.get(key, MISSING)
+            if found is not MISSING:
+                self._young[key] = found
+        return found
+
+    def put(self, key: Any, value: Any) -> None:
+        self._young[key] = value
+
+    def absorb(self, written: Layer) -> None:
+        """Rows that have just reached the database, newer than all that is cached."""
+        self._young.update(written)
+
+    def clear(self) -> None:
+        self._young, self._old = {}, {}
+
+    def shrink(self, bytes_max: int) -> None:
+        """Drop the older segment when the newer holds half of bytes_max."""
+        if weight(self._young) > bytes_max // 2:
+            self._young, self._old = {}, self._young
+
+    def size(self) -> int:
+        return weight(self._young) + weight(self._old)
+
+
+class RocksGenerations(Generations):
+    """Generations of one (state, namespace) with a database below."""
+
+    __slots__ = ("_context", "_encode_one", "_store", "cache", "codec", "namespace", "state_id")
+
+    def __init__(
+        self, context: KeyContext, store: RocksStore, codec: StateCodec, namespace: bytes, expiry: Expiry | None = None
+    ) -> None:
+        super().__init__()
+        self._encode_one: Callable[[Any], bytes | None] | None = None if expiry is None else _unexpired_encoder(codec, expiry)
+        self._context = context
+        self._store = store
+        self.codec = codec
+        self.namespace = namespace
+        self.state_id = store.state_id(codec.name)
+        self.cache = ReadCache()
+        self.layered = self.deleted = self.pinned = True
+
+    def find_below(self, key: Any) -> Any:
+        found = self.cache.get(key)
+        if found is MISSING:
+            stored = self._store.get(row_key(self._context.key_group, self.state_id, key, self.namespace))
+            found = TOMBSTONE if stored is None else self.codec.decode(stored)
+            self.cache.put(key, found)
+        return MISSING if found is TOMBSTONE else found
+
+    def seal(self) -> Layer:
+        """Freeze the live layer, which isn't empty."""
+        sealed = self.live
+        self.older = (sealed, *self.older)
+        self.live = {}
+        return sealed
+
+    def unseal(self, sealed: Layer) -> None:
+        """The newest sealed layer becomes live again, under what was changed since: O(changed since)."""
+        self._fold(sealed, self.live, lowest=False)
+        self.live = sealed
+        self.older = self.older[1:]
+
+    def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
+        """The oldest layer is in the database: keep it as cache, if it fits."""
+        self.older = self.older[:-1]
+        if weight(written) > cache_bytes_max // 2:
+            self.cache.clear()  # what is cached of these keys is outdated
+        else:
+            self.cache.absorb(written)
+            self.cache.shrink(cache_bytes_max)
+
+    def pieces(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[Piece]:
+        """Rows to write for a sealed layer, WRITE_ROWS at a time, so many of them in an order that is cheap to write."""
+        for keys, values in _stretches(layer, sorted_rows):
+            groups = groups_of(keys)
+            order = write_order(groups, keys)
+            for start in range(0, len(order), WRITE_ROWS):
+                rows = order[start : start + WRITE_ROWS]
+                indices = rows.tolist()
+                encoded = self._encoded([values[index] for index in indices])
+                yield row_keys(groups[rows], self.state_id, [keys[index] for index in indices], self.namespace), encoded
+
+    def _encoded(self, values: list[Any]) -> list[bytes | None]:
+        if self._encode_one is not None:
+            encode = self._encode_one
+            return [None if value is TOMBSTONE else encode(value) for value in values]
+        there = [value is not TOMBSTONE for value in values]
+        if all(there):
+            return list(self.codec.encode_all(values))
+        encoded = iter(self.codec.encode_all(list(compress(values, there))))
+        return [next(encoded) if is_there else None for is_there in there]
+
+
+class RocksMapGenerations(RocksGenerations, MapGenerations):
+    """RocksGenerations of map state: every entry is a row."""
+
+    __slots__ = ()
+
+    def find_entry_below(self, key: Any, entry: Any) -> Any:
+        cached = (key, entry)
+        found = self.cache.get(cached)
+        if found is MISSING:
+            stored = self._store.get(self._prefix(key) + self.codec.encode_entry(entry))
+            found = TOMBSTONE if stored is None else self.codec.decode(stored)
+            self.cache.put(cached, found)
+        return MISSING if found is TOMBSTONE else found
+
+    def entries_below(self, key: Any) -> Layer:
+        prefix = self._prefix(key)
+        decode_entry, decode = self.codec.decode_entry, self.codec.decode
+        return {decode_entry(stored[len(prefix) :]): decode(value) for stored, value in self._store.rows(prefix)}
+
+    def entries_of(self, key: bytes, key_group: int) -> tuple[Layer, set[Any]]:
+        """`entries` of a key that isn't the current one."""
+        own, self._context = self._context, KeyContext()
+        self._context.key, self._context.key_group = key, key_group
+        try:
+            return self.entries(key)
+        finally:
+            self._context = own
+
+    def remove(self, key: Any) -> None:
+        self.live[key] = MapLayer(cleared=True)
+
+    def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
+        self.older = self.older[:-1]
+        if weight(written) > cache_bytes_max // 2 or any(entries.cleared for entries in written.values()):
+            self.cache.clear()
+            return
+        for key, entries in written.items():
+            for entry, value in entries.items():
+                self.cache.put((key, entry), value)
+        self.cache.shrink(cache_bytes_max)
+
+    def pieces(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[Piece]:
+        rows = self._rows(layer, groups_of)  # the deletions of a cleared map come before its new entries
+        while piece := list(islice(rows, WRITE_ROWS)):
+            yield [key for key, _ in piece], [value for _, value in piece]
+
+    def _rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
+        encode = self.codec.encode if self._encode_one is None else self._encode_one
+        for keys, maps in _stretches(layer, WRITE_ROWS):
+            for key, entries, group in zip(keys, maps, groups_of(keys).tolist(), strict=True):
+                prefix = row_key(group, self.state_id, key, self.namespace)
+                if entries.cleared:
+                    yield from self._deletions(prefix)
+                for entry, value in entries.items():
+                    yield prefix + self.codec.encode_entry(entry), None if value is TOMBSTONE else encode(value)
+
+    def _deletions(self, prefix: bytes) -> Iterator[Row]:
+        """Of all stored entries of a map, looked up a few at a time."""
+        after: bytes | None = None
+        while stored := [key for key, _ in islice(self._store.rows(prefix, after), WRITE_ROWS)]:
+            yield from ((key, None) for key in stored)
+            after = stored[-1]
+
+    def _prefix(self, key: bytes) -> bytes:
+        return row_key(self._context.key_group, self.state_id, key, self.namespace)
+
+
+def _unexpired_encoder(codec: StateCodec, expiry: Expiry) -> Callable[[Any], bytes | None]:
+    """What had expired when a generation was sealed last is deleted where it would be written."""
+    kind = "value" if codec.kind == "map" else codec.kind  # a row is one entry
+
+    def encode(value: Any) -> bytes | None:
+        kept = unexpired(kind, value, expiry.barrier_horizon_ms)
+        return None if kept is None else codec.encode(kept)
+
+    return encode
+
+
+def weight(layer: Layer) -> int:
+    """Bytes that a layer holds, estimated from its newest entries."""
+    if not layer:
+        return 0
+    sample = list(islice(reversed(layer.values()), _SAMPLE))
+    return len(layer) * (_ENTRY_BYTES + sum(map(_value_bytes, sample)) // len(sample))
+
+
+def _value_bytes(value: Any) -> int:
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, MapLayer):
+        return len(value) * _ENTRY_BYTES
+    if isinstance(value, tuple) and len(value) == 2:  # a value with its TTL stamp, or as good an estimate for any pair
+        return _ENTRY_BYTES // 2 + _value_bytes(value[1])
+    if isinstance(value, list | tuple | set | dict):
+        return len(value) * _ENTRY_BYTES // 2
+    return 0
+
+
+def _stretches(layer: Layer, rows: int) -> Iterator[tuple[list[bytes], list[Any]]]:
+    keys_left, values_left = iter(layer), iter(layer.values())
+    while keys := list(islice(keys_left, rows)):
+        yield keys, list(islice(values_left, rows))

@@ -1,0 +1,68 @@
+"""Cleaning up expired state in RocksDB: behind each snapshot a bounded stretch of the rows is looked at, round and round.
+
+rocksdict offers no compaction filter that reads our stamps, and its databases with a TTL of their own go by the machine's
+clock and the time of writing. So rows are scanned here, on the snapshot's pool thread: as many as were written since the last
+scan and a few more, so that what has expired never outgrows what is alive. What is deleted had expired when the barrier came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.heap.ttl import Expiry
+from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.rocksdb.row_keys import Row
+from holdfast.statebackends.serialization.state_serializer import StampedCodec
+
+SWEEP_ROWS_MIN = 20_000
+"""Rows looked at behind a snapshot, beside as many as were written; about 50 ms of processor time."""
+STRETCH_ROWS = 2_000
+"""Rows looked at without giving others a chance to write."""
+
+
+class ExpirySweep:
+    """Walks over the rows of one database's states with TTL. For one thread at a time, while nobody else writes."""
+
+    def __init__(self, store: RocksStore, expiries: Sequence[Expiry], key_groups: KeyGroupRange) -> None:
+        self._store = store
+        self._expiries = list(expiries)
+        self._key_groups = key_groups
+        self._place = 0
+        """Which (key group, state) is next, key group by key group."""
+        self._after: bytes | None = None
+        """The last row looked at there."""
+        self.deleted = 0
+        """Rows, for metrics and tests."""
+
+    def stretch(self, rows_max: int) -> int:
+        """Look at some rows, and delete those that have expired; rows_max counts, also where there are fewer rows."""
+        left = rows_max
+        for _ in range(len(self._key_groups) * len(self._expiries)):
+            left -= self._look(left)
+            if left <= 0:
+                break
+            self._after = None
+            self._place += 1
+        return rows_max
+
+    def _look(self, rows_max: int) -> int:
+        expiry, group = self._next()
+        codec, horizon_ms = expiry.codec, expiry.barrier_horizon_ms
+        state_id = self._store.state_ids.get(codec.name)
+        if state_id is None or not isinstance(codec, StampedCodec):
+            return 0
+        seen, dead = 0, list[Row]()
+        for key, value in islice(self._store.rows_after(group, state_id, self._after), rows_max):
+            seen, self._after = seen + 1, key
+            if codec.newest_stamp(value) <= horizon_ms:
+                dead.append((key, None))
+        if dead:
+            self._store.write(dead)
+            self.deleted += len(dead)
+        return seen
+
+    def _next(self) -> tuple[Expiry, int]:
+        self._place %= len(self._key_groups) * len(self._expiries)
+        group, index = divmod(self._place, len(self._expiries))
+        return self._expiries[index], self._key_groups.start + group

@@ -1,0 +1,79 @@
+"""Which columns of another tool's tables hold the values of a type: those that a cast turns into equal ones, and no others.
+
+One rule for rows that are restored, read, edited and brought in from elsewhere: no text becomes a number, no fraction an integer,
+no flag a number; numbers widen where nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from holdfast.statebackends.serialization.shapes import DecimalShape, OptionalShape, Shape
+
+_KINDS = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
+    lambda kind: (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ),
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+
+
+def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: Shape | None = None) -> bool:
+    """Whether a checked cast from one type to another gives equal values. `shape`: of the values, which `wanted` may not say:
+    decimals are texts, and numbers become such texts, but not texts of any other kind."""
+    types = pa.types
+    shape = shape.inner if isinstance(shape, OptionalShape) else shape
+    if types.is_null(found):
+        return True
+    if isinstance(shape, DecimalShape) and (types.is_decimal(found) or types.is_integer(found)):
+        return True
+    if types.is_integer(found) and types.is_floating(wanted):
+        return True  # the cast refuses a number that has no equal one
+    if any(same(found) and same(wanted) for same in _KINDS):
+        return not (types.is_floating(found) and found.bit_width > wanted.bit_width)
+    if _is_list(found) and _is_list(wanted):
+        return _fits(found.value_type, wanted.value_type, _members(shape, 1)[0])
+    if types.is_map(found) and types.is_map(wanted):
+        key, item = _members(shape, 2)
+        return _fits(found.key_type, wanted.key_type, key) and _fits(found.item_type, wanted.item_type, item)
+    if types.is_struct(found) and types.is_struct(wanted):
+        if [field.name for field in found] != [field.name for field in wanted]:
+            return False
+        members = _members(shape, wanted.num_fields)
+        return all(_fits(old.type, new.type, member) for old, new, member in zip(found, wanted, members, strict=True))
+    return False
+
+
+def fitted(array: pa.Array, wanted: pa.DataType, shape: Shape | None = None) -> pa.Array:
+    """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for one without an equal one."""
+    is_numbered = pa.types.is_dictionary(array.type)
+    found = array.type.value_type if is_numbered else array.type
+    if not _fits(found, wanted, shape):  # judged before each value of a dictionary gets bytes of its own
+        raise ValueError(f"it is {array.type} and has to be {wanted}")
+    if is_numbered:
+        array = array.cast(found)
+    return array if found == wanted else array.cast(wanted)
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType, shape: Shape | None) -> bool:
+    return bool(found == wanted) or loses_nothing(found, wanted, shape)
+
+
+def _members(shape: Shape | None, count: int) -> Sequence[Shape | None]:
+    return shape.children if shape is not None and len(shape.children) == count else [None] * count
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,166 @@
+"""Whether state stored under one type can be read under another: what differs, and a verdict that follows from it.
+
+Accepted: the same; a value becoming nullable; int becoming float (where each stored value has an equal one) or Decimal; of a
+record, at any depth: fields gained that are nullable or have a default, fields removed, fields in another order, as long as
+one stays. Fields go by name: a renamed one is one removed and one gained. All else (retyped, newly required, keys of dicts)
+is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.statebackends.serialization.recordshapes import RecordField, RecordShape
+from holdfast.statebackends.serialization.shapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
+
+
+class Compatibility(StrEnum):
+    """Verdict on stored state; ordered from best to worst."""
+
+    COMPATIBLE_AS_IS = "compatible_as_is"
+    COMPATIBLE_AFTER_MIGRATION = "compatible_after_migration"
+    """`serializers.migrate` (bytes) or `from_arrow` (columns) rewrites the values on restore."""
+    INCOMPATIBLE = "incompatible"
+
+
+class ChangeKind(StrEnum):
+    """How one part of a type differs from what was stored."""
+
+    ADDED = "added"
+    """A field; values stored without it get its default, or None."""
+    REMOVED = "removed"
+    """A field; what was stored in it is lost."""
+    WIDENED = "widened"
+    """A number, to a type that has it, too."""
+    NULLABLE = "nullable"
+    REORDERED = "reordered"
+    """The fields of a record that is stored by position."""
+    TTL_ADDED = "ttl added"
+    """Values count as written at the restore."""
+    TTL_REMOVED = "ttl removed"
+    RETYPED = "retyped"
+    """Refused."""
+    REQUIRED = "required"
+    """Refused: a field without a default, which stored values may lack."""
+
+
+_VERDICTS = {
+    ChangeKind.NULLABLE: Compatibility.COMPATIBLE_AS_IS,
+    ChangeKind.RETYPED: Compatibility.INCOMPATIBLE,
+    ChangeKind.REQUIRED: Compatibility.INCOMPATIBLE,
+}
+_SEVERITY = list(Compatibility)
+_WIDENED = {("int", "float"), ("int", "decimal")}
+
+
+class SchemaChange(msgspec.Struct, frozen=True):
+    """One difference between a stored type and a declared one."""
+
+    path: str
+    """Of the part that differs: `address.lines[]`, `{}` for values of a dict, `[1]` of a tuple; empty for the value itself."""
+    kind: ChangeKind
+    stored: str | None = None
+    declared: str | None = None
+    """Canonical texts; None where there is none."""
+    default: bool = False
+    """Of an added field: it has a default. Without one it is None."""
+
+    @property
+    def verdict(self) -> Compatibility:
+        return _VERDICTS.get(self.kind, Compatibility.COMPATIBLE_AFTER_MIGRATION)
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        what = self.path or "the value"
+        match self.kind:
+            case ChangeKind.ADDED:
+                return f"{what} ({self.declared}) is added, with {'its default' if self.default else 'null'} in stored values"
+            case ChangeKind.REMOVED:
+                return f"{what} ({self.stored}) is removed, and what was stored in it is lost"
+            case ChangeKind.REQUIRED:
+                return f"{what} ({self.declared}) is required, and stored values may lack it"
+            case ChangeKind.REORDERED:
+                return f"the fields of {what} are stored in another order"
+            case ChangeKind.TTL_ADDED:
+                return f"{what} gets a TTL, as if written at the restore"
+            case ChangeKind.TTL_REMOVED:
+                return f"{what} has no TTL any more"
+            case ChangeKind.NULLABLE:
+                return f"{what} ({self.stored}) may be null now"
+            case ChangeKind.WIDENED | ChangeKind.RETYPED:
+                return f"{what} is {self.kind} from {self.stored} to {self.declared}"
+
+
+def worst_verdict(changes: Iterable[SchemaChange]) -> Compatibility:
+    """Of no changes: as is."""
+    return max((change.verdict for change in changes), key=_SEVERITY.index, default=Compatibility.COMPATIBLE_AS_IS)
+
+
+def compare(stored: Shape, declared: Shape) -> Compatibility:
+    """Can values of `stored` be read as `declared`?"""
+    return worst_verdict(find_changes(stored, declared))
+
+
+def find_changes(stored: Shape, declared: Shape, path: str = "") -> Iterator[SchemaChange]:
+    """What differs, in the order of the stored fields; of fields that are in both, all the way down."""
+    if stored.text == declared.text:
+        return
+    retyped = SchemaChange(path, ChangeKind.RETYPED, stored.text, declared.text)
+    if (stored.text, declared.text) in _WIDENED:
+        yield SchemaChange(path, ChangeKind.WIDENED, stored.text, declared.text)
+    elif isinstance(declared, OptionalShape):
+        if not isinstance(stored, OptionalShape):
+            yield SchemaChange(path, ChangeKind.NULLABLE, stored.text, declared.text)
+        yield from find_changes(stored.inner if isinstance(stored, OptionalShape) else stored, declared.inner, path)
+    elif isinstance(stored, RecordShape) and isinstance(declared, RecordShape) and stored.kind == declared.kind:
+        yield from _record_changes(stored, declared, path)
+    elif isinstance(stored, DictShape) and isinstance(declared, DictShape):
+        (old_key, old), (key, value) = stored.children, declared.children
+        if old_key.text != key.text:
+            yield retyped
+        else:
+            yield from find_changes(old, value, f"{path}{{}}")
+    elif isinstance(stored, ListShape) and isinstance(declared, ListShape) and _container(stored) == _container(declared):
+        yield from find_changes(stored.inner, declared.inner, f"{path}[]")
+    elif isinstance(stored, TupleShape) and isinstance(declared, TupleShape) and len(stored.children) == len(declared.children):
+        for index, (old, value) in enumerate(zip(stored.children, declared.children, strict=True)):
+            yield from find_changes(old, value, f"{path}[{index}]")
+    else:
+        yield retyped
+
+
+def _container(shape: ListShape) -> str:
+    return shape.text.partition("<")[0]
+
+
+def _record_changes(stored: RecordShape, declared: RecordShape, path: str) -> Iterator[SchemaChange]:
+    old_fields = {field.name: field for field in stored.fields}
+    new_fields = {field.name: field for field in declared.fields}
+    if not old_fields.keys() & new_fields.keys():
+        # nothing of the value would be left: most likely another state's type
+        yield SchemaChange(path, ChangeKind.RETYPED, stored.text, declared.text)
+        return
+    for name, old in old_fields.items():
+        new = new_fields.get(name)
+        at = f"{path}.{name}".lstrip(".")
+        if new is None:
+            yield SchemaChange(at, ChangeKind.REMOVED, old.shape.text, None)
+            continue
+        if old.default is not None and new.default is None:
+            yield SchemaChange(at, ChangeKind.REQUIRED, old.shape.text, new.shape.text)
+        yield from find_changes(old.shape, new.shape, at)
+    for name, new in new_fields.items():
+        if name not in old_fields:
+            missing = new.default is None and not isinstance(new.shape, OptionalShape)
+            kind = ChangeKind.REQUIRED if missing else ChangeKind.ADDED
+            yield SchemaChange(f"{path}.{name}".lstrip("."), kind, None, new.shape.text, default=new.default is not None)
+    if stored.kind == "namedtuple" and _positions(old_fields, new_fields) != _positions(new_fields, old_fields):
+        yield SchemaChange(path, ChangeKind.REORDERED, stored.text, declared.text)
+
+
+def _positions(fields: Mapping[str, RecordField], others: Mapping[str, RecordField]) -> list[str]:
+    """The fields that both have, in the order of one."""
+    return [name for name in fields if name in others]

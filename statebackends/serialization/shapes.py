@@ -1,0 +1,466 @@
+"""Shapes of state values: for each, its canonical text, its Arrow type, and columns of values to Arrow and back.
+
+Columns are built leaf by leaf, so that a struct or list costs a few calls per field, not one per value. A shape is strict
+on the way in (StateValueError) and reads older forms that evolution.py allows on the way out."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence, Set
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.serialization.key_fields import BoolField, DateField, FieldType, Int64Field, TimestampField
+from holdfast.statebackends.serialization.key_types import unwrap
+from holdfast.statebackends.serialization.keyfields_wide import BinaryField, Utf8Field
+from holdfast.statebackends.serialization.mapkeys import Form, form_of_members, one_decimal
+
+_REPR_LENGTH_MAX = 200
+_PLAIN_DECIMAL = r"^-?[0-9]+(\.[0-9]*)?(E[+-]?[0-9]{1,9})?$"
+"""What no closer look is needed for."""
+
+
+def refused(value: Any, text: str, reason: str = "") -> StateValueError:
+    shown = repr(value)[:_REPR_LENGTH_MAX]
+    message = f"{shown} ({type(value).__name__}) is not of the declared type {text}"
+    return StateValueError(f"{message}: {reason}" if reason else message, type=text, value=shown)
+
+
+def _always(value: Any) -> bool:
+    return True
+
+
+class Shape(ABC):
+    """The shape of one value; immutable, compared by its text."""
+
+    text: str
+    arrow_type: pa.DataType
+    children: tuple[Shape, ...] = ()
+
+    @abstractmethod
+    def check(self, value: Any) -> None:
+        """Raises StateValueError unless `value` comes back equal from msgpack and from Arrow."""
+
+    def check_all(self, values: Sequence[Any]) -> None:
+        """`check` of each."""
+        for value in values:
+            self.check(value)
+
+    @abstractmethod
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        """An array of `arrow_type`. Raises StateValueError."""
+
+    @abstractmethod
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        """The inverse; also reads the older forms that evolution.py allows. Raises CorruptStateError."""
+
+    def check_column(self, array: pa.Array) -> None:
+        """Refuse rows that `from_arrow` could not read, or would read as something else, without making a value of each.
+
+        `array` is a valid one of `arrow_type`. Raises CorruptStateError, ValueError."""
+        self._no_nulls(array)
+
+    def key_form(self) -> Form | None:
+        """What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding; None: the key.
+
+        Raises InvalidConfigError for a shape whose equal values can't have one."""
+        return None
+
+    def _no_nulls(self, array: pa.Array) -> None:
+        if array.null_count:
+            raise CorruptStateError(f"null in a column of {self.text}", reason="null value")
+
+
+class ScalarShape(Shape):
+    """int, float, bool, str, bytes, date, datetime: one typed Arrow column."""
+
+    def __init__(
+        self, text: str, python_type: type, field: FieldType, obvious: Callable[[Any], bool] = lambda value: False
+    ) -> None:
+        """obvious: True for values of exactly `python_type` that need no closer look."""
+        self.text, self.arrow_type = text, field.arrow_type
+        self.python_type, self._exact = python_type, {python_type}
+        self._field, self._obvious = field, obvious
+
+    def canonical(self, value: Any) -> Any:
+        """The equal value of the exact Python class. Raises StateValueError."""
+        try:
+            return self._field.check(unwrap(value))
+        except ValueError as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def check(self, value: Any) -> None:
+        if type(value) is not self.python_type or not self._obvious(value):
+            self.canonical(value)
+
+    def check_all(self, values: Sequence[Any]) -> None:
+        is_exact = set(map(type, values)) <= self._exact
+        if not is_exact or (self._obvious is not _always and not all(map(self._obvious, values))):
+            super().check_all(values)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        if set(map(type, values)) != self._exact:
+            values = [self.canonical(value) for value in values]
+        try:
+            return pa.array(values, self.arrow_type)
+        except (OverflowError, UnicodeEncodeError, pa.ArrowException):
+            return pa.array([self.canonical(value) for value in values], self.arrow_type)
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        self._no_nulls(array)
+        if array.type != self.arrow_type:
+            array = array.cast(self.arrow_type)
+        values: list[Any] = array.to_pylist()
+        return values
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        self._field.check_column(array)
+
+
+class TimeShape(ScalarShape):
+    """An aware datetime, microseconds; comes back in UTC."""
+
+    def __init__(self) -> None:
+        super().__init__("datetime", datetime, TimestampField())
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        return pa.array([self.canonical(value) for value in values], self.arrow_type)
+
+
+class FloatShape(Shape):
+    """float; an int that a float holds exactly is taken too, as Python's typing has it, and comes back as float."""
+
+    text = "float"
+    arrow_type = pa.float64()
+
+    def canonical(self, value: Any) -> float:
+        try:
+            given = unwrap(value)
+            if isinstance(given, float) or (isinstance(given, int) and not isinstance(given, bool) and float(given) == given):
+                return float(given)
+        except (ValueError, OverflowError) as error:
+            raise refused(value, self.text, str(error)) from error
+        raise refused(value, self.text)
+
+    def check(self, value: Any) -> None:
+        if type(value) is not float:
+            self.canonical(value)
+
+    def key_form(self) -> Form:
+        return lambda value: self.canonical(value) + 0.0  # one zero, and no int
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        if set(map(type, values)) != {float}:
+            values = [self.canonical(value) for value in values]
+        return pa.array(values, self.arrow_type, from_pandas=False)
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        """Also int64, written before the type was widened. Raises StateValueError for an int that no float equals."""
+        self._no_nulls(array)
+        if not pa.types.is_integer(array.type):
+            values: list[Any] = array.cast(self.arrow_type).to_pylist()
+            return values
+        return [self.canonical(value) for value in array.to_pylist()]
+
+
+class DecimalShape(Shape):
+    """Decimal of any precision: its decimal text, so that exponent and trailing zeros survive."""
+
+    text = "decimal"
+    arrow_type = pa.utf8()
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, Decimal):
+            raise refused(value, self.text)
+
+    def key_form(self) -> Form:
+        return one_decimal
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            self.check(value)
+        return pa.array([str(value) for value in values], self.arrow_type)
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        """Also int64, written before the type was widened. Raises CorruptStateError for a text that is no decimal."""
+        self._no_nulls(array)
+        if not _holds_decimals(array.type):
+            raise CorruptStateError(f"{array.type} in a column of {self.text}", reason="value encoding")
+        values = array.to_pylist()
+        try:
+            return [Decimal(value) for value in values]
+        except (InvalidOperation, ValueError):
+            return [_decimal_of(value) for value in values]  # raises for the one at fault
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        unusual = array.filter(pc.invert(pc.match_substring_regex(array, _PLAIN_DECIMAL)))
+        for text in unusual.unique().to_pylist():
+            _decimal_of(text)
+
+
+def _holds_decimals(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return bool(is_text or types.is_decimal(kind) or types.is_integer(kind))
+
+
+def _decimal_of(value: Any) -> Decimal:
+    try:
+        return Decimal(value)
+    except (InvalidOperation, ValueError) as error:
+        raise CorruptStateError(f"{repr(value)[:_REPR_LENGTH_MAX]} is no decimal", reason="value encoding") from error
+
+
+class OpaqueShape(Shape):
+    """A value with no single Arrow type (a union): a binary column of msgpack."""
+
+    arrow_type = pa.binary()
+
+    def __init__(
+        self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[Shape, ...] = ()
+    ) -> None:
+        """`members`: of a union."""
+        self.text, self.encode, self.decode, self.members = text, encode, decode, members
+
+    def key_form(self) -> None:
+        numbers = [shape.text for shape in self.members if shape.text in ("bool", "int")]
+        if self.text == "pickled" or len(numbers) > 1 or any(shape.key_form() is not None for shape in self.members):
+            raise InvalidConfigError(f"{self.text} is not the key type of a map: keys that are equal would be stored differently")
+
+    def check(self, value: Any) -> None:
+        try:
+            self.decode(self.encode(value))
+        except (msgspec.MsgspecError, TypeError, OverflowError, ValueError) as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            self.check(value)
+        return pa.array([self.encode(value) for value in values], self.arrow_type)
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        self._no_nulls(array)
+        try:
+            return [self.decode(row) for row in array.to_pylist()]
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        if self.text != "pickled":  # whose bytes are for its own job alone
+            self.from_arrow(array)
+
+
+class OptionalShape(Shape):
+    """A value or None; None is an Arrow null."""
+
+    def __init__(self, inner: Shape) -> None:
+        self.text, self.arrow_type, self.children = f"optional<{inner.text}>", inner.arrow_type, (inner,)
+        self.inner = inner
+
+    def check(self, value: Any) -> None:
+        if value is not None:
+            self.inner.check(value)
+
+    def key_form(self) -> Form | None:
+        form = self.inner.key_form()
+        return None if form is None else lambda value: None if value is None else form(value)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        present = [value for value in values if value is not None]
+        return scatter(self.inner.to_arrow(present), [value is not None for value in values])
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        if not array.null_count:
+            return self.inner.from_arrow(array)
+        present = iter(self.inner.from_arrow(array.drop_null()))
+        return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
+
+    def check_column(self, array: pa.Array) -> None:
+        self.inner.check_column(array.drop_null() if array.null_count else array)
+
+
+def scatter(present: pa.Array, valid: Sequence[bool]) -> pa.Array:
+    """An array as long as `valid`: the rows of `present` in order where it says True, null elsewhere."""
+    if len(present) == len(valid):
+        return present
+    flags = np.asarray(valid, np.bool_)
+    return present.take(pa.array(np.cumsum(flags) - 1, pa.int64(), mask=~flags))
+
+
+class ListShape(Shape):
+    """list, set, frozenset, or tuple of any length: an Arrow list."""
+
+    def __init__(self, text: str, container: type[Collection[Any]], inner: Shape) -> None:
+        self.text, self.arrow_type, self.children = text, pa.list_(inner.arrow_type), (inner,)
+        self.inner = inner
+        self._container: Callable[[list[Any]], Any] = container
+        self.container = container
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, self.container):
+            raise refused(value, self.text)
+        for member in value:
+            self.inner.check(member)
+
+    def key_form(self) -> Form | None:
+        if issubclass(self.container, Set):
+            raise InvalidConfigError(f"{self.text} is not the key type of a map: its members have no order")
+        form = self.inner.key_form()
+        return None if form is None else lambda value: list(map(form, value))
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            if not isinstance(value, self.container):
+                raise refused(value, self.text)
+        members = list(itertools.chain.from_iterable(values))
+        return pa.ListArray.from_arrays(_offsets(values), self.inner.to_arrow(members))
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        self._no_nulls(array)
+        members = self.inner.from_arrow(array.flatten())
+        build = self._container
+        return [build(members[start:stop]) for start, stop in itertools.pairwise(_starts(array))]
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        self.inner.check_column(array.flatten())
+
+
+class DictShape(Shape):
+    """dict: an Arrow map, in the dict's order."""
+
+    def __init__(self, key: Shape, value: Shape) -> None:
+        self.text = f"dict<{key.text},{value.text}>"
+        self.arrow_type, self.children = pa.map_(key.arrow_type, value.arrow_type), (key, value)
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise refused(value, self.text)
+        key_shape, value_shape = self.children
+        for key, member in value.items():
+            key_shape.check(key)
+            value_shape.check(member)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            if not isinstance(value, dict):
+                raise refused(value, self.text)
+        key_shape, value_shape = self.children
+        keys = key_shape.to_arrow(list(itertools.chain.from_iterable(values)))
+        members = value_shape.to_arrow([member for value in values for member in value.values()])
+        return pa.MapArray.from_arrays(_offsets(values), keys, members)
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        self._no_nulls(array)
+        key_shape, value_shape = self.children
+        starts, key_array, value_array = _entries(array)
+        keys = key_shape.from_arrow(key_array)
+        members = value_shape.from_arrow(value_array)
+        return [
+            dict(zip(keys[start:stop], members[start:stop], strict=True)) for start, stop in itertools.pairwise(starts)
+        ]
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        key_shape, value_shape = self.children
+        starts, keys, members = _entries(array)
+        key_shape.check_column(keys)
+        value_shape.check_column(members)
+        if len(keys) and not (isinstance(key_shape, ScalarShape) and _are_distinct(starts, keys)):
+            values = key_shape.from_arrow(keys)
+            for start, stop in itertools.pairwise(starts):
+                if len(set(values[start:stop])) < stop - start:
+                    raise CorruptStateError(f"a {self.text} with a key that it has twice", reason="value encoding")
+
+
+class TupleShape(Shape):
+    """A tuple of fixed length: an Arrow struct with the fields `0`, `1` ..."""
+
+    def __init__(self, members: tuple[Shape, ...]) -> None:
+        self.text = f"tuple<{','.join(member.text for member in members)}>"
+        self.children = members
+        self.arrow_type = pa.struct([(str(index), member.arrow_type) for index, member in enumerate(members)])
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, tuple) or len(value) != len(self.children):
+            raise refused(value, self.text)
+        for member, shape in zip(value, self.children, strict=True):
+            shape.check(member)
+
+    def key_form(self) -> Form | None:
+        return form_of_members([shape.key_form() for shape in self.children])
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            if not isinstance(value, tuple) or len(value) != len(self.children):
+                raise refused(value, self.text)
+        columns = list(zip(*values, strict=True)) if values else [()] * len(self.children)
+        arrays = [shape.to_arrow(column) for shape, column in zip(self.children, columns, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        self._no_nulls(array)
+        columns = [shape.from_arrow(array.field(index)) for index, shape in enumerate(self.children)]
+        return list(zip(*columns, strict=True))
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        for index, shape in enumerate(self.children):
+            shape.check_column(array.field(index))
+
+
+def _offsets(values: Sequence[Collection[Any]]) -> pa.Array:
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    return pa.array(offsets.astype(np.int32))
+
+
+def _entries(array: pa.Array) -> tuple[list[int], pa.Array, pa.Array]:
+    """Of an array of maps: `_starts`, the keys and the values."""
+    starts = _starts(array)
+    first = array.offsets[0].as_py() if len(array) else 0
+    return starts, array.keys.slice(first, starts[-1]), array.items.slice(first, starts[-1])
+
+
+def _are_distinct(starts: list[int], keys: pa.Array) -> bool:
+    """Whether no map has a key twice; keys are equal where Arrow says so."""
+    bounds = np.asarray(starts)
+    sizes = np.diff(bounds)
+    if (sizes <= 1).all():
+        return True
+    numbers = keys.dictionary_encode()
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    places = owners * len(numbers.dictionary) + numbers.indices.to_numpy(zero_copy_only=False)
+    return len(np.unique(places)) == len(places)
+
+
+def _starts(array: pa.Array) -> list[int]:
+    """Where each row's members start among the flattened members of the rows, and where the last row's stop."""
+    lengths = np.zeros(len(array) + 1, np.int64)
+    offsets = array.offsets.to_numpy(zero_copy_only=False) if len(array) else np.zeros(1, np.int32)
+    np.subtract(offsets, offsets[0], out=lengths)
+    starts: list[int] = lengths.tolist()
+    return starts
+
+
+SCALARS: dict[type, Shape] = {
+    bool: ScalarShape("bool", bool, BoolField(), _always),
+    int: ScalarShape("int", int, Int64Field(), lambda value: -(2**63) <= value < 2**63),
+    float: FloatShape(),
+    str: ScalarShape("str", str, Utf8Field(), str.isascii),
+    bytes: ScalarShape("bytes", bytes, BinaryField(), _always),
+    date: ScalarShape("date", date, DateField(), _always),
+    datetime: TimeShape(),
+    Decimal: DecimalShape(),
+}

@@ -1,0 +1,205 @@
+"""Value codecs: a state's declared type -> msgpack bytes, typed Arrow columns, and a text that is stored with snapshots.
+
+The law is that what goes in comes out equal, or is refused at once. Pickle is used for `Pickled` alone, which the user asks
+for. Records are identified by their fields, not by class names, so that classes may move between modules."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_origin
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.serialization.mapkeys import Form
+from holdfast.statebackends.serialization.shapes import OpaqueShape, Shape, refused
+from holdfast.statebackends.serialization.types import ENCODER, python_type_of_arrow, shape_of
+from holdfast.statebackends.serialization.valuetext import parse_type
+from holdfast.statebackends.state import Pickled
+
+T = TypeVar("T")
+
+__all__ = ["Compatibility", "Pickled", "StateValueError", "TypeSpec", "compatibility", "map_text", "migrate", "split_map_text"]
+
+
+_BY_NAME = (
+    "Pickle stores a class by its name, by which workers import it: one of the program itself can't be. Declare the state with a "
+    "dataclass or a msgspec.Struct instead, which is stored by its fields"
+)
+
+
+def _pickle(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:
+        kind = type(value).__qualname__
+        hint = f". {_BY_NAME}" if isinstance(error, pickle.PicklingError) else ""
+        raise StateValueError(f"a {kind} can't be pickled: {error}{hint}", type="pickled", value=kind) from error
+
+
+def _unpickle(encoded: bytes) -> Any:
+    try:
+        return pickle.loads(encoded)
+    except Exception as error:
+        raise CorruptStateError(f"a pickled value can't be loaded: {error}", reason="value encoding") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSpec:
+    """The declared type of a state's values. Made by `of` or `parse`; equal when the texts are."""
+
+    text: str
+    """Canonical; stored with every snapshot."""
+    shape: Shape = field(compare=False, repr=False)
+    _encode: Callable[[Any], bytes] = field(compare=False, repr=False)
+    _decode: Callable[[bytes], Any] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(declared: Any) -> TypeSpec:
+        """The spec of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming what is supported."""
+        if isinstance(declared, TypeSpec):
+            return declared
+        if declared is Pickled or get_origin(declared) is Pickled:
+            return _PICKLED
+        try:
+            return _of(declared)
+        except TypeError as error:
+            raise InvalidConfigError(f"{declared!r} is not a state type: {error}") from error
+
+    @staticmethod
+    def parse(text: str) -> TypeSpec:
+        """The spec of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
+        return _parse(text)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of a column of values."""
+        return self.shape.arrow_type
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that would not come back equal. Raises StateValueError."""
+        self.shape.check(value)
+
+    def encode(self, value: Any) -> bytes:
+        """Msgpack of one value (or its pickle, for `Pickled`). Raises StateValueError."""
+        self.shape.check(value)
+        try:
+            return self._encode(value)
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def encode_as(self, value: Any, form: Form) -> bytes:
+        """Msgpack of what `form` makes of a value that has been checked. Raises StateValueError."""
+        self.shape.check(value)
+        try:
+            return self._encode(form(value))
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def encode_all(self, values: Sequence[Any]) -> list[bytes]:
+        """`encode` of each."""
+        self.shape.check_all(values)
+        try:
+            return list(map(self._encode, values))
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+            return [self.encode(value) for value in values]  # raises for the one at fault
+
+    def decode(self, encoded: bytes) -> Any:
+        """The value of its bytes. Raises CorruptStateError."""
+        try:
+            return self._decode(encoded)
+        except (*UNDECODABLE, ValueError, TypeError) as error:
+            raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        """A column of `arrow_type`. Raises StateValueError."""
+        return self.shape.to_arrow(values)
+
+    def from_arrow(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+        """The values of a column written for this type, or for one that `compatibility` accepts.
+
+        Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        try:
+            return self.shape.from_arrow(array)
+        except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+            raise CorruptStateError(f"a column of {array.type} is not {self.text}: {error}", reason="column type") from error
+
+
+_PICKLED_SHAPE = OpaqueShape("pickled", _pickle, _unpickle)
+_PICKLED_SHAPE.check = lambda value: None  # type: ignore[method-assign]
+_PICKLED = TypeSpec("pickled", _PICKLED_SHAPE, _pickle, _unpickle)
+
+
+def _spec(declared: Any, shape: Shape) -> TypeSpec:
+    return TypeSpec(shape.text, shape, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of(declared: Any) -> TypeSpec:
+    if isinstance(declared, pa.DataType):
+        declared = python_type_of_arrow(declared)
+    return _spec(declared, shape_of(declared))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> TypeSpec:
+    if text == _PICKLED.text:
+        return _PICKLED
+    try:
+        declared = parse_type(text)
+        spec = _spec(declared, shape_of(declared, lenient=True))
+    except RecursionError as error:  # the text may be of a snapshot from anywhere
+        raise InvalidConfigError(f"the type {text[:100]}... is nested too deeply") from error
+    if spec.text != text:
+        raise InvalidConfigError(f"{text!r} is not canonical: {spec.text!r} is")
+    return spec
+
+
+def compatibility(stored_text: str, declared: TypeSpec) -> Compatibility:
+    """Whether values stored under one type can be read under another; evolution.py has the rules."""
+    return worst_verdict(type_changes(stored_text, declared))
+
+
+def type_changes(stored_text: str, declared: TypeSpec) -> list[SchemaChange]:
+    """What differs between a stored type and the declared one."""
+    if stored_text == declared.text:
+        return []
+    try:
+        stored = TypeSpec.parse(stored_text)
+    except InvalidConfigError:
+        return [SchemaChange("", ChangeKind.RETYPED, stored_text, declared.text)]
+    return list(find_changes(stored.shape, declared.shape))
+
+
+def migrate(stored_text: str, declared: TypeSpec, encoded: Sequence[bytes]) -> list[bytes]:
+    """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION.
+
+    Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
+    if stored_text == declared.text:
+        return list(encoded)
+    stored = TypeSpec.parse(stored_text)
+    column = stored.to_arrow([stored.decode(row) for row in encoded])
+    return [declared.encode(value) for value in declared.from_arrow(column)]
+
+
+def map_text(key_text: str, value_text: str) -> str:
+    """Value type text of a map state, whose entries are stored one by one."""
+    return f"map<{key_text},{value_text}>"
+
+
+def split_map_text(text: str) -> tuple[str, str]:
+    """Key and value type texts of a map state. Raises InvalidConfigError."""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "<") - (character == ">")
+        if character == "," and depth == 1 and text.startswith("map<"):
+            return text[len("map<") : position], text[position + 1 : -1]
+    raise InvalidConfigError(f"{text!r} is not the value type of a map state")

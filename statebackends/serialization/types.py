@@ -1,0 +1,256 @@
+"""Which shape a declared Python type has; refuses at graph-building time what would not come back equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NotRequired, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.serialization.recordshapes import MISSING, RecordField, RecordShape
+from holdfast.statebackends.serialization.shapes import SCALARS, DictShape, ListShape, OpaqueShape, OptionalShape, Shape, TupleShape
+
+_OPAQUE_NAMES: dict[Any, str] = {time: "time", timedelta: "timedelta", UUID: "uuid"}
+_COLLECTIONS: dict[Any, str] = {list: "list", set: "set", frozenset: "frozenset"}
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
+_HINT = (
+    "use int, float, bool, str, bytes, date, datetime, Decimal, list[...], dict[...], tuple[...], set[...], "
+    "X | None, a msgspec.Struct, dataclass, NamedTuple or TypedDict; or Pickled, to opt into pickle"
+)
+
+
+def encode_unusual(value: Any) -> Any:
+    """What msgpack gets for a class it doesn't know: the plain value of scalars that Shape.check accepts."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, pa.Scalar):
+        return value.as_py()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, datetime):
+        return datetime.fromisoformat(value.isoformat())
+    if isinstance(value, date):
+        return date(value.year, value.month, value.day)
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        return next(base for base in (list, tuple, set, frozenset, dict) if isinstance(value, base))(value)
+    raise TypeError(f"{type(value).__name__} can't be stored")
+
+
+ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_unusual)
+
+
+def shape_of(python_type: Any, *, lenient: bool = False) -> Shape:
+    """Shape of a declared type. Raises InvalidConfigError.
+
+    lenient: accept records in which an absent key and None look alike (read by tools, never declared)."""
+    return _Builder(lenient).build(python_type)
+
+
+class _Builder:
+    """One walk over a type; remembers the records it is inside of, to refuse recursion."""
+
+    def __init__(self, lenient: bool) -> None:
+        self._lenient = lenient
+        self._open: list[Any] = []
+
+    def build(self, declared: Any) -> Shape:
+        if get_origin(declared) is typing.Annotated:
+            return self._annotated(*get_args(declared))
+        scalar = SCALARS.get(declared) if isinstance(declared, type) else None
+        if scalar is not None:
+            return scalar
+        if declared in _OPAQUE_NAMES:
+            return _opaque(_OPAQUE_NAMES[declared], declared)
+        origin, arguments = get_origin(declared), get_args(declared)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(declared, arguments)
+        if origin in _COLLECTIONS and len(arguments) == 1:
+            inner = self.build(arguments[0])
+            return ListShape(f"{_COLLECTIONS[origin]}<{inner.text}>", origin, inner)
+        if origin is dict and len(arguments) == 2:
+            return DictShape(self._dict_key(arguments[0]), self.build(arguments[1]))
+        if origin is tuple and arguments:
+            return self._tuple(arguments)
+        if isinstance(declared, type) and origin is None:
+            return self._record(declared)
+        raise _refused(declared)
+
+    def _annotated(self, declared: Any, *notes: Any) -> Shape:
+        for note in notes:
+            if isinstance(note, msgspec.Meta):
+                found = [name for name in _CONSTRAINTS if getattr(note, name) is not None]
+                if found:
+                    raise InvalidConfigError(
+                        f"{declared!r} has a constraint ({', '.join(found)}), which would be checked when a value is read back"
+                    )
+        return self.build(declared)
+
+    def _dict_key(self, declared: Any) -> Shape:
+        key = self.build(declared)
+        if not _hashable(key):
+            raise InvalidConfigError(f"{key.text} is not the key type of a dict: use a scalar or a tuple of scalars")
+        return key
+
+    def _tuple(self, arguments: tuple[Any, ...]) -> Shape:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            inner = self.build(arguments[0])
+            return ListShape(f"tuple<{inner.text},...>", tuple, inner)
+        return TupleShape(tuple(self.build(argument) for argument in arguments))
+
+    def _union(self, declared: Any, arguments: tuple[Any, ...]) -> Shape:
+        members = [argument for argument in arguments if argument is not type(None)]
+        if len(members) == 1:
+            return OptionalShape(self.build(members[0]))
+        shapes = [self.build(member) for member in members]
+        text = f"union<{','.join(sorted(shape.text for shape in shapes))}>"
+        shape = _opaque(text, typing.Union[tuple(members)], tuple(shapes))  # noqa: UP007 - made from a list
+        return OptionalShape(shape) if len(members) < len(arguments) else shape
+
+    def _record(self, declared: type) -> Shape:
+        if declared in self._open:
+            raise InvalidConfigError(f"{declared.__name__} contains itself, which no column can hold; use Pickled")
+        self._open.append(declared)
+        try:
+            shape = self._open_record(declared)
+        finally:
+            self._open.pop()
+        return shape if shape.fields else _opaque(shape.text, declared)
+
+    def _open_record(self, declared: type) -> RecordShape:
+        if issubclass(declared, msgspec.Struct):
+            return self._struct(declared)
+        if dataclasses.is_dataclass(declared):
+            return self._dataclass(declared)
+        if issubclass(declared, tuple) and hasattr(declared, "_fields"):
+            hints, defaults = _hints(declared), declared._field_defaults  # type: ignore[attr-defined]
+            fields = [self._field(name, name, hints.get(name), _constant(defaults, name)) for name in declared._fields]
+            return RecordShape("namedtuple", declared, tuple(fields), positional=True)
+        if typing.is_typeddict(declared):
+            return self._typed_dict(declared)
+        raise _refused(declared)
+
+    def _struct(self, declared: type[msgspec.Struct]) -> RecordShape:
+        config = declared.__struct_config__
+        if config.tag is not None:
+            raise InvalidConfigError(f"{declared.__name__}: a tagged struct is not supported as a state type")
+        if config.omit_defaults:
+            raise InvalidConfigError(
+                f"{declared.__name__} has omit_defaults=True: stored values would change with the defaults of a later version"
+            )
+        fields = []
+        for field in msgspec.structs.fields(declared):
+            default: Any = None
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory
+            elif field.default is not msgspec.NODEFAULT:
+                default = _constant({"value": field.default}, "value")
+            fields.append(self._field(field.name, field.encode_name, field.type, default))
+        names = tuple(field.attribute for field in fields)
+        kind = "namedtuple" if config.array_like else "struct"
+        return RecordShape(kind, declared, tuple(fields), positional=getattr(declared, "__match_args__", None) == names)
+
+    def _dataclass(self, declared: Any) -> RecordShape:
+        hints, fields = _hints(declared), []
+        for field in dataclasses.fields(declared):
+            if not field.init:
+                raise InvalidConfigError(f"{declared.__name__}.{field.name} has init=False: it can't be restored")
+            default: Any = None
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory
+            elif field.default is not dataclasses.MISSING:
+                default = _constant({"value": field.default}, "value")
+            fields.append(self._field(field.name, field.name, hints[field.name], default))
+        names = tuple(field.attribute for field in fields)
+        return RecordShape("struct", declared, tuple(fields), positional=getattr(declared, "__match_args__", None) == names)
+
+    def _typed_dict(self, declared: Any) -> RecordShape:
+        hints, fields = _hints(declared), []
+        for name, hint in hints.items():
+            mark = get_origin(hint)
+            inner = get_args(hint)[0] if mark in (NotRequired, typing.Required) else hint
+            # Python does not see the marks of a class whose annotations are texts (`from __future__ import annotations`)
+            required = mark is typing.Required or (mark is not NotRequired and name in declared.__required_keys__)
+            field = self._field(name, name, inner, None if required else (lambda: MISSING))
+            if not required and isinstance(field.shape, OptionalShape) and not self._lenient:
+                raise InvalidConfigError(f"{declared.__name__}[{name!r}] may be absent or None: a column has one null")
+            fields.append(field)
+        return RecordShape("struct", dict, tuple(fields), is_dict=True)
+
+    def _field(self, attribute: str, name: str, declared: Any, default: Any) -> RecordField:
+        try:
+            shape = self.build(declared)
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"field {attribute!r}: {error}") from error
+        return RecordField(attribute, name, shape, default)
+
+
+def _constant(defaults: dict[str, Any], name: str) -> Any:
+    return (lambda: defaults[name]) if name in defaults else None
+
+
+def _opaque(text: str, declared: Any, members: tuple[Shape, ...] = ()) -> Shape:
+    return OpaqueShape(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members)
+
+
+def _hashable(shape: Shape) -> bool:
+    if isinstance(shape, TupleShape):
+        return all(map(_hashable, shape.children))
+    return shape in SCALARS.values()
+
+
+def _hints(declared: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(declared, include_extras=True)
+    except NameError as error:
+        raise InvalidConfigError(f"{declared.__name__}: {error}") from error
+
+
+def _refused(declared: Any) -> InvalidConfigError:
+    return InvalidConfigError(f"{declared!r} is not a state type: {_HINT}")
+
+
+def python_type_of_arrow(data_type: pa.DataType) -> Any:
+    """Declared type for values of an Arrow type; structs become dicts. Raises InvalidConfigError."""
+    arrow = pa.types
+    if arrow.is_dictionary(data_type):
+        return python_type_of_arrow(data_type.value_type)
+    if arrow.is_list(data_type) or arrow.is_large_list(data_type) or arrow.is_fixed_size_list(data_type):
+        return list[python_type_of_arrow(data_type.value_type)]  # type: ignore[misc]
+    if arrow.is_map(data_type):
+        return dict[python_type_of_arrow(data_type.key_type), python_type_of_arrow(data_type.item_type)]  # type: ignore[misc]
+    if arrow.is_struct(data_type):
+        members = {field.name: python_type_of_arrow(field.type) for field in data_type}
+        nullable = {field.name for field in data_type if field.nullable}
+        return typing.TypedDict(  # type: ignore[operator]
+            "Row", {name: member | None if name in nullable else member for name, member in members.items()}
+        )
+    if arrow.is_timestamp(data_type) and (data_type.tz is None or data_type.unit == "ns"):
+        raise InvalidConfigError(f"{data_type} is refused: use timestamp[us, UTC]")
+    for accepts, python_type in _ARROW_SCALARS:
+        if accepts(data_type):
+            return python_type
+    raise InvalidConfigError(f"Arrow type {data_type} is not a state type")
+
+
+_ARROW_SCALARS: tuple[tuple[Any, Any], ...] = (
+    (pa.types.is_boolean, bool),
+    (lambda t: pa.types.is_integer(t) and not pa.types.is_uint64(t), int),
+    (pa.types.is_floating, float),
+    (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t), str),
+    (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t), bytes),
+    (pa.types.is_date32, date),
+    (pa.types.is_timestamp, datetime),
+    (pa.types.is_decimal, Decimal),
+)

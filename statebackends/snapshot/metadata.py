@@ -1,0 +1,163 @@
+"""`_metadata`: the one file that makes a folder a snapshot; JSON inside an envelope that shows any damage.
+
+    {"format":"holdfast-snapshot","version":1,"length":<bytes>,"checksum":"xxh3_128:<hex>","snapshot":{...}}
+
+is one JSON document; length and checksum are those of the bytes of the inner object. It knows records, not storage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
+from holdfast.statebackends.handles import OperatorState, PlaceholderHandle
+from holdfast.statebackends.serialization.key_hash import KEY_HASH_VERSION
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.flows import RECORD_BYTES_MAX
+
+FORMAT = "holdfast-snapshot"
+VERSION = 1
+"""Highest version of the format that this code reads, and the one it writes."""
+
+NATIVE_PROPERTY = "native_backend"
+"""Property of a savepoint in the format NATIVE: the state backend whose own files it holds."""
+
+_HEADER = re.compile(
+    rb'\{"format":"holdfast-snapshot","version":(\d{1,9}),"length":(\d{1,18}),"checksum":"(xxh3_128:[0-9a-f]{32})","snapshot":'
+)
+_HEADER_START = b'{"format":"holdfast-snapshot","version":'
+HEADER_BYTES_MAX = 200
+METADATA_BYTES_MAX = 1 << 30
+"""Of a `_metadata` that somebody names by its path, no more is read: what is longer is none."""
+_TRAILER = b"}\n"
+
+
+class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to know about one completed snapshot; file paths in it are relative to the snapshot's folder."""
+
+    format: Literal["holdfast-snapshot"] = "holdfast-snapshot"
+    version: int = VERSION
+    job_id: str
+    job_name: str
+    checkpoint_id: int
+    kind: Literal["checkpoint", "savepoint", "stop_savepoint"]
+    attempt: int
+    """The deployment of the job that took it."""
+    epoch: int
+    """The leader that completed it."""
+    trigger_timestamp_ms: int
+    completion_timestamp_ms: int
+    key_hash_version: int = KEY_HASH_VERSION
+    operators: tuple[OperatorState, ...] = ()
+    external: tuple[str, ...] = ()
+    """Storage paths outside the folder that a restore needs (a source's materialised input, staged sink files)."""
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    graph: dict[str, Any] | None = None
+    """The job graph's JSON, for tools and preflight; None if unknown."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of state, full."""
+        return sum(operator.size for operator in self.operators)
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(SnapshotMetadata)
+
+
+def encode_metadata(metadata: SnapshotMetadata) -> bytes:
+    """The bytes of `_metadata`. Raises InvalidConfigError on an empty name or uid: absent and empty are not the same."""
+    _validate(metadata, InvalidConfigError)
+    body = _ENCODER.encode(metadata)
+    header = _HEADER_START + b'%d,"length":%d,"checksum":"%s","snapshot":' % (
+        metadata.version,
+        len(body),
+        checksum_of(body).encode("ascii"),
+    )
+    return b"".join((header, body, _TRAILER))
+
+
+def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
+    """The snapshot described by the bytes of `_metadata` at `path` (named in errors).
+
+    Raises UnsupportedVersionError for a newer version, else CorruptStateError for anything but what was written."""
+    body = _open_envelope(data, path)
+    try:
+        metadata = _DECODER.decode(body)
+    except UNDECODABLE as error:
+        raise _corrupt(path, len(data) - len(body) - len(_TRAILER), f"not a snapshot of version {VERSION}: {error}") from error
+    if metadata.key_hash_version != KEY_HASH_VERSION:
+        raise UnsupportedVersionError(
+            f"{path}: key hash version {metadata.key_hash_version} is not known; this Holdfast knows {KEY_HASH_VERSION}",
+            path=path,
+            version=metadata.key_hash_version,
+            supported=KEY_HASH_VERSION,
+        )
+    _validate(metadata, lambda reason: _corrupt(path, 0, reason))
+    return metadata
+
+
+def promised_length(head: bytes) -> int:
+    """How long a `_metadata` that begins so may be: what its header says, or a record's length."""
+    header = _HEADER.match(head[:HEADER_BYTES_MAX])
+    return RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
+
+
+def _open_envelope(data: bytes, path: str) -> memoryview:
+    header = _HEADER.match(data[:HEADER_BYTES_MAX])
+    if header is None:
+        raise _corrupt(path, _header_damage(data), "no snapshot header" if data else "the file is empty")
+    version, length = int(header[1]), int(header[2])
+    if version != VERSION:
+        raise UnsupportedVersionError(
+            f"{path}: snapshot format version {version} is not supported; this Holdfast reads version {VERSION}",
+            path=path,
+            version=version,
+            supported=VERSION,
+        )
+    expected = header.end() + length + len(_TRAILER)
+    if len(data) < expected:
+        raise _corrupt(path, len(data), f"truncated: {expected} bytes expected")
+    body = memoryview(data)[header.end() : header.end() + length]
+    if data[header.end() + length :] != _TRAILER:
+        raise _corrupt(path, header.end() + length, "does not end where its header says")
+    if checksum_of(body) != header[3].decode("ascii"):
+        raise _corrupt(path, header.end(), "the checksum does not match")
+    return body
+
+
+def _header_damage(data: bytes) -> int:
+    """Where a header that doesn't parse stops being one, as far as that can be told."""
+    common = min(len(data), len(_HEADER_START))
+    same = next((at for at in range(common) if data[at] != _HEADER_START[at]), common)
+    return same if same < len(_HEADER_START) else min(len(data), HEADER_BYTES_MAX)
+
+
+def _corrupt(path: str, position: int, reason: str) -> CorruptStateError:
+    return CorruptStateError(f"{path}: corrupt at {position}: {reason}", path=path, operator=None, reason=reason)
+
+
+def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError]) -> None:
+    if not metadata.job_id or not metadata.job_name:
+        raise error("the job's id or name is empty")
+    uids: set[str] = set()
+    for operator in metadata.operators:
+        if not operator.uid or not operator.name or not operator.operator_id:
+            raise error(f"an operator's uid, name or id is empty: {operator.uid!r}, {operator.name!r}")
+        if operator.uid in uids:
+            raise error(f"operator {operator.uid!r} is in the snapshot twice")
+        uids.add(operator.uid)
+        if len(operator.subtasks) != operator.parallelism:
+            raise error(f"operator {operator.uid!r} has {len(operator.subtasks)} subtasks at parallelism {operator.parallelism}")
+        for subtask in operator.subtasks:
+            named = [state.name for handle in subtask.keyed for state in handle.states]
+            if "" in named or "" in [handle.state.name for handle in subtask.operator]:
+                raise error(f"operator {operator.uid!r} has a state with an empty name")
+            for part in chain(*(handle.parts for handle in subtask.keyed), (handle.part for handle in subtask.operator)):
+                if isinstance(part, PlaceholderHandle):
+                    raise error(f"operator {operator.uid!r}: {part.path} is a placeholder that was never resolved")

@@ -1,0 +1,311 @@
+"""Parts of snapshots: written inline or as files, read back against their length and checksum, verified all at once.
+
+All as flows over storage operations. What the bytes of a part mean is for the backends and keyedtables.py."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote
+
+import xxhash
+
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.handles import (
+    PIECE_BYTES_MAX,
+    FileHandle,
+    InlineHandle,
+    OperatorSubtaskState,
+    PlaceholderHandle,
+    SegmentHandle,
+    StateHandle,
+)
+from holdfast.statebackends.layout import is_checkpoint_folder, shared_name
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, promised_length
+from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, TABLE_FORMATS
+from holdfast.statebackends.storage.checksums import Digest, checksum_of
+from holdfast.statebackends.storage.flows import FIRST_BYTES
+from holdfast.statebackends.storage.port import LINKED, Buffer, Flow, InParallel, ReadFile, StatFile, WriteFile
+
+METADATA_NAME = "_metadata"
+VERIFY_BYTES = 2 << 20
+"""Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
+LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
+_NAME_LENGTH_MAX = 100
+_SEGMENT_BYTES_MAX = 255
+_PATH_BYTES_MAX = 1024
+"""Keys of S3 end there."""
+
+
+class ProblemKind(StrEnum):
+    """What is wrong with a file of a snapshot."""
+
+    MISSING = "missing"
+    LENGTH = "length"
+    CHECKSUM = "checksum"
+    PATH = "path"
+    FORMAT = "format"
+    """A table is not in the format that its handle says."""
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProblem:
+    """One file that a restore would fail on."""
+
+    kind: ProblemKind
+    operator: str
+    """Uid; empty for a file that the snapshot as a whole needs."""
+    subtask: int
+    """-1 for a file that the snapshot as a whole needs."""
+    path: str
+    detail: str
+
+    def __str__(self) -> str:
+        owner = f"operator {self.operator!r} subtask {self.subtask}: " if self.operator else ""
+        return f"{owner}{self.path}: {self.detail}"
+
+    def error(self) -> CorruptStateError:
+        return CorruptStateError(str(self), path=self.path, operator=self.operator or None, reason=self.kind.value)
+
+
+def file_name(text: str) -> str:
+    """A file name for any text: other texts, other names. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
+    escaped = re.sub(r"^\.", "%2E", quote(text, safe="-_."))
+    if len(escaped) <= _NAME_LENGTH_MAX:
+        return escaped
+    return f"{escaped[:_NAME_LENGTH_MAX]}~{xxhash.xxh3_64_hexdigest(text.encode('utf-8'))}"
+
+
+def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
+    """Storage path of a part's path relative to the snapshot's folder.
+
+    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths, and
+    for names longer than any file system has them: asking for such a file is no answer about the file."""
+    owner = f"operator {operator!r}: " if operator else ""
+    if any(len(name.encode()) > _SEGMENT_BYTES_MAX for name in path.split("/")) or len(path.encode()) > _PATH_BYTES_MAX:
+        raise CorruptStateError(
+            f"{owner}{path[:_NAME_LENGTH_MAX]!r}... is longer than the name of a file can be",
+            path=path,
+            operator=operator,
+            reason=ProblemKind.PATH.value,
+        )
+    relative = posixpath.normpath(path)
+    leaves = path.startswith("/") or relative in (".", "..") or relative.startswith("../") or "\0" in path
+    is_shared = shared_name(path) is not None and is_checkpoint_folder(folder) and "/" in folder
+    if leaves and not is_shared:
+        raise CorruptStateError(
+            f"{owner}{path!r} leaves the folder {folder} of the snapshot",
+            path=path,
+            operator=operator,
+            reason=ProblemKind.PATH.value,
+        )
+    return posixpath.normpath(posixpath.join(folder, path))
+
+
+def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarget) -> Flow[StateHandle]:
+    """Store one part: inline below the target's threshold, else as the file `<prefix>-<name>` of the snapshot's folder.
+
+    `name` must be unique among the parts of this subtask, and is escaped. The file is durable when the flow ends."""
+    chunks = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
+    length = sum(memoryview(chunk).nbytes for chunk in chunks)
+    if length < target.inline_threshold:
+        return InlineHandle(b"".join(chunks))
+    path = f"{target.file_prefix}-{file_name(name)}"
+    yield WriteFile(f"{target.folder}/{path}", chunks)
+    return FileHandle(path, length, checksum_of(*chunks))
+
+
+def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) -> Flow[bytes]:
+    """The bytes of one part, checked. Raises CorruptStateError naming file and operator."""
+    if isinstance(handle, InlineHandle):
+        return handle.data
+    path = part_path(folder, handle.path, operator=operator)
+    if isinstance(handle, PlaceholderHandle):
+        raise unresolved(handle, operator)
+    more = 1  # of a whole file not more than one byte too many, however long it is now
+    if isinstance(handle, SegmentHandle):
+        more = 0  # its file may go on behind it
+        if not handle.is_inside:
+            raise _damaged(ProblemKind.LENGTH, path, outside_detail(handle), operator)
+    try:
+        data: bytes = yield ReadFile(path, handle.offset, max(handle.length, 0) + more)
+    except ObjectMissingError as error:
+        raise missing(path, operator) from error
+    check_bytes(data, handle, path, operator)
+    return data
+
+
+def missing(path: str, operator: str | None) -> CorruptStateError:
+    """The error for a file that is not there."""
+    return _damaged(ProblemKind.MISSING, path, "the file is missing", operator)
+
+
+def check_bytes(data: Buffer, handle: FileHandle, path: str, operator: str | None) -> None:
+    """Raises CorruptStateError unless these are the bytes of a part, which was read from `path`."""
+    if len(data) > handle.length:
+        raise _damaged(ProblemKind.LENGTH, path, f"longer than {handle.length} bytes", operator)
+    if len(data) != handle.length:
+        raise _damaged(ProblemKind.LENGTH, path, _length_detail(len(data), handle.length), operator)
+    if checksum_of(data) != handle.checksum:
+        raise _damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator)
+
+
+def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
+    """The snapshot in a folder. Raises CorruptStateError, UnsupportedVersionError; ObjectMissingError if there is none."""
+    path = f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
+    return decode_metadata((yield from read_metadata_file(path)), path)
+
+
+def read_metadata_file(path: str) -> Flow[bytes]:
+    """The bytes of a `_metadata` that anybody may have put there: no more of them than its header promises, and one.
+
+    Raises ObjectMissingError."""
+    head: bytes = yield ReadFile(path, 0, FIRST_BYTES)
+    wanted = promised_length(head) + 1
+    if len(head) < FIRST_BYTES or wanted <= FIRST_BYTES:
+        return head[:wanted]
+    rest: bytes = yield ReadFile(path, FIRST_BYTES, wanted - FIRST_BYTES)
+    return head + rest
+
+
+def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:
+    """Every file that is missing, of the wrong length or with the wrong checksum; external ones are not looked at.
+
+    checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once, and tables have
+    to begin and end as those of their format do."""
+    problems: list[SnapshotProblem | None] = []
+    looks: list[Flow[SnapshotProblem | None]] = []
+    sizes: list[int] = []
+    seen: set[tuple[FileHandle, str]] = set()
+    for operator in metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            for handle, table_format in formatted_files(state):
+                if (handle, table_format) in seen:
+                    continue
+                seen.add((handle, table_format))
+                if metadata.kind != "checkpoint" and shared_name(handle.path) is not None:
+                    detail = "leaves the folder of the savepoint"
+                    problems.append(SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail))
+                else:
+                    looks.append(verify_file(handle, folder, operator.uid, subtask, table_format, checksums=checksums))
+                    sizes.append(min(handle.length, VERIFY_BYTES) if checksums else 0)
+    problems += yield InParallel(looks, sizes)
+    return [problem for problem in problems if problem is not None]
+
+
+def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
+    """Files of one subtask's state; inline parts are left out."""
+    return (handle for handle, _ in formatted_files(state))
+
+
+def formatted_files(state: OperatorSubtaskState) -> Iterator[tuple[FileHandle, str]]:
+    """As `file_handles`, each with the format of the table in it; empty for what is no table."""
+    for keyed in state.keyed:
+        table_format = keyed.format if keyed.format in (*TABLE_FORMATS, DELTA_FORMAT) else ""
+        for part in keyed.parts:
+            if isinstance(part, FileHandle):
+                yield part, table_format
+    for listed in state.operator:
+        if isinstance(listed.part, FileHandle):
+            yield listed.part, ""
+
+
+def verify_file(
+    handle: FileHandle, folder: str, operator: str, subtask: int, table_format: str = "", *, checksums: bool = True
+) -> Flow[SnapshotProblem | None]:
+    """What is wrong with one file of a subtask; None if nothing is. Raises StorageUnavailableError naming the operator."""
+    try:
+        return (yield from file_problem(handle, folder, operator, subtask, table_format, checksums=checksums))
+    except StorageUnavailableError as error:
+        raise of_operator(error, operator, subtask) from error
+
+
+def file_problem(
+    handle: FileHandle, folder: str, operator: str, subtask: int, table_format: str = "", *, checksums: bool = True
+) -> Flow[SnapshotProblem | None]:
+    """As `verify_file`; raises StorageUnavailableError as storage does."""
+    try:
+        path = part_path(folder, handle.path)
+    except CorruptStateError as error:
+        return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, str(error))
+    problem = yield from piece_problem(handle, path, operator, subtask)
+    if problem is not None:
+        return problem
+    if not checksums:
+        return None
+    ends = FileEnds()
+    if (yield from _checksum(path, handle.offset, handle.length, ends)) != handle.checksum:
+        return SnapshotProblem(ProblemKind.CHECKSUM, operator, subtask, path, "the checksum does not match")
+    if detail := wrong_format(table_format, ends):
+        return SnapshotProblem(ProblemKind.FORMAT, operator, subtask, path, detail)
+    return None
+
+
+def piece_problem(handle: FileHandle, path: str, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:
+    """What is wrong with the length of a file, without looking at its content."""
+    size: int | None = yield StatFile(path, own_names(path, handle.path))
+    if size is None:
+        return SnapshotProblem(ProblemKind.MISSING, operator, subtask, path, "the file is missing")
+    if size == LINKED:
+        return SnapshotProblem(ProblemKind.PATH, operator, subtask, path, LINK_DETAIL)
+    if size != handle.file_length:
+        return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, _length_detail(size, handle.file_length))
+    if isinstance(handle, SegmentHandle) and not handle.is_inside:
+        return SnapshotProblem(ProblemKind.LENGTH, operator, subtask, path, outside_detail(handle))
+    return None
+
+
+def own_names(joined: str, path: str) -> int:
+    """Of a part's `path`, which is `joined` in its storage: how many names at the end of it belong to the snapshot alone.
+
+    A folder of savepoints may be a link, but nothing in one, which would not come along when it is moved, and may change under it.
+    What lies in a job's directory is the coordinator's."""
+    names = posixpath.normpath(path).split("/")
+    folder = "/".join(joined.split("/")[: -len(names)])
+    return 0 if names[0] == ".." or is_checkpoint_folder(folder) else len(names)
+
+
+def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
+    """The same error, saying whose file could not be read."""
+    fields = {**error.fields, "operator": operator, "subtask": subtask}
+    return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
+
+
+def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | None]:
+    """Checksum of a piece of a file, and how it begins and ends; None if it vanished meanwhile."""
+    digest = Digest()
+    for offset in range(start, start + length, VERIFY_BYTES):
+        try:
+            piece: bytes = yield ReadFile(path, offset, min(VERIFY_BYTES, start + length - offset))
+        except ObjectMissingError:
+            return None
+        digest.add(piece)
+        ends.add(piece)
+    return digest.checksum
+
+
+def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateError:
+    """The error for a placeholder in a snapshot: nobody knows which bytes it stands for."""
+    return _damaged(ProblemKind.PATH, handle.path, "a placeholder that was never resolved", operator)
+
+
+def outside_detail(handle: SegmentHandle) -> str:
+    """What is wrong with a piece that can't be in its file."""
+    if PIECE_BYTES_MAX < handle.length <= handle.file_length:
+        return f"a piece of {handle.length} bytes; none has more than {PIECE_BYTES_MAX}"
+    return f"a piece of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
+
+
+def _length_detail(found: int, expected: int) -> str:
+    return f"{found} bytes instead of {expected}"
+
+
+def _damaged(kind: ProblemKind, path: str, detail: str, operator: str | None) -> CorruptStateError:
+    owner = f"operator {operator!r}: " if operator else ""
+    return CorruptStateError(f"{owner}{path}: {detail}", path=path, operator=operator, reason=kind.value)

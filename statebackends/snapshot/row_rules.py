@@ -1,0 +1,255 @@
+"""What a row of keyed state must be, whoever wrote the table: the one rule that restores and all tools apply.
+
+A row's key group is that of its key, and one of its handle; there is one row for a key and namespace (for a map's entry, a list's
+position, a timer's time); values decode. Judged column by column, with no Python call per row but for msgpack."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.statebackends.columnar.accumulators import part_columns_of_text
+from holdfast.statebackends.columnar.key_index import distinct_codes
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
+from holdfast.statebackends.serialization.column_types import fitted
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
+from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.shapes import OptionalShape, ScalarShape, Shape
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateCodec
+from holdfast.statebackends.serialization.storedcodecs import codec_of_meta
+from holdfast.statebackends.snapshot.deltas import TOMBSTONE_COLUMN, row_codes, tombstones
+from holdfast.statebackends.snapshot.list_order import in_list_order, positions_of
+from holdfast.statebackends.snapshot.sources import TIME
+from holdfast.statebackends.snapshot.tables import keyed_table_schema
+
+_BUCKETS = 1 << 20
+_GOLDEN = np.uint32(0x9E3779B1)
+_ENTRY = "entry"
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """The rows of one state of one operator. Errors are ValueError, CorruptStateError, InvalidKeyError and pyarrow's: the caller
+    names file and operator."""
+
+    key_type: KeyType
+    max_parallelism: int
+    meta: StateMeta
+    codec: StateCodec | None
+    """Of the type that was stored; None: a state with columns of its own."""
+    schema: pa.Schema
+    """Every column that a row must have, in its canonical type."""
+
+    @staticmethod
+    def of(meta: StateMeta, key_type: KeyType, max_parallelism: int, found: pa.Schema | None = None) -> RowRules:
+        """Of a stored state. `found`: the schema of one of its tables, which names the columns of columnar state.
+
+        Raises InvalidConfigError for a type that can't be read."""
+        codec = codec_of_meta(meta)
+        if codec is not None:
+            map_key = None if codec.map_key is None else codec.map_key.arrow_type
+            return RowRules(
+                key_type, max_parallelism, meta, codec, keyed_table_schema(key_type, meta, codec.value_fields, map_key=map_key)
+            )
+        if meta.kind == TIMERS_KIND:
+            own: Sequence[pa.Field] = [pa.field(TIME, pa.int64(), nullable=False)]
+            return RowRules(key_type, max_parallelism, meta, None, keyed_table_schema(key_type, meta, own))
+        own = _columnar_fields(meta, key_type, found)
+        schema = keyed_table_schema(key_type, meta, own, namespace=pa.int64())
+        return RowRules(key_type, max_parallelism, meta, None, schema)
+
+    @property
+    def identity(self) -> list[str]:
+        """Columns that say what a row is about, its key group first."""
+        own = {"map": [MAP_KEY], "list": [POSITION], TIMERS_KIND: [TIME]}.get(self.meta.kind, [])
+        return [KEY_GROUP, *key_columns(self.key_type), NAMESPACE, *own]
+
+    def canonical(self, rows: pa.Table | pa.RecordBatch, names: Collection[str] | None = None) -> pa.Table:
+        """The rows with the state's columns, or those of these names, in their types; further columns stay as they are.
+
+        In a delta run, what stands beside a tombstone means nothing and is not looked at."""
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        for field in self.schema:
+            if names is not None and field.name not in names:
+                continue
+            index = table.schema.get_field_index(field.name)
+            if index < 0:
+                raise ValueError(f"no column {field.name!r}, or twice")
+            column = table.column(index)
+            # A position is judged as it is: one of another type is refused by the rule of lists.
+            if column.type != field.type and not (field.name == POSITION and not pa.types.is_integer(column.type)):
+                is_nullable = field.nullable or column.null_count > 0  # beside tombstones; judged later
+                table = table.set_column(index, field.with_nullable(is_nullable), self._fitted(column, field))
+        return table
+
+    def judged(self, table: pa.Table) -> pa.Table:
+        """`canonical` rows of whole key groups that have passed `judge`."""
+        table = self.canonical(table)
+        self.judge(table)
+        return table
+
+    def judge(self, table: pa.Table) -> None:
+        """Rows of whole key groups, as `canonical` gives them: a whole table, a delta run, or a part of one."""
+        if TOMBSTONE_COLUMN in table.schema.names:
+            present = ~tombstones(table)
+            self.judge_values(table if present.all() else table.filter(pa.array(present)))
+            if self.meta.kind in ("map", "list"):  # each of whose rows stands for a key as a whole
+                self.judge_identities(table.filter(pa.array(present)))
+                return
+        else:
+            self.judge_values(table)
+        self.judge_identities(table)
+
+    def judge_values(self, table: pa.Table, names: Collection[str] | None = None) -> None:
+        """All columns, or these: no null where there can't be one, and values that decode."""
+        for field in self.schema:
+            if names is not None and field.name not in names:
+                continue
+            if field.name == POSITION:
+                if len(table):
+                    positions_of(table)
+                continue
+            column = table.column(field.name)
+            if not field.nullable and column.null_count:
+                raise ValueError(f"null in column {field.name!r}")
+            shape = self._shape(field.name)
+            for chunk in column.chunks:
+                try:
+                    chunk.validate(full=True)
+                    if shape is not None:
+                        shape.check_column(chunk)
+                except (ValueError, CorruptStateError) as error:
+                    raise ValueError(f"column {field.name!r}: {error}") from error
+
+    def judge_identities(self, table: pa.Table) -> None:
+        """Key groups that are those of the keys, and no row twice. All rows of a key must be in the table."""
+        if not len(table):
+            return
+        keys = self._keys(table)
+        given = table.column(KEY_GROUP).to_numpy()
+        wrong = np.flatnonzero(keys.key_groups != given)
+        if len(wrong):
+            row = int(wrong[0])
+            key, group = keys.take([row]).values()[0], keys.key_groups[row]
+            raise ValueError(f"{len(wrong)} rows have a wrong {KEY_GROUP}: that of key {key!r} is {group}")
+        if self.meta.kind == "list":
+            in_list_order(table.select(self.identity), self.key_type, self.max_parallelism)
+            return
+        twice = self.repeated(table, keys)
+        if twice is not None:
+            raise ValueError(f"two rows have {twice}")
+
+    def repeated(self, table: pa.Table, keys: ArrowKeyColumn | None = None) -> dict[str, Any] | None:
+        """What two rows have that only one may have; None: there are none such. All rows of a key must be in the table."""
+        if len(table) < 2:
+            return None
+        entries = self._entries(table)
+        suspects = _suspects(self._hashes(table, keys or self._keys(table), entries))
+        if not len(suspects):
+            return None
+        names = [*key_columns(self.key_type), NAMESPACE]
+        picked = table.select(names).take(pa.array(suspects)).combine_chunks()
+        if entries is not None:
+            picked = picked.append_column(_ENTRY, pa.array(entries[suspects]))
+        codes, _ = row_codes([picked], self.key_type, self.max_parallelism, () if entries is None else (_ENTRY,))
+        order = np.argsort(codes, kind="stable")
+        for place in np.flatnonzero(codes[order][1:] == codes[order][:-1]).tolist():
+            first, second = (int(suspects[order[place + step]]) for step in (0, 1))
+            if self._are_equal(table, first, second):
+                return {name: table.column(name)[second].as_py() for name in self.identity[1:]}
+        return None
+
+    def _fitted(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+        try:
+            chunks = [fitted(chunk, field.type, self._shape(field.name)) for chunk in column.chunks]
+        except (ValueError, pa.ArrowException) as error:
+            raise ValueError(f"column {field.name!r}: {error}") from error
+        return pa.chunked_array(chunks, field.type)
+
+    def _shape(self, column: str) -> Shape | None:
+        if self.codec is None:
+            return None
+        spec = self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
+        return None if spec is None else spec.shape
+
+    def _keys(self, table: pa.Table) -> ArrowKeyColumn:
+        arrays = [table.column(name) for name in key_columns(self.key_type)]
+        return self.key_type.column(arrays, max_parallelism=self.max_parallelism)
+
+    def _hashes(self, table: pa.Table, keys: ArrowKeyColumn, entries: _Rows | None) -> npt.NDArray[np.uint32]:
+        hashes = keys.hashes().astype(np.uint32)
+        namespaces = table.column(NAMESPACE)
+        if pc.any(pc.not_equal(namespaces, namespaces[0])).as_py():
+            codes, _ = distinct_codes(namespaces.combine_chunks())
+            hashes = hashes * np.uint32(31) ^ (codes.astype(np.uint32) * _GOLDEN)
+        if entries is not None:
+            numbers = entries.view(np.uint64)
+            hashes = hashes * np.uint32(31) ^ ((numbers ^ (numbers >> np.uint64(32))).astype(np.uint32) * _GOLDEN)
+        return hashes
+
+    def _entries(self, table: pa.Table) -> _Rows | None:
+        """A number for what tells the rows of a key apart, equal for equal ones; None where a key has one row."""
+        if self.meta.kind == "list":
+            positions: _Rows = table.column(POSITION).to_numpy().astype(np.int64)
+            return positions
+        if self.meta.kind == TIMERS_KIND:
+            times: _Rows = table.column(TIME).to_numpy().astype(np.int64)
+            return times
+        if self.codec is None or self.codec.map_key is None:
+            return None
+        return _codes_of_map_keys(self.codec, table.column(MAP_KEY).combine_chunks())
+
+    def _are_equal(self, table: pa.Table, first: int, second: int) -> bool:
+        """As Python sees them: a NaN in a map's key is not another one, though their bytes are the same."""
+        if self.codec is None or self.codec.map_key is None:
+            return True
+        column = table.column(MAP_KEY)
+        keys = [self.codec.map_key.from_arrow(column.slice(row, 1).combine_chunks())[0] for row in (first, second)]
+        try:
+            return bool(keys[0] == keys[1])
+        except ArithmeticError:  # a signalling NaN
+            return False
+
+
+def _codes_of_map_keys(codec: StateCodec, column: pa.Array) -> _Rows:
+    """Equal for map keys that are equal, whatever their spelling."""
+    assert codec.map_key is not None
+    shape = codec.map_key.shape
+    inner = shape.inner if isinstance(shape, OptionalShape) else shape
+    numbers: _Rows = np.arange(len(column))
+    if not pa.types.is_nested(column.type):
+        encoded = column.dictionary_encode(null_encoding="encode")
+        numbers, column = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary
+        if isinstance(inner, ScalarShape):
+            return numbers
+    codes: dict[bytes, int] = {}
+    spelt = [codes.setdefault(codec.encode_entry(key), len(codes)) for key in codec.map_key.from_arrow(column)]
+    return np.asarray(spelt, np.int64)[numbers] if spelt else numbers
+
+
+def _suspects(hashes: npt.NDArray[np.uint32]) -> _Rows:
+    """Rows that may be equal to another: those with equal hashes, and few others."""
+    ordered = np.sort(hashes)
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(again):
+        return np.empty(0, np.int64)
+    touched = np.zeros(_BUCKETS, np.bool_)
+    touched[again % _BUCKETS] = True
+    return np.flatnonzero(touched[hashes % _BUCKETS])
+
+
+def _columnar_fields(meta: StateMeta, key_type: KeyType, found: pa.Schema | None) -> list[pa.Field]:
+    if found is None:
+        return []
+    own = [field for field in found if field.name not in (KEY_GROUP, NAMESPACE, TOMBSTONE_COLUMN, *key_columns(key_type))]
+    known = part_columns_of_text(meta.value_type, [field.name for field in own])
+    return own if known is None else known

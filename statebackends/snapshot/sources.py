@@ -1,0 +1,287 @@
+"""Frozen state as sources of tables: what a barrier froze on the loop thread, turned into tables on a pool thread.
+
+One source is one state of one subtask. The flow that encodes and writes them is here too, since it is the same for all
+backends; which sources there are is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowProvider
+from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, NumpyColumnarState
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
+from holdfast.statebackends.heap.changes import ChangedKeys
+from holdfast.statebackends.heap.layers import MISSING, lookup, visible_chunks
+from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
+from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
+from holdfast.statebackends.snapshot.deltas import delta_run
+from holdfast.statebackends.snapshot.partwriter import PartsWriter
+from holdfast.statebackends.snapshot.rows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
+from holdfast.statebackends.snapshot.sorting import RowStream, stable_order
+from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group
+from holdfast.statebackends.state import KeyColumn
+from holdfast.statebackends.storage.port import Flow
+
+TIME = "time"
+"""Column of a timer's time, int64 ms."""
+
+
+class TableSource(Protocol):
+    """The rows of one state at one barrier."""
+
+    meta: StateMeta
+
+    def stream(self) -> RowStream:
+        """Pool thread, once: sorted by key group."""
+
+    def release(self) -> None:
+        """Loop thread: the frozen rows are not needed any more."""
+
+
+class ChangingSource(TableSource, Protocol):
+    """One that can also tell what changed since an earlier barrier."""
+
+    def mark(self, barrier: int, base: int) -> None:
+        """Loop thread, right after it was made: note what changed before this barrier. No base below `base` will be asked for."""
+
+    def changes(self, base: int) -> pa.Table | None:
+        """Pool thread, at most once, before `stream` if that is called too: a delta run upon the checkpoint `base`.
+
+        None: what changed since is not known."""
+
+
+class GenerationsSource:
+    """A value, list, map, reducing or aggregating state in memory: all its namespaces."""
+
+    def __init__(
+        self,
+        rows: KeyedRows,
+        codec: StateCodec,
+        tables: Sequence[tuple[bytes, Generations]],
+        horizon_ms: int | None = None,
+        complete_from: int = 0,
+    ) -> None:
+        """`horizon_ms`: what is stamped at or before it has expired, and is left out. `complete_from`: the lowest base since which
+        every namespace that is not among `tables` told its changes."""
+        self._horizon_ms = horizon_ms
+        self.meta = codec.meta
+        self._rows = rows
+        self._codec = codec
+        self._complete_from = complete_from
+        self._frozen = [(namespace, generations, generations.freeze()) for namespace, generations in tables]
+        self._changed: list[ChangedKeys] | None = None
+
+    def mark(self, barrier: int, base: int) -> None:
+        self._changed = [generations.mark(barrier, base) for _, generations, _ in self._frozen]
+
+    def stream(self) -> RowStream:
+        rows = self._rows.stream(self._codec, self._unexpired(self._all_chunks()))
+        self._done()
+        return rows
+
+    def changes(self, base: int) -> pa.Table | None:
+        changed = self._changed
+        if changed is None or base < max([self._complete_from, *(each.complete_from for each in changed)]):
+            return None
+        asked: list[tuple[bytes, list[bytes]]] = []
+        shown: dict[bytes, set[bytes]] = {}
+        chunks = list(self._unexpired(self._changed_chunks(base, changed, asked)))
+        for namespace, keys, _ in chunks:
+            shown.setdefault(namespace, set()).update(keys)
+        gone = [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
+        run = delta_run(self._rows.table(self._codec, chunks), self._rows.key_columns_of(gone))
+        self._done()
+        return run
+
+    def _all_chunks(self) -> Iterator[Chunk]:
+        rows = ROWS_PER_BATCH if self._codec.kind in ("list", "map") else KEYS_PER_STRETCH
+        for namespace, generations, layers in self._frozen:
+            with generations.lock:
+                for keys, values in visible_chunks(layers, rows, maps=self._codec.kind == "map"):
+                    yield namespace, keys, values
+
+    def _unexpired(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+        return chunks if self._horizon_ms is None else unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+
+    def _changed_chunks(self, base: int, changed: Sequence[ChangedKeys], asked: list[tuple[bytes, list[bytes]]]) -> Iterator[Chunk]:
+        """Those that are there; `asked` gets the keys that changed."""
+        for (namespace, generations, layers), since in zip(self._frozen, changed, strict=True):
+            with generations.lock:
+                for keys in since.chunks(base, ROWS_PER_BATCH):
+                    asked.append((namespace, keys))
+                    values = lookup(keys, layers, maps=self._codec.kind == "map")
+                    there = [value is not MISSING for value in values]
+                    yield namespace, list(compress(keys, there)), list(compress(values, there))
+
+    def _done(self) -> None:
+        """What was frozen and forgotten is put away here, not on the loop thread."""
+        for changed in self._changed or ():
+            changed.forgotten.clear()
+        for _, generations, layers in self._frozen:
+            generations.fold(layers)
+
+    def release(self) -> None:
+        for _, generations, layers in self._frozen:
+            generations.thaw(len(layers))
+
+
+class ColumnarSource:
+    """A columnar state: its namespaces are int64."""
+
+    def __init__(self, rows: KeyedRows, meta: StateMeta, state: NumpyColumnarState) -> None:
+        self.meta = meta
+        self._rows = rows
+        self._state = state
+        self._fields = state.part_fields
+        self._frozen = state.freeze()
+        self._changes: ColumnarChanges | None = None
+
+    def mark(self, barrier: int, base: int) -> None:
+        self._changes = self._state.mark(barrier, base)
+
+    def stream(self) -> RowStream:
+        return RowStream.of(self._table(self._frozen.columns()))
+
+    def changes(self, base: int) -> pa.Table | None:
+        found = None if self._changes is None else self._frozen.changed_columns(self._changes, base)
+        if found is None:
+            return None
+        replaced, columns = found
+        return delta_run(self._table(columns), [], replaced)
+
+    def _table(self, columns_of_rows: Columns) -> pa.Table:
+        keys, namespaces, parts = columns_of_rows
+        schema = keyed_table_schema(self._rows.key_type, self.meta, self._fields, namespace=pa.int64())
+        column = self._rows.key_type.column(keys, max_parallelism=self._rows.max_parallelism, operator=self._rows.operator)
+        order = pa.array(stable_order(column.key_groups))
+        columns = [pa.array(column.key_groups), *column.arrays, namespaces, *parts]
+        return pa.Table.from_arrays([array.take(order) for array in columns], schema=schema)
+
+    def release(self) -> None:
+        self._frozen.release()
+
+
+class TimerSource:
+    """Timers of a provider."""
+
+    def __init__(self, rows: KeyedRows, name: str, provider: TimerRowProvider) -> None:
+        self.meta = timer_meta(name, rows.key_type)
+        self._rows = rows
+        self._frozen = provider.freeze()
+
+    def mark(self, barrier: int, base: int) -> None:
+        self._frozen.mark(barrier, base)
+
+    def stream(self) -> RowStream:
+        return RowStream.of(sort_by_key_group(self._table(self._columns(list(self._frozen.rows())))))
+
+    def changes(self, base: int) -> pa.Table | None:
+        found = self._frozen.changes(base)
+        if found is None:
+            return None
+        present, removed = found
+        return delta_run(self._table(self._columns(present)), self._columns(removed))
+
+    def _table(self, columns: list[pa.Array]) -> pa.Table:
+        schema = keyed_table_schema(self._rows.key_type, self.meta, [pa.field(TIME, pa.int64(), nullable=False)])
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _columns(self, timers: list[TimerRow]) -> list[pa.Array]:
+        times, keys, namespaces, groups = zip(*timers, strict=True) if timers else ((), (), (), ())
+        return [
+            pa.array(groups, pa.int32()),
+            *self._rows.key_type.arrays_of_encoded(keys),
+            pa.array(namespaces, pa.binary()),
+            pa.array(times, pa.int64()),
+        ]
+
+    def release(self) -> None:
+        self._frozen.release()
+
+
+class RestoredSource:
+    """Timers that were restored and that nobody has asked for yet: handed on as they are."""
+
+    def __init__(self, meta: StateMeta, table: pa.Table) -> None:
+        self.meta = meta
+        self._table = table
+
+    def stream(self) -> RowStream:
+        return RowStream.of(sort_by_key_group(self._table))
+
+    def mark(self, barrier: int, base: int) -> None:
+        """They don't change."""
+
+    def changes(self, base: int) -> pa.Table | None:
+        return delta_run(self._table.slice(0, 0), [])
+
+    def release(self) -> None:
+        """The table is immutable."""
+
+
+def timer_meta(name: str, key_type: KeyType) -> StateMeta:
+    return StateMeta(name, TIMERS_KIND, TIMERS_VALUE_TYPE, key_type.text)
+
+
+def timer_rows(rows: KeyedRows, table: pa.Table) -> list[TimerRow]:
+    """Timers of a table read by decode_keyed_table. Raises CorruptStateError."""
+    if TIME not in table.column_names or table.column(TIME).type != pa.int64() or table.column(TIME).null_count:
+        raise CorruptStateError(f"no column {TIME!r} of int64 without nulls", reason="table")
+    keys = _keys(rows, table).encoded()
+    columns = [table.column(name).to_pylist() for name in (TIME, NAMESPACE, KEY_GROUP)]
+    return [(time, key, namespace, group) for key, time, namespace, group in zip(keys, *columns, strict=True)]
+
+
+def columnar_rows(
+    rows: KeyedRows, state: NumpyColumnarState, table: pa.Table
+) -> tuple[KeyColumn, npt.NDArray[np.int64], list[pa.Array]]:
+    """What NumpyColumnarState.load takes, of a table read by decode_keyed_table. Raises CorruptStateError."""
+    if table.schema.field(NAMESPACE).type != pa.int64():
+        raise CorruptStateError("the namespace of columnar state is int64", reason="table")
+    parts = []
+    for field in state.part_fields:
+        if field.name not in table.column_names or (table.column(field.name).null_count and not field.nullable):
+            raise CorruptStateError(f"no column {field.name!r}, or nulls in it", reason="table")
+        parts.append(table.column(field.name).combine_chunks().cast(field.type))
+    namespaces: npt.NDArray[np.int64] = table.column(NAMESPACE).to_numpy()
+    return _keys(rows, table), namespaces, parts
+
+
+def _keys(rows: KeyedRows, table: pa.Table) -> Any:
+    arrays = [table.column(name) for name in key_columns(rows.key_type)]
+    return rows.key_type.column(arrays, max_parallelism=rows.max_parallelism, operator=rows.operator)
+
+
+def write_tables(
+    sources: Sequence[TableSource],
+    key_groups: KeyGroupRange,
+    target: SnapshotTarget,
+    admit: Callable[[int], None] | None = None,
+) -> Flow[KeyedStateHandle]:
+    """One part per source, empty ones included, so that a restore sees every state that was declared.
+
+    `admit` is told the bytes encoded so far after each part, and may raise."""
+    table_format: TableFormat = "parquet" if target.canonical else "arrow"
+    writer = PartsWriter(target)
+    parts = []
+    size = 0
+    for source in sources:
+        data = encode_keyed_table(source.stream(), table_format)
+        size += data.size
+        if admit is not None:
+            admit(size)
+        parts.append(writer.add(memoryview(data), f"{source.meta.name}.{table_format}"))
+        if writer.is_full:
+            yield from writer.store()
+    yield from writer.store()
+    metas = tuple(source.meta for source in sources)
+    return KeyedStateHandle(key_groups, table_format, metas, tuple(part.handle for part in parts))

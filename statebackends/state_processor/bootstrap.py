@@ -1,0 +1,238 @@
+"""A canonical savepoint that no job took: states made of rows that come from elsewhere, for a job to start with history."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from holdfast.statebackends.columnar.state import part_fields_of
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import state_meta
+from holdfast.statebackends.serialization.storedcodecs import codec_of_meta
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.snapshot.rows import KeyedRows
+from holdfast.statebackends.snapshot.sources import TIME, timer_meta
+from holdfast.statebackends.snapshot.tables import keyed_table_schema
+from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.edit import CANONICAL, Batches
+from holdfast.statebackends.state_processor.entries import EntryLists
+from holdfast.statebackends.state_processor.ranges import RangeTask, WrittenRange
+from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.state_processor.sorting import KeyGroupSorter
+from holdfast.statebackends.state_processor.tablefiles import TableFiles
+from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
+from holdfast.statebackends.storage.port import Storage
+
+JOB_ID = "0" * 32
+"""Of no job: a name's hash is never this."""
+CHECKPOINT_ID = 1
+"""A job that starts from the savepoint goes on with the next id."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """One keyed state of one operator, and where its rows come from."""
+
+    layout: StateLayout
+    batches: Batches
+
+    @property
+    def uid(self) -> str:
+        return self.layout.operator
+
+    @property
+    def meta(self) -> StateMeta:
+        return self.layout.meta
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadState:
+    """One keyed state of one operator whose files other processes write, each those of some subtasks."""
+
+    layout: StateLayout
+    write: Callable[[RangeTask], Iterable[WrittenRange]]
+    """Have all rows written, each subtask's by one task, and say what was. A subtask without rows needs no file."""
+
+    @property
+    def uid(self) -> str:
+        return self.layout.operator
+
+    @property
+    def meta(self) -> StateMeta:
+        return self.layout.meta
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntries:
+    """One operator state of one operator, and where its entries come from."""
+
+    uid: str
+    meta: StateMeta
+    batches: Batches
+
+
+AnyState: TypeAlias = NewState | SpreadState | NewEntries
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the savepoint says of the job that it stands for."""
+
+    job_name: str
+    max_parallelism: int
+    parallelism: int
+    created_ms: int
+
+    def check(self) -> None:
+        """Raises InvalidConfigError."""
+        check_parallelism(self.max_parallelism, self.parallelism)
+        if not self.job_name.strip():
+            raise InvalidConfigError("the savepoint's job needs a name", setting="job_name")
+
+
+def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyType, shape: Shape) -> StateLayout:
+    """The table of a declared state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
+    if isinstance(descriptor, OperatorListStateDescriptor):
+        reason = f"{descriptor.kind} is not keyed state: give its entries by with_operator_state"
+        raise InvalidConfigError(f"operator {uid!r}, state {descriptor.name!r}: {reason}", operator=uid, state=descriptor.name)
+    meta = state_meta(descriptor, key_type)
+    if isinstance(descriptor, ColumnarStateDescriptor):
+        schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
+        return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
+    codec = codec_of_meta(meta)
+    assert codec is not None
+    schema = KeyedRows(key_type, shape.max_parallelism, uid).schema(codec)
+    return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, codec, shape.created_ms)
+
+
+def layout_of_timers(uid: str, name: str, key_type: KeyType, shape: Shape) -> StateLayout:
+    """The table of the timers of an operator that are stored under a name."""
+    meta = timer_meta(name, key_type)
+    schema = keyed_table_schema(key_type, meta, [pa.field(TIME, pa.int64(), nullable=False)])
+    return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
+
+
+def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
+    """Write the states into a folder that is new or empty, `_metadata` last.
+
+    Raises InvalidConfigError for a state that is there twice, or an operator of several key types; InvalidKeyError and
+    StateValueError naming operator, state and row. Then the folder is as it was."""
+    shape.check()
+    by_operator = grouped(states)
+    with claimed_folder(storage, folder, "bootstrap") as target:
+        operators = tuple(new_operator(uid, own, shape, target, storage) for uid, own in sorted(by_operator.items()))
+        metadata = SnapshotMetadata(
+            job_id=JOB_ID,
+            job_name=shape.job_name,
+            checkpoint_id=CHECKPOINT_ID,
+            kind="savepoint",
+            attempt=0,
+            epoch=0,
+            trigger_timestamp_ms=shape.created_ms,
+            completion_timestamp_ms=shape.created_ms,
+            operators=operators,
+            properties={"bootstrap": "true"},
+        )
+        target.finish(METADATA_NAME, encode_metadata(metadata))
+    return StoredSnapshot(metadata, storage, folder)
+
+
+def grouped(states: Sequence[AnyState], kept: Mapping[str, Sequence[StateMeta]] | None = None) -> dict[str, list[AnyState]]:
+    """The states of each operator by uid. `kept`: those that an operator has besides.
+
+    Raises InvalidConfigError as `write_savepoint` does."""
+    found: dict[str, list[AnyState]] = {}
+    for state in states:
+        found.setdefault(state.uid, []).append(state)
+    for uid, own in found.items():
+        _check_states(uid, own, (kept or {}).get(uid, ()))
+    return found
+
+
+def _check_states(uid: str, states: Sequence[AnyState], kept: Sequence[StateMeta]) -> None:
+    operator_id(uid)  # raises for what is none
+    there = {meta.name for meta in kept}
+    taken = next((state.meta.name for state in states if state.meta.name in there), None)
+    if taken is not None:
+        reason = f"operator {uid!r}: state {taken!r} is in the snapshot already: take it out first, or rename it"
+        raise InvalidConfigError(reason, operator=uid, state=taken)
+    names = [state.meta.name for state in states]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidConfigError(f"operator {uid!r}: state {twice!r} is given twice", operator=uid, state=twice)
+    keys = sorted({text for meta in (*kept, *(state.meta for state in states)) if (text := meta.key_type) is not None})
+    if len(keys) > 1:
+        raise InvalidConfigError(f"operator {uid!r}: its states have keys of {' and '.join(keys)}", operator=uid)
+
+
+def new_operator(
+    uid: str, states: Sequence[AnyState], shape: Shape, target: ClaimedFolder, storage: Storage, files: TableFiles | None = None
+) -> OperatorState:
+    """An operator with these states alone. `storage`: that of the target; `files`: what names its files, if others do so too."""
+    with PartReader(storage, lambda path, *, operator: path) as scratch:
+        files = files or TableFiles(target, scratch)
+        keyed = sorted((state for state in states if not isinstance(state, NewEntries)), key=lambda state: state.meta.name)
+        tables = [
+            _spread(state, shape, target, files) if isinstance(state, SpreadState) else _sorted(state, shape, scratch, files)
+            for state in keyed
+        ]
+        metas = tuple(state.meta for state in keyed)
+        lists = [(state.meta, _dealt(state, shape)) for state in states if isinstance(state, NewEntries)]
+        subtasks = []
+        for subtask in range(shape.parallelism):
+            groups = assign_key_groups(shape.max_parallelism, shape.parallelism, subtask)
+            parts = tuple(write(subtask) for write in tables)
+            handles = (KeyedStateHandle(groups, CANONICAL, metas, parts),) if keyed else ()
+            entries = tuple(files.write_list(uid, subtask, meta, dealt[subtask]) for meta, dealt in lists)
+            subtasks.append(OperatorSubtaskState(handles, entries))
+    return OperatorState(uid, operator_id(uid), uid, shape.parallelism, shape.max_parallelism, tuple(subtasks))
+
+
+def _dealt(state: NewEntries, shape: Shape) -> dict[int, list[bytes]]:
+    entries = EntryLists(state.uid, state.meta, range(shape.parallelism))
+    for batch in state.batches:
+        entries.add(batch)
+    return entries.dealt()
+
+
+def _sorted(state: NewState, shape: Shape, scratch: PartReader, files: TableFiles) -> Callable[[int], FileHandle]:
+    """Take all rows in; the function that writes those of a subtask."""
+    rows = KeyGroupSorter(state.layout, scratch.new_path)
+    for batch in state.batches:
+        rows.add(batch)
+
+    def write(subtask: int) -> FileHandle:
+        groups = assign_key_groups(shape.max_parallelism, shape.parallelism, subtask)
+        return files.write(state.uid, subtask, state.meta.name, state.layout.schema, rows.tables(groups))
+
+    return write
+
+
+def _spread(state: SpreadState, shape: Shape, target: ClaimedFolder, files: TableFiles) -> Callable[[int], FileHandle]:
+    """Have all files written; the function that gives that of a subtask, or writes one without rows."""
+    writer = uuid.uuid4().hex
+    target.expect(writer)
+    found: dict[int, FileHandle] = {}
+    written = list(state.write(RangeTask.of(state.layout, shape.parallelism, target.location, writer)))
+    for each in written:
+        each.check()
+    for each in written:
+        if each.subtask in found or not 0 <= each.subtask < shape.parallelism or writer not in each.name:
+            raise InvariantError(f"operator {state.uid!r}, state {state.meta.name!r}: subtask {each.subtask} was written twice")
+        found[each.subtask] = target.admit(each.name, each.length, each.checksum)
+
+    def write(subtask: int) -> FileHandle:
+        handle = found.get(subtask)
+        return handle or files.write(state.uid, subtask, state.meta.name, state.layout.schema, ())
+
+    return write

@@ -1,0 +1,303 @@
+"""A snapshot as tools see it: its operators and states, where each piece of a state is, and which paths it may name.
+
+It reads `_metadata` alone. What a checksum can't vouch for (a `_metadata` that somebody else wrote) is checked here."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.handles import (
+    CHECKPOINT_ID_MAX,
+    InlineHandle,
+    KeyedStateHandle,
+    OperatorListHandle,
+    OperatorState,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+)
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import (
+    LINK_DETAIL,
+    METADATA_NAME,
+    ProblemKind,
+    file_handles,
+    outside_detail,
+    own_names,
+    part_path,
+)
+from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
+from holdfast.statebackends.state import OPERATOR_KINDS
+from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.storage.port import LINKED, StatFile, Storage
+
+NATIVE = "rocksdb"
+KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
+"""All that there are in version 1: another kind is of a newer version, and would be misread as one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedPiece:
+    """One state's share of one old subtask."""
+
+    subtask: int
+    handle: KeyedStateHandle
+    index: int
+    """The state's position in the handle's states."""
+    runs: tuple[StateHandle, ...] = ()
+    """Delta runs upon the table, oldest first."""
+
+    @property
+    def is_native(self) -> bool:
+        return self.handle.format == NATIVE
+
+    @property
+    def size(self) -> int:
+        """Bytes; -1 where files are shared by all states of the operator."""
+        return -1 if self.is_native else sum(max(part.length, 0) for part in (self.handle.parts[self.index], *self.runs))
+
+
+@dataclass(frozen=True, slots=True)
+class ListPiece:
+    """One operator list state's share of one old subtask."""
+
+    subtask: int
+    handle: OperatorListHandle
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One state of one operator: keyed pieces in key-group order, or list pieces in the order of their subtasks."""
+
+    operator: OperatorState
+    meta: StateMeta
+    keyed: tuple[KeyedPiece, ...]
+    lists: tuple[ListPiece, ...]
+
+    @property
+    def is_keyed(self) -> bool:
+        return bool(self.keyed)
+
+    @property
+    def format(self) -> str:
+        """Of its files: `parquet`, `arrow`, `rocksdb`, or `list` for operator state."""
+        return self.keyed[0].handle.format if self.keyed else "list"
+
+    @property
+    def size(self) -> int:
+        """Bytes; -1 for native files, which hold all states of their operator."""
+        sizes = [piece.size for piece in self.keyed]
+        return -1 if -1 in sizes else sum(sizes) + sum(piece.handle.size for piece in self.lists)
+
+    @property
+    def entries(self) -> int:
+        """Entries of operator state; -1 for keyed state, which has to be read for it."""
+        return -1 if self.keyed else sum(piece.handle.count for piece in self.lists)
+
+    def key_type(self) -> KeyType:
+        """Raises CorruptStateError."""
+        if self.meta.key_type is None:
+            raise self.corrupt("keyed state without a key type")
+        try:
+            return KeyType.parse(self.meta.key_type)
+        except InvalidConfigError as error:
+            raise self.corrupt(f"key type: {error}") from error
+
+    def corrupt(self, reason: str, path: str | None = None) -> CorruptStateError:
+        """The error for something wrong with this state."""
+        where = f"{path}: " if path else ""
+        uid = self.operator.uid
+        return CorruptStateError(
+            f"operator {uid!r}, state {self.meta.name!r}: {where}{reason}",
+            path=path,
+            operator=uid,
+            state=self.meta.name,
+            reason="state",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot and where its files are."""
+
+    metadata: SnapshotMetadata
+    storage: Storage
+    folder: str
+    """Relative to the storage's root, which is high enough for the files that incremental checkpoints share."""
+
+    @property
+    def location(self) -> str:
+        return posixpath.join(self.storage.root, self.folder)
+
+    @property
+    def metadata_path(self) -> str:
+        return f"{self.folder}/{METADATA_NAME}"
+
+    @property
+    def is_self_contained(self) -> bool:
+        """All its files lie in its folder; those of a checkpoint may lie beside it."""
+        return self.metadata.kind != "checkpoint"
+
+    def path_of(self, path: str, *, operator: str | None = None) -> str:
+        """Storage path of a file that a handle names. Raises CorruptStateError if the snapshot may not name it."""
+        joined = part_path(self.folder, path, operator=operator)
+        if self.is_self_contained and not joined.startswith(f"{self.folder}/"):
+            raise CorruptStateError(
+                f"{f'operator {operator!r}: ' if operator else ''}{path!r} leaves the folder of the savepoint",
+                path=path,
+                operator=operator,
+                reason=ProblemKind.PATH.value,
+            )
+        names = own_names(joined, path)
+        if names and "://" not in self.storage.root and self.storage.execute(StatFile(joined, names)) == LINKED:
+            raise CorruptStateError(
+                f"{f'operator {operator!r}: ' if operator else ''}{joined}: {LINK_DETAIL}",
+                path=joined,
+                operator=operator,
+                reason=ProblemKind.PATH.value,
+            )
+        return joined
+
+    def reader(self) -> PartReader:
+        """A reader of its parts, for one thread; to be used in a `with`."""
+        return PartReader(self.storage, self.path_of)
+
+    def operator(self, uid: str) -> OperatorState:
+        """Raises NotFoundError naming the operators that there are."""
+        operators = {operator.uid: operator for operator in self.metadata.operators}
+        if uid not in operators:
+            known = ", ".join(sorted(operators)) or "none"
+            raise NotFoundError(f"the snapshot has no operator {uid!r}; it has: {known}", operator=uid)
+        return operators[uid]
+
+    def state(self, uid: str, name: str) -> StoredState:
+        """Raises NotFoundError naming the states that there are."""
+        states = states_of(self.operator(uid))
+        if name not in states:
+            known = ", ".join(states) or "none"
+            raise NotFoundError(f"operator {uid!r} has no state {name!r}; it has: {known}", operator=uid, state=name)
+        return states[name]
+
+    def states(self, uid: str | None = None, name: str | None = None) -> Iterator[StoredState]:
+        """All states, or those of one operator, or one; operators in their order, states by name. Raises NotFoundError."""
+        if name is not None and uid is None:
+            raise InvalidConfigError(f"state {name!r} of which operator?", state=name)
+        if uid is not None and name is not None:
+            yield self.state(uid, name)
+            return
+        for operator in self.metadata.operators if uid is None else (self.operator(uid),):
+            yield from states_of(operator).values()
+
+
+def states_of(operator: OperatorState) -> dict[str, StoredState]:
+    """The states of an operator, sorted by name. Raises CorruptStateError for a delta run without its table."""
+    keyed: dict[str, list[KeyedPiece]] = {}
+    lists: dict[str, list[ListPiece]] = {}
+    metas: dict[str, StateMeta] = {}
+    for subtask, state in enumerate(operator.subtasks):
+        runs = {(piece.key_groups, piece.meta.name): piece.runs for piece in table_pieces(state.keyed, operator=operator.uid)}
+        for handle in state.keyed:
+            for index, meta in enumerate(handle.states if handle.format != DELTA_FORMAT else ()):
+                metas.setdefault(meta.name, meta)
+                own_runs = () if handle.format == NATIVE else runs.get((handle.key_groups, meta.name), ())
+                keyed.setdefault(meta.name, []).append(KeyedPiece(subtask, handle, index, own_runs))
+        for listed in state.operator:
+            metas.setdefault(listed.state.name, listed.state)
+            lists.setdefault(listed.state.name, []).append(ListPiece(subtask, listed))
+    return {
+        name: StoredState(
+            operator,
+            metas[name],
+            tuple(sorted(keyed.get(name, ()), key=lambda piece: piece.handle.key_groups)),
+            tuple(lists.get(name, ())),
+        )
+        for name in sorted(metas)
+    }
+
+
+def check_contents(snapshot: StoredSnapshot) -> None:
+    """Refuse a `_metadata` whose records don't fit together, though its checksum is right. Raises CorruptStateError."""
+    check_described(snapshot.metadata, snapshot.metadata_path)
+    if snapshot.is_self_contained:
+        snapshot.path_of(METADATA_NAME)
+
+
+def check_described(metadata: SnapshotMetadata, path: str) -> None:
+    """As `check_contents`, of the records in the `_metadata` at `path` alone. Raises CorruptStateError."""
+    if not 1 <= metadata.checkpoint_id <= CHECKPOINT_ID_MAX:
+        # The ids of a job that starts from it go on behind it, and what names can't hold would never be found again.
+        reason = f"checkpoint id {metadata.checkpoint_id} is not in 1..{CHECKPOINT_ID_MAX}"
+        raise CorruptStateError(f"{path}: {reason}", path=path, operator=None, reason="contents")
+    for operator in metadata.operators:
+        if not 1 <= operator.parallelism <= operator.max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise _refused(path, operator, f"parallelism {operator.parallelism} of {operator.max_parallelism}")
+        for subtask, state in enumerate(operator.subtasks):
+            for handle in state.keyed:
+                wrong = _wrong_with(handle, operator.max_parallelism)
+                if wrong:
+                    raise _refused(path, operator, f"subtask {subtask}: {wrong}")
+            for part in file_handles(state):
+                if isinstance(part, SegmentHandle) and not part.is_inside:
+                    raise _refused(path, operator, f"subtask {subtask}: {part.path}: {outside_detail(part)}")
+                if part.length < 0:
+                    raise _refused(path, operator, f"subtask {subtask}: {part.path} of {part.length} bytes")
+        for stored in states_of(operator).values():
+            _check_state(path, stored)
+
+
+def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
+    groups = handle.key_groups
+    if not 0 <= groups.start <= groups.stop <= max_parallelism:
+        return f"key groups [{groups.start}, {groups.stop}) of {max_parallelism}"
+    if handle.format not in (NATIVE, DELTA_FORMAT, *TABLE_FORMATS):
+        return f"unknown format {handle.format!r}"
+    if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > RUNS_MAX for meta in handle.states):
+        return f"more than {RUNS_MAX} delta runs upon one table"
+    if handle.format != NATIVE:
+        if len(handle.parts) != len(handle.states):
+            return f"{len(handle.parts)} parts of {len(handle.states)} states"
+        return next(filter(None, (_wrong_inline(part, handle.format) for part in handle.parts)), "")
+    if len(handle.parts) != len(handle.names):
+        return f"{len(handle.parts)} parts with {len(handle.names)} names"
+    for name in handle.names:
+        if posixpath.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+            return f"{name!r} is not the name of a file"
+    return "" if len(set(handle.names)) == len(handle.names) else "two files of one name"
+
+
+def _wrong_inline(part: StateHandle, table_format: str) -> str:
+    """Of a table that is no file; those are looked at when their checksums are."""
+    if not isinstance(part, InlineHandle):
+        return ""
+    ends = FileEnds()
+    ends.add(part.data)
+    return wrong_format(table_format, ends)
+
+
+def _check_state(path: str, stored: StoredState) -> None:
+    name = stored.meta.name
+    if stored.keyed and stored.lists:
+        raise _refused(path, stored.operator, f"state {name!r} is keyed state and operator state at once")
+    kinds = KEYED_KINDS if stored.keyed else OPERATOR_KINDS
+    if stored.meta.kind not in kinds:
+        raise _refused(path, stored.operator, f"state {name!r} is of the unknown kind {stored.meta.kind!r}")
+    metas = {piece.handle.states[piece.index] for piece in stored.keyed} | {piece.handle.state for piece in stored.lists}
+    if len(metas) > 1:
+        raise _refused(path, stored.operator, f"subtasks differ in what state {name!r} is")
+    stop = 0
+    for piece in stored.keyed:
+        groups = piece.handle.key_groups
+        if len(groups) and groups.start < stop:
+            raise _refused(path, stored.operator, f"state {name!r} has key group {groups.start} twice")
+        stop = max(stop, groups.stop)
+
+
+def _refused(path: str, operator: OperatorState, reason: str) -> CorruptStateError:
+    return CorruptStateError(f"{path}: operator {operator.uid!r}: {reason}", path=path, operator=operator.uid, reason="contents")

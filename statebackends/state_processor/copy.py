@@ -1,0 +1,123 @@
+"""A snapshot copied to another place as a savepoint of its own: every file checked on the way, `_metadata` last.
+
+Files are copied several at one time, and no more than these lie in the scratch folder. A copy that fails deletes what it
+wrote; one that dies leaves a folder without `_metadata`, which is no snapshot for anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, file_handles
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.writing import CLAIM_NAME, claimed_folder
+from holdfast.statebackends.storage.port import Storage, transfers_between
+
+RESERVED_NAMES = ("_owner", "_claim")
+"""What a coordinator writes beside a snapshot's files: a file of these names would be taken for its word."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    operator: str
+    subtask: int
+    path: str
+    """In the source's storage."""
+    handle: FileHandle
+
+
+def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonce: str = "") -> StoredSnapshot:
+    """Copy into a folder of a storage, which must be new or empty. Files stay in their formats; a checkpoint becomes a savepoint.
+    A piece of a file becomes a file.
+
+    What the snapshot needs outside its folder (`external`) is named as before and not copied. Raises CorruptStateError for a
+    damaged source, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
+    files = _files(source)
+    names = _new_names(source, files)
+    metadata = _renamed(source, names)
+    with claimed_folder(storage, folder, "copy", nonce) as target, source.reader() as reader:
+
+        def carry(file: _File, name: str, local: str) -> None:
+            reader.copy(file.handle, operator=file.operator, subtask=file.subtask, target=local)
+            target.upload(local, name, expected=(file.handle.length, file.handle.checksum))
+            reader.discard(local)
+
+        calls = [partial(carry, file, names[place], reader.new_path("part")) for place, file in files.items()]
+        transfers_between(source.storage, storage).run(calls, [file.handle.length for file in files.values()])
+        target.finish(METADATA_NAME, encode_metadata(metadata))
+    return StoredSnapshot(metadata, storage, folder)
+
+
+_Place: TypeAlias = tuple[str, int | None]
+"""(path in the source's storage, offset of a piece)."""
+
+
+def _place_of(source: StoredSnapshot, handle: FileHandle, operator: str) -> _Place:
+    return source.path_of(handle.path, operator=operator), handle.offset if isinstance(handle, SegmentHandle) else None
+
+
+def _files(source: StoredSnapshot) -> dict[_Place, _File]:
+    """Every file, or piece of one, once. Raises CorruptStateError."""
+    files: dict[_Place, _File] = {}
+    for operator in source.metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            for handle in file_handles(state):
+                place = _place_of(source, handle, operator.uid)
+                file = files.setdefault(place, _File(operator.uid, subtask, place[0], handle))
+                if (file.handle.length, file.handle.checksum) != (handle.length, handle.checksum):
+                    raise CorruptStateError(
+                        f"operator {operator.uid!r} subtask {subtask}: {place[0]} is named with two checksums",
+                        path=place[0],
+                        operator=operator.uid,
+                        reason="contents",
+                    )
+    return files
+
+
+def _new_names(source: StoredSnapshot, files: dict[_Place, _File]) -> dict[_Place, str]:
+    """Names in the copy: as they were inside the folder; files from outside of it, and pieces, get one of their own."""
+    inside = f"{source.folder}/"
+    taken = {METADATA_NAME, CLAIM_NAME, *RESERVED_NAMES}
+    names: dict[_Place, str] = {}
+    for place in sorted(files, key=lambda place: (not place[0].startswith(inside), place[0], place[1] or 0)):
+        path, offset = place
+        name = path.removeprefix(inside) if path.startswith(inside) else path.rpartition("/")[2]
+        if offset is not None:
+            name = f"{name}-{offset}"
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{number}-{name.replace('/', '-')}"
+        taken.add(candidate)
+        names[place] = candidate
+    return names
+
+
+def _renamed(source: StoredSnapshot, names: dict[_Place, str]) -> SnapshotMetadata:
+    def part(handle: StateHandle, operator: OperatorState) -> StateHandle:
+        if not isinstance(handle, FileHandle):
+            return handle
+        return FileHandle(names[_place_of(source, handle, operator.uid)], handle.length, handle.checksum)
+
+    operators = []
+    for operator in source.metadata.operators:
+        subtasks = [
+            msgspec.structs.replace(
+                state,
+                keyed=tuple(
+                    msgspec.structs.replace(keyed, parts=tuple(part(each, operator) for each in keyed.parts))
+                    for keyed in state.keyed
+                ),
+                operator=tuple(msgspec.structs.replace(listed, part=part(listed.part, operator)) for listed in state.operator),
+            )
+            for state in operator.subtasks
+        ]
+        operators.append(msgspec.structs.replace(operator, subtasks=tuple(subtasks)))
+    kind = "savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind
+    return msgspec.structs.replace(source.metadata, kind=kind, operators=tuple(operators))

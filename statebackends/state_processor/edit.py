@@ -1,0 +1,263 @@
+"""A snapshot with some of its states made anew, as a canonical savepoint of its own; all other state is carried over.
+
+Nothing is changed in place. Tables in Parquet are copied byte for byte, those of other formats are rewritten as Parquet in a
+stream; `_metadata` comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorListHandle,
+    OperatorState,
+    OperatorSubtaskState,
+    StateHandle,
+    StateMeta,
+)
+from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.layout import KEY_GROUP, STATE_METADATA, VALUE
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT
+from holdfast.statebackends.state import Redistribution
+from holdfast.statebackends.state_processor.arrangement import renamed
+from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents, states_of
+from holdfast.statebackends.state_processor.entries import EntryLists, refuse_json
+from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
+from holdfast.statebackends.state_processor.sorting import KeyGroupSorter
+from holdfast.statebackends.state_processor.tablefiles import TableFiles
+from holdfast.statebackends.state_processor.values import stored_codec
+from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
+from holdfast.statebackends.storage.port import Storage
+
+Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]
+
+Change: TypeAlias = Callable[[Batches, pa.Schema], Batches]
+"""The rows that a state has, and its schema, to the rows that it is to have; both as a stream."""
+
+CANONICAL = "parquet"
+EDITED_PROPERTY = "edited"
+"""Of the savepoint: what was done, for people."""
+
+
+def edit_snapshot(
+    source: StoredSnapshot, changes: Mapping[tuple[str, str], Change], storage: Storage, folder: str, *, now_ms: int
+) -> StoredSnapshot:
+    """Write the snapshot with the changed states (by operator uid and state name) into a folder that is new or empty.
+
+    `now_ms`: the stamp of values with a TTL that come without one.
+
+    Raises NotFoundError for a state that is not there; InvalidKeyError, StateValueError, InvalidConfigError naming operator, state
+    and row for rows that it can't have; CorruptStateError, StorageUnavailableError. Then the folder is as it was."""
+    for uid, name in changes:
+        source.state(uid, name)
+    with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:
+        files = TableFiles(target, reader)
+        operators = []
+        for operator in source.metadata.operators:
+            sorted_rows, lists = {}, {}
+            for name, state in states_of(operator).items():
+                change = changes.get((operator.uid, name))
+                if change is not None and state.is_keyed:
+                    sorted_rows[name] = _changed(reader, state, change, now_ms)
+                elif change is not None:
+                    lists[name] = _changed_entries(reader, state, change)
+            names = {name: name for name in states_of(operator)}
+            rewriting = OperatorRewriting(reader, target, files, operator, operator.uid, names, sorted_rows, lists)
+            operators.append(rewriting.operator())
+            reader.forget()
+        edited = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
+        return finish_edited(msgspec.structs.replace(source.metadata, operators=tuple(operators)), edited, target, storage, folder)
+
+
+def finish_edited(metadata: SnapshotMetadata, edited: str, target: ClaimedFolder, storage: Storage, folder: str) -> StoredSnapshot:
+    """Make the folder a canonical savepoint: write `_metadata`, that of the snapshot with the operators which the folder has.
+
+    `edited`: what was done, for people. Raises CorruptStateError for what nobody could open: it is not to be left to its user."""
+    properties = {name: value for name, value in metadata.properties.items() if name != NATIVE_PROPERTY}
+    kind = "savepoint" if metadata.kind == "checkpoint" else metadata.kind
+    properties |= {EDITED_PROPERTY: edited} if edited else {}
+    written = StoredSnapshot(msgspec.structs.replace(metadata, kind=kind, properties=properties), storage, folder)
+    check_contents(written)
+    target.finish(METADATA_NAME, encode_metadata(written.metadata))
+    return written
+
+
+def named_schema(schema: pa.Schema, meta: StateMeta) -> pa.Schema:
+    """The columns of a state as those of the state that it becomes."""
+    return schema.with_metadata({**(schema.metadata or {}), STATE_METADATA: msgspec.json.encode(meta)})
+
+
+def layout_of(reader: PartReader, state: StoredState) -> StateLayout:
+    """The table of a stored state. Raises CorruptStateError."""
+    schema = state_schema(reader, state)
+    operator = state.operator
+    return StateLayout(operator.uid, state.meta, state.key_type(), operator.max_parallelism, schema, stored_codec(state))
+
+
+def _changed(reader: PartReader, state: StoredState, change: Change, now_ms: int) -> KeyGroupSorter:
+    layout = replace(layout_of(reader, state), stamp_ms=now_ms)
+    rows = KeyGroupSorter(layout, reader.new_path)
+    for batch in change(state_batches(reader, state, layout.schema), layout.schema):
+        rows.add(batch)
+    return rows
+
+
+def _changed_entries(reader: PartReader, state: StoredState, change: Change) -> dict[int, list[bytes]]:
+    """The entries that each subtask with a share of an operator state is to have. Of a broadcast state, one copy is shown."""
+    uid, schema = state.operator.uid, state_schema(reader, state)
+
+    def check_json() -> None:
+        for batch in state_batches(reader, state, schema):
+            for entry in batch.column(VALUE).to_pylist():
+                error = refuse_json(uid, state.meta, entry)
+                if error is not None:
+                    raise error
+
+    entries = EntryLists(uid, state.meta, sorted({piece.subtask for piece in state.lists}), check_json)
+    for batch in change(_one_copy(reader, state, schema), schema):
+        entries.add(batch)
+    return entries.dealt()
+
+
+def _one_copy(reader: PartReader, state: StoredState, schema: pa.Schema) -> Batches:
+    if state.meta.kind != Redistribution.BROADCAST.kind:
+        yield from state_batches(reader, state, schema)
+        return
+    copies = [
+        (piece, [entry for batch in state_batches(reader, replace(state, lists=(piece,)), schema) for entry in batch.column(VALUE)])
+        for piece in state.lists
+        if piece.handle.count
+    ]
+    for piece, entries in copies:
+        if entries != copies[0][1]:
+            raise InvalidConfigError(
+                f"operator {state.operator.uid!r}, state {state.meta.name!r}: the copies of subtasks {copies[0][0].subtask} and "
+                f"{piece.subtask} differ: say by a frame what it is to have",
+                operator=state.operator.uid,
+                state=state.meta.name,
+            )
+    for piece, _ in copies[:1]:
+        yield from state_batches(reader, replace(state, lists=(piece,)), schema)
+
+
+class OperatorRewriting:
+    """One operator with its key groups where they were."""
+
+    def __init__(
+        self,
+        reader: PartReader,
+        target: ClaimedFolder,
+        files: TableFiles,
+        operator: OperatorState,
+        uid: str,
+        names: Mapping[str, str],
+        changed: Mapping[str, KeyGroupSorter],
+        lists: Mapping[str, Mapping[int, list[bytes]]],
+    ) -> None:
+        """`uid`: that of the operator in the target; `names`: of its states in the snapshot to those in the target, without those
+        that are not to be there. `changed` and `lists`: states that are made anew, by their names in the snapshot."""
+        self._reader = reader
+        self._target = target
+        self._files = files
+        self._operator = operator
+        self._uid = uid
+        self._names = names
+        self._states = states_of(operator)
+        self._changed = changed
+        self._lists = lists
+
+    def operator(self) -> OperatorState:
+        subtasks = tuple(
+            msgspec.structs.replace(
+                state,
+                keyed=tuple(self._keyed_handles(subtask, state)),
+                operator=tuple(self._list_handles(subtask, state)),
+            )
+            for subtask, state in enumerate(self._operator.subtasks)
+        )
+        self._check_covered(subtasks)
+        name = self._uid if self._operator.name == self._operator.uid else self._operator.name
+        return msgspec.structs.replace(self._operator, uid=self._uid, operator_id=self._operator_id(), name=name, subtasks=subtasks)
+
+    def _operator_id(self) -> str:
+        return self._operator.operator_id if self._uid == self._operator.uid else operator_id(self._uid)
+
+    def _keyed_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[KeyedStateHandle]:
+        """The tables that are kept, each with the delta runs upon it, which stay behind."""
+        for handle in state.keyed:
+            kept = [index for index, meta in enumerate(handle.states) if meta.name in self._names]
+            if handle.format != DELTA_FORMAT and (kept or not handle.states):
+                parts = tuple(self._part(subtask, handle, index) for index in kept)
+                metas = tuple(self._meta(handle.states[index]) for index in kept)
+                yield KeyedStateHandle(handle.key_groups, CANONICAL, metas, parts)
+
+    def _meta(self, meta: StateMeta) -> StateMeta:
+        return renamed(meta, self._names[meta.name])
+
+    def _schema(self, state: StoredState) -> pa.Schema:
+        return named_schema(state_schema(self._reader, state), self._meta(state.meta))
+
+    def _part(self, subtask: int, handle: KeyedStateHandle, index: int) -> StateHandle:
+        name = handle.states[index].name
+        to, state, schema = self._names[name], self._states[name], self._schema(self._states[name])
+        if name in self._changed:
+            return self._files.write(self._uid, subtask, to, schema, self._changed[name].tables(handle.key_groups))
+        has_runs = any(piece.runs for piece in state.keyed if piece.handle is handle)
+        if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_runs:
+            return self._copied(subtask, handle.parts[index], f"{to}.parquet")
+        stored = state_schema(self._reader, state)
+        rows = state_batches(self._reader, state, stored, handle.key_groups) if len(handle.key_groups) else ()
+        return self._files.write(self._uid, subtask, to, schema, rows)
+
+    def _list_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[OperatorListHandle]:
+        written = set()
+        for handle in state.operator:
+            name = handle.state.name
+            if name not in self._names:
+                continue
+            meta = self._meta(handle.state)
+            if name not in self._lists:
+                yield msgspec.structs.replace(handle, state=meta, part=self._copied(subtask, handle.part, f"list-{meta.name}"))
+            elif name not in written:
+                written.add(name)
+                yield self._files.write_list(self._uid, subtask, meta, self._lists[name][subtask])
+
+    def _copied(self, subtask: int, part: StateHandle, what: str) -> StateHandle:
+        if not isinstance(part, FileHandle):
+            return part
+        local = self._reader.copy(part, operator=self._operator.uid, subtask=subtask)
+        name = self._files.name(self._uid, subtask, what)
+        self._target.upload(local, name, expected=(part.length, part.checksum))
+        self._reader.discard(local)
+        return FileHandle(name, part.length, part.checksum)
+
+    def _check_covered(self, subtasks: tuple[OperatorSubtaskState, ...]) -> None:
+        """Raise InvalidConfigError if rows are of key groups that no subtask of the snapshot had."""
+        for name, rows in self._changed.items():
+            covered = [
+                handle.key_groups for state in subtasks for handle in state.keyed if name in {each.name for each in handle.states}
+            ]
+            start = 0
+            for groups in [*sorted(covered), KeyGroupRange(self._operator.max_parallelism, self._operator.max_parallelism)]:
+                lost = next(rows.tables(KeyGroupRange(start, max(start, groups.start))), None)
+                if lost is not None:
+                    group = lost.column(KEY_GROUP)[0].as_py()
+                    raise InvalidConfigError(
+                        f"operator {self._operator.uid!r}, state {name!r}: a row is of key group {group}, for which the snapshot "
+                        "has no share of this state",
+                        operator=self._operator.uid,
+                        state=name,
+                    )
+                start = max(start, groups.stop)

@@ -1,0 +1,229 @@
+"""The bytes of a snapshot's parts, checked before anybody looks at them: small ones in memory, large ones in a scratch folder.
+
+What was checked is what is read: a file is copied once, against its length and checksum, and only the copy is opened."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, PlaceholderHandle, SegmentHandle, StateHandle
+from holdfast.statebackends.snapshot.parts import ProblemKind, of_operator, piece_problem, unresolved
+from holdfast.statebackends.state_processor.progress import note
+from holdfast.statebackends.storage.checksums import checksum_of
+from holdfast.statebackends.storage.failures import unavailable
+from holdfast.statebackends.storage.port import DownloadFile, Flow, InParallel, ReadFile, StatFile, Storage, perform, run_flow
+
+MEMORY_BYTES_MAX = 4 << 20
+"""Files up to this length are read into memory; larger ones are copied."""
+
+FETCH_BYTES_MAX, FETCH_PIECES_MAX = 32 << 20, 64
+"""Of one state's pieces that are read at one time; a single one may have more bytes."""
+
+P = TypeVar("P")
+
+
+class PathOf(Protocol):
+    """Storage path of a file that a handle names."""
+
+    def __call__(self, path: str, *, operator: str) -> str:
+        """Raises CorruptStateError if the snapshot may not name it."""
+
+
+class PartReader:
+    """Parts of one snapshot; a context manager that deletes its copies. One thread."""
+
+    def __init__(self, storage: Storage, path_of: PathOf) -> None:
+        self._storage = storage
+        self._path_of = path_of
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._count = 0
+        self._clones: dict[KeyedStateHandle, str] = {}
+        self._fetched: dict[FileHandle, bytes] = {}
+
+    def __enter__(self) -> PartReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Delete all copies. Idempotent."""
+        self._clones.clear()
+        self._fetched.clear()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    def open(self, part: StateHandle, *, operator: str, subtask: int) -> pa.NativeFile:
+        """A part as a file that can be read at any position. Raises CorruptStateError naming file, operator and subtask."""
+        if isinstance(part, InlineHandle):
+            return pa.BufferReader(pa.py_buffer(part.data))
+        if isinstance(part, PlaceholderHandle):
+            raise unresolved(part, operator)
+        if _is_small(part):
+            return pa.BufferReader(pa.py_buffer(self.read(part, operator=operator, subtask=subtask)))
+        return pa.OSFile(self.copy(part, operator=operator, subtask=subtask))  # pages of a map would stay in memory, all of them
+
+    def read(self, part: StateHandle, *, operator: str, subtask: int) -> bytes:
+        """All bytes of a part. Raises CorruptStateError."""
+        if isinstance(part, InlineHandle):
+            return part.data
+        if isinstance(part, PlaceholderHandle):
+            raise unresolved(part, operator)
+        fetched = self._fetched.pop(part, None)
+        return run_flow(self._read(part, operator, subtask), self._storage) if fetched is None else fetched
+
+    def fetch(self, parts: Iterable[tuple[StateHandle, int]], *, operator: str) -> None:
+        """Small parts, each with its subtask, that will be read or opened next, read at one time: the caller bounds their bytes.
+
+        Raises StorageUnavailableError. One that is damaged is told of when its turn comes."""
+        wanted = [(part, subtask) for part, subtask in parts if isinstance(part, FileHandle) and _is_small(part)]
+        flows = [self._unless_damaged(part, operator, subtask) for part, subtask in wanted]
+        read = perform(InParallel(flows, [max(part.length, 0) for part, _ in wanted]), self._storage)
+        self._fetched.update((part, data) for (part, _), data in zip(wanted, read, strict=True) if data is not None)
+
+    def _unless_damaged(self, part: FileHandle, operator: str, subtask: int) -> Flow[bytes | None]:
+        try:
+            return (yield from self._read(part, operator, subtask))
+        except CorruptStateError:
+            return None
+
+    def _read(self, part: FileHandle, operator: str, subtask: int) -> Flow[bytes]:
+        path = self._path_of(part.path, operator=operator)
+        if isinstance(part, SegmentHandle):
+            return (yield from self._read_piece(part, path, operator, subtask))
+        try:
+            data: bytes = yield ReadFile(path, 0, max(part.length, 0) + 1)  # not more, however long it is now
+            size: int | None = len(data)
+            if len(data) > part.length:
+                size = yield StatFile(path)
+        except ObjectMissingError as error:
+            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
+        except StorageUnavailableError as error:
+            raise of_operator(error, operator, subtask) from error
+        check_part(part, (len(data) if size is None else size, checksum_of(data)), path, operator, subtask)
+        return data
+
+    def _read_piece(self, part: SegmentHandle, path: str, operator: str, subtask: int) -> Flow[bytes]:
+        problem, data = None, b""
+        try:
+            problem = yield from piece_problem(part, path, operator, subtask)
+            if problem is None:
+                data = yield ReadFile(path, part.offset, part.length)
+        except ObjectMissingError as error:
+            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
+        except StorageUnavailableError as error:
+            raise of_operator(error, operator, subtask) from error
+        if problem is not None:
+            raise damaged(problem.kind, path, problem.detail, operator, subtask)
+        check_part(part, (len(data), checksum_of(data)), path, operator, subtask)
+        return data
+
+    def copy(self, part: FileHandle, *, operator: str, subtask: int, target: str | None = None) -> str:
+        """Local path of a checked copy: `target`, any thread; or one of the reader's own. Raises CorruptStateError."""
+        local = target or self.new_path("part")
+        run_flow(self._copy(part, operator, subtask, local), self._storage)
+        return local
+
+    def _copy(self, part: FileHandle, operator: str, subtask: int, local: str) -> Flow[None]:
+        path = self._path_of(part.path, operator=operator)
+        if isinstance(part, SegmentHandle):
+            data = yield from self._read_piece(part, path, operator, subtask)
+            with scratch_errors(local), open(local, "xb") as file:
+                file.write(data)
+            return
+        try:
+            size: int | None = yield StatFile(path)
+            if size is not None and size != part.length:  # before it fills the disk
+                check_part(part, (size, part.checksum), path, operator, subtask)
+            found = yield DownloadFile(path, local)
+        except ObjectMissingError as error:
+            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
+        except StorageUnavailableError as error:
+            raise of_operator(error, operator, subtask) from error
+        check_part(part, found, path, operator, subtask)
+
+    def clone(self, handle: KeyedStateHandle, *, operator: str, subtask: int) -> str:
+        """Folder with a native handle's files under their own names, copied once. Raises CorruptStateError."""
+        folder = self._clones.get(handle)
+        if folder is None:
+            folder = self.new_path("native")
+            with scratch_errors(folder):
+                os.mkdir(folder)
+            copies: list[tuple[FileHandle, str]] = []
+            for part, name in zip(handle.parts, handle.names, strict=True):
+                local = os.path.join(folder, name)
+                if isinstance(part, FileHandle):
+                    copies.append((part, local))
+                    continue
+                data = self.read(part, operator=operator, subtask=subtask)
+                with scratch_errors(local), open(local, "wb") as file:
+                    file.write(data)
+            flows = [self._copy(part, operator, subtask, local) for part, local in copies]
+            perform(InParallel(flows, [max(part.length, 0) for part, _ in copies]), self._storage)
+            self._clones[handle] = folder
+        return folder
+
+    def discard(self, local: str) -> None:
+        """Delete one copy that `copy` made."""
+        os.unlink(local)
+
+    def new_path(self, kind: str) -> str:
+        """A path in the scratch folder that nobody has used."""
+        if self._scratch is None:
+            with scratch_errors(tempfile.gettempdir()):
+                self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-snapshot-")
+        self._count += 1
+        return os.path.join(self._scratch.name, f"{kind}-{self._count}")
+
+
+def fetch_windows(pieces: Sequence[P], size: Callable[[P], int]) -> Iterator[Sequence[P]]:
+    """The pieces in turn: one, two, four ..., as many as are fetched at one time; for whoever stops early read little in vain."""
+    start, count = 0, 1
+    while start < len(pieces):
+        stop, bytes_ = start + 1, size(pieces[start])
+        while stop < min(start + count, len(pieces)) and bytes_ + size(pieces[stop]) <= FETCH_BYTES_MAX:
+            bytes_ += size(pieces[stop])
+            stop += 1
+        yield pieces[start:stop]
+        start, count = stop, min(2 * count, FETCH_PIECES_MAX)
+
+
+def _is_small(part: FileHandle) -> bool:
+    return part.length <= MEMORY_BYTES_MAX or isinstance(part, SegmentHandle)
+
+
+@contextmanager
+def scratch_errors(path: str) -> Iterator[None]:
+    """I/O errors of local scratch files as StorageUnavailableError."""
+    try:
+        yield
+    except OSError as error:
+        raise unavailable(error, f"scratch space {path}", path=path) from error
+
+
+def check_part(part: FileHandle, found: tuple[int, str], path: str, operator: str, subtask: int) -> None:
+    """Raises CorruptStateError unless length and checksum are those of the handle."""
+    if found[0] != part.length:
+        raise damaged(ProblemKind.LENGTH, path, f"{found[0]} bytes instead of {part.length}", operator, subtask)
+    if found[1] != part.checksum:
+        raise damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator, subtask)
+    note(size=part.length)
+
+
+def damaged(kind: ProblemKind, path: str, detail: str, operator: str, subtask: int) -> CorruptStateError:
+    return CorruptStateError(
+        f"operator {operator!r} subtask {subtask}: {path}: {detail}",
+        path=path,
+        operator=operator,
+        subtask=subtask,
+        reason=kind.value,
+    )

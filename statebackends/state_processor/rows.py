@@ -1,0 +1,205 @@
+"""The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
+
+Keyed rows come in key-group order, judged by rowrules.py. A batch has at most BATCH_ROWS rows; nothing else is held but a stretch
+of them (judgedrows.py), and of tables with delta runs a slice of key groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from holdfast.statebackends.backends.operator import decode_entries
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.layout import POSITION, STATE_METADATA, VALUE
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
+from holdfast.statebackends.snapshot.deltas import merged_runs
+from holdfast.statebackends.snapshot.row_rules import RowRules
+from holdfast.statebackends.snapshot.sources import TIME
+from holdfast.statebackends.state_processor.contents import KeyedPiece, StoredState
+from holdfast.statebackends.state_processor.judgedrows import judged_rows
+from holdfast.statebackends.state_processor.native import native_batches
+from holdfast.statebackends.state_processor.progress import note
+from holdfast.statebackends.state_processor.reading import PartReader, fetch_windows
+from holdfast.statebackends.state_processor.tables import BATCH_ROWS, TableFile, conform
+from holdfast.statebackends.state_processor.values import entry_json, stored_codec
+from holdfast.statebackends.storage.failures import refusal
+
+SUBTASK = "subtask"
+JSON = "json"
+"""Column with the JSON text of an operator's list entry, if it is msgpack of something that JSON has; else null."""
+
+_TABLE_ERRORS = (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError)
+
+
+def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
+    """Columns of a state's rows. Opens a file only where the columns are the state's own. Raises CorruptStateError."""
+    if not state.is_keyed:
+        metadata = {STATE_METADATA: msgspec.json.encode(state.meta)}
+        fields = [(SUBTASK, pa.int32()), (POSITION, pa.int32()), (VALUE, pa.binary()), (JSON, pa.utf8())]
+        return pa.schema([pa.field(name, kind, nullable=name == JSON) for name, kind in fields], metadata=metadata)
+    key_type, max_parallelism = state.key_type(), state.operator.max_parallelism
+    if stored_codec(state) is not None or state.meta.kind == TIMERS_KIND:
+        return RowRules.of(state.meta, key_type, max_parallelism).schema
+    first = state.keyed[0]
+    if first.is_native:
+        raise state.corrupt(f"{state.meta.kind} state in native files")
+    with _opened(reader, state, first) as file:
+        return RowRules.of(state.meta, key_type, max_parallelism, file.schema).schema
+
+
+def choose_columns(state: StoredState, schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """Some columns of a state's schema. Raises InvalidConfigError naming those that there are."""
+    for name in columns:
+        if name not in schema.names or columns.count(name) > 1:
+            known = ", ".join(schema.names)
+            raise InvalidConfigError(
+                f"operator {state.operator.uid!r}, state {state.meta.name!r}: no column {name!r}, or twice; it has: {known}",
+                operator=state.operator.uid,
+                state=state.meta.name,
+                column=name,
+            )
+    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+
+
+def state_batches(
+    reader: PartReader,
+    state: StoredState,
+    schema: pa.Schema,
+    key_groups: KeyGroupRange | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """All rows, or those of some key groups; all columns of the state's `schema`, or these, of which tables read no more.
+
+    Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
+    wanted = schema if columns is None else choose_columns(state, schema, columns)
+    what = f"{state.operator.uid}.{state.meta.name}"
+    for batch in _batches(reader, state, schema, wanted, key_groups):
+        note(rows=batch.num_rows, what=what)
+        yield batch if columns is None else batch.select(wanted.names)
+
+
+def _batches(
+    reader: PartReader, state: StoredState, schema: pa.Schema, wanted_schema: pa.Schema, key_groups: KeyGroupRange | None
+) -> Iterator[pa.RecordBatch]:
+    if not state.is_keyed:
+        if key_groups is not None:
+            raise InvalidConfigError(f"operator state {state.meta.name!r} has no key groups", state=state.meta.name)
+        yield from _list_batches(reader, state, schema)
+        return
+    for piece, wanted in _fetched_pieces(reader, state, key_groups):
+        if piece.is_native:
+            codec = stored_codec(state)
+            if codec is None:
+                continue  # such state is not in native files, whatever they declare
+            clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
+            rows = native_batches(clone, state, codec, schema, wanted)
+            with _told(state, piece, "native files"):
+                for batch in judged_rows(rows, _rules(state, schema), wanted_schema.names):
+                    yield conform(batch, schema)
+        else:
+            yield from _table_batches(reader, state, piece, schema, wanted_schema, wanted)
+
+
+def _fetched_pieces(
+    reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None
+) -> Iterator[tuple[KeyedPiece, KeyGroupRange]]:
+    """The pieces that have some of these key groups, with those; their small files are read several at one time."""
+    pieces = []
+    for piece in state.keyed:
+        own = piece.handle.key_groups
+        wanted = own if key_groups is None else own.intersection(key_groups)
+        if len(wanted):
+            pieces.append((piece, wanted))
+    for some in fetch_windows(pieces, lambda each: max(each[0].size, 0)):
+        tables = [piece for piece, _ in some if not piece.is_native]
+        parts = [(part, piece.subtask) for piece in tables for part in (piece.handle.parts[piece.index], *piece.runs)]
+        reader.fetch(parts, operator=state.operator.uid)
+        yield from some
+
+
+def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int, list[bytes]]]:
+    """Subtask and entries of each piece of operator state."""
+    uid = state.operator.uid
+    for some in fetch_windows(state.lists, lambda piece: max(piece.handle.part.length, 0)):
+        reader.fetch([(piece.handle.part, piece.subtask) for piece in some], operator=uid)
+        for piece in some:
+            data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
+            yield piece.subtask, decode_entries(piece.handle, data, operator=uid)
+
+
+@contextmanager
+def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int | None = None) -> Iterator[TableFile]:
+    """One canonical part, open, or the delta run of a number upon it; errors of its content name it."""
+    part = piece.handle.parts[piece.index] if run is None else piece.runs[run]
+    source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
+    with _told(state, piece, part.path if isinstance(part, FileHandle) else "inline"):
+        yield TableFile.open(source, piece.handle.format if run is None else "arrow", piece.handle.key_groups)
+
+
+@contextmanager
+def _told(state: StoredState, piece: KeyedPiece, path: str) -> Iterator[None]:
+    """Errors of the rows in a piece name it."""
+    try:
+        yield
+    except CorruptStateError as error:
+        if error.fields.get("operator") is not None:
+            raise  # of another piece, or of storage: it has been told
+        raise _not_a_table(state, piece, path, error) from error
+    except _TABLE_ERRORS as error:
+        if (refused := refusal(error, path, path=path)) is not None:
+            raise refused from error
+        raise _not_a_table(state, piece, path, error) from error
+
+
+def _not_a_table(state: StoredState, piece: KeyedPiece, path: str, error: Exception) -> CorruptStateError:
+    return state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path)
+
+
+def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
+    return RowRules(state.key_type(), state.operator.max_parallelism, state.meta, stored_codec(state), schema)
+
+
+def _table_batches(
+    reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    """`schema`: all columns of the state; `wanted`: those to be read."""
+    rules = _rules(state, schema)
+    with ExitStack() as files:
+        base = files.enter_context(_opened(reader, state, piece))
+        runs = [files.enter_context(_opened(reader, state, piece, run)) for run in range(len(piece.runs))]
+        if runs:
+            batches = _merged_batches(rules, base, runs, groups)
+        else:
+            batches = judged_rows(base.sorted_batches(groups, [*wanted.names, *rules.identity]), rules, wanted.names)
+        for batch in batches:
+            yield conform(batch, wanted)
+
+
+def _merged_batches(
+    rules: RowRules, base: TableFile, runs: Sequence[TableFile], groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a base and its runs, a slice of key groups at a time; each of them is judged by itself."""
+    own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
+    for part in base.slices(groups):
+        tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(part)), file.schema)) for file in (base, *runs)]
+        merged = merged_runs(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)
+        yield from merged.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for subtask, entries in fetched_lists(reader, state):
+        for start in range(0, len(entries), BATCH_ROWS):
+            some = entries[start : start + BATCH_ROWS]
+            columns = [
+                pa.array(np.full(len(some), subtask, np.int32)),
+                pa.array(np.arange(start, start + len(some), dtype=np.int32)),
+                pa.array(some, pa.binary()),
+                pa.array([entry_json(entry) for entry in some], pa.utf8()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)

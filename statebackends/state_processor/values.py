@@ -1,0 +1,123 @@
+"""Values of stored states without the user's classes: bytes by which they compare, and entries of operators as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.serialization.recordshapes import RecordShape
+from holdfast.statebackends.serialization.shapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
+from holdfast.statebackends.serialization.state_serializer import CODED_KINDS, StateCodec, has_stamps, value_texts
+from holdfast.statebackends.serialization.storedcodecs import codec_of_meta, stored_type
+from holdfast.statebackends.state_processor.contents import StoredState
+
+Normaliser = Callable[[Any], Any]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def stored_codec(state: StoredState) -> StateCodec | None:
+    """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
+    try:
+        return codec_of_meta(state.meta)
+    except (InvalidConfigError, RecursionError) as error:
+        raise state.corrupt(f"type: {error}") from error
+
+
+class Comparer:
+    """Values of a column, as read from Arrow, to bytes that are equal when the values are.
+
+    The encoding is the one that values are stored in, but for sets and dicts, which are brought into order first."""
+
+    def __init__(self, meta: StateMeta) -> None:
+        self._normalise: Normaliser = _same
+        self._stamped = False
+        if meta.kind in CODED_KINDS:
+            self._normalise = _normaliser(stored_type(value_texts(meta)[1]).shape)
+            self._stamped = has_stamps(meta)
+
+    def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
+        """One encoding a row of these columns; a value with a TTL compares with its stamp. Raises CorruptStateError."""
+        try:
+            if self._stamped:
+                values, stamps = columns
+                return [_encode([self._normalise(value), stamp]) for value, stamp in zip(values, stamps, strict=True)]
+            if len(columns) != 1:
+                return [_encode(row) for row in zip(*columns, strict=True)]
+            if self._normalise is _same:
+                return [_encode(value) for value in columns[0]]
+            return [_encode(self._normalise(value)) for value in columns[0]]
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise CorruptStateError(f"a value can't be encoded: {error}", reason="value encoding") from error
+
+
+def _normaliser(shape: Shape) -> Normaliser:
+    """What brings one value's sets and dicts into order; `_same` where there are none."""
+    inner = [_normaliser(child) for child in shape.children]
+    match shape:
+        case ListShape():
+            unordered = shape.text.startswith(("set<", "frozenset<"))
+            return _of_members(inner[0], unordered=unordered) if unordered or inner[0] is not _same else _same
+        case DictShape():
+            return _of_entries(*inner)
+        case _ if all(each is _same for each in inner):
+            return _same
+        case OptionalShape():
+            return lambda value: None if value is None else inner[0](value)
+        case RecordShape() | TupleShape():
+            names = [field.name for field in shape.arrow_type]
+            pairs = list(zip(names, inner, strict=True))
+            return lambda value: None if value is None else {name: each(value[name]) for name, each in pairs}
+    return _same
+
+
+def _of_members(inner: Normaliser, *, unordered: bool) -> Normaliser:
+    def normalise(value: Any) -> Any:
+        if value is None:
+            return None
+        members = [inner(member) for member in value]
+        return sorted(members, key=_encode) if unordered else members
+
+    return normalise
+
+
+def _of_entries(key: Normaliser, member: Normaliser) -> Normaliser:
+    def normalise(value: Any) -> Any:
+        if value is None:
+            return None
+        return sorted(((key(k), member(v)) for k, v in value), key=lambda entry: _encode(entry[0]))
+
+    return normalise
+
+
+def plain_entry(entry: bytes) -> Any:
+    """An operator's list entries are opaque; most are msgpack."""
+    try:
+        return msgspec.msgpack.decode(entry)
+    except (*UNDECODABLE, ValueError):
+        return entry
+
+
+def entry_json(entry: bytes) -> str | None:
+    """The JSON text of an operator's list entry, if it is msgpack of something that JSON has."""
+    value = plain_entry(entry)
+    if isinstance(value, bytes):
+        return None
+    try:
+        return msgspec.json.encode(value).decode("utf-8")
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def named(error: HoldfastError, state: StoredState, path: str | None = None) -> CorruptStateError:
+    """An error about a value or a key, saying whose it was."""
+    return state.corrupt(error.message, path)

@@ -1,0 +1,396 @@
+"""Storage on a directory (a local disk or a shared file system) with conditional create through hard links.
+
+A file appears under its name whole or not at all: bytes go to `.tmp` below the root, are synced, and are then linked.
+link() is the one atomic step that also refuses to overwrite, which rename() would not. What it says is durable is: file
+first, then the folder that names it, then each folder made on the way. It decides nothing about what is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import posixpath
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, assert_never
+
+from holdfast.statebackends.errors import (
+    AmbiguousWriteError,
+    InvalidConfigError,
+    InvariantError,
+    ObjectMissingError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.checksums import Digest
+from holdfast.statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local, copy_file, write_all
+from holdfast.statebackends.storage.failures import unavailable
+from holdfast.statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
+from holdfast.statebackends.storage.folders import DurableFolders
+from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.permissions import OUTPUT, PRIVATE, permissions_of
+from holdfast.statebackends.storage.transfers import ONE_BY_ONE, TransferPool
+
+TEMPORARY_FOLDER = ".tmp"
+_NOT_NAMES = frozenset({"", ".", ".."})
+TEMPORARY_AGE_MS = 24 * 3_600_000
+"""A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
+_READ_BYTES = 128 << 20
+"""Read at once of a file of which so much is wanted: pieces would have to be joined. Not of one whose length nobody has said: room
+for so much costs a small file several times its own reading, keeps pages of its own for ever, and is refused where a process may
+have no more memory than it needs."""
+_DELETE_PASSES_MAX = 3
+_TRANSFERS = TransferPool(transfers_max=4, bytes_max=4 * UPLOAD_BYTES, transfer_bytes_max=UPLOAD_BYTES)
+"""Of all directories of a process: a file system makes several files durable in hardly more time than one."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class LocalStorage:
+    """Implements `operations.Storage`. Makes the root when it first writes; what it makes is its owner's, see `permissions`."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        file_system: FileSystem | None = None,
+        new_nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
+        elsewhere: Callable[[str], ops.Storage] | None = None,
+    ) -> None:
+        """`elsewhere` opens locations that are in no file system."""
+        self._root = os.path.abspath(os.fspath(root))
+        self._prefix = self._root if self._root.endswith("/") else f"{self._root}/"
+        self._fs: FileSystem = file_system if file_system is not None else OsFileSystem(permissions_of(self._root))
+        self._new_nonce = new_nonce
+        self._elsewhere = elsewhere
+        self._folders = DurableFolders(self._fs, self._root)
+        self._has_swept = False
+        self.transfers = _TRANSFERS if file_system is None else ONE_BY_ONE
+        """As `operations.ConcurrentStorage`; a file system that is not the real one is asked one thing at a time."""
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    def at(self, location: str) -> ops.Storage:
+        """Another folder of the same file system, or a location elsewhere."""
+        if self._elsewhere is not None and "://" in location and not location.startswith("file://"):
+            return self._elsewhere(location)
+        folder = folder_of(location)
+        found = permissions_of(folder) if self._is_private else PRIVATE
+        return self._derived(folder, self._fs if found is PRIVATE else OsFileSystem(found))
+
+    def for_output(self) -> LocalStorage:
+        """The same folder, for a sink: other programs read what it writes, as far as the umask lets them."""
+        return self._derived(self._root, OsFileSystem(OUTPUT) if type(self._fs) is OsFileSystem else self._fs)
+
+    @property
+    def _is_private(self) -> bool:
+        return type(self._fs) is OsFileSystem and self._fs.permissions is PRIVATE
+
+    def _derived(self, folder: str, file_system: FileSystem) -> LocalStorage:
+        return LocalStorage(folder, file_system=file_system, new_nonce=self._new_nonce, elsewhere=self._elsewhere)
+
+    def execute(self, operation: ops.Operation) -> Any:
+        """Perform one operation. I/O errors are StorageUnavailableError, or its kinds in `system_failures`, with the path and the
+        system's words."""
+        path = ops.path_of(operation)
+        try:
+            return self._perform(operation)
+        except OSError as error:
+            raise self._unavailable(operation, path, error) from error
+
+    def sweep_temporary(self, *, now_ms: int, age_ms: int) -> int:
+        """Delete what crashed writers left in `.tmp` before now_ms - age_ms (file system clock). Returns files deleted."""
+        folder = posixpath.join(self._root, TEMPORARY_FOLDER)
+        deleted = 0
+        for name, _ in self._entries(folder):
+            path = posixpath.join(folder, name)
+            found = self._stat(path)
+            if found is not None and found.modified_ms < now_ms - age_ms:
+                deleted += self._unlink(path)
+        return deleted
+
+    def _perform(self, operation: ops.Operation) -> Any:
+        match operation:
+            case ops.PutIfAbsent():
+                return self._put_if_absent(self._resolve(operation.path), operation.data)
+            case ops.WriteFile():
+                return self._write(self._resolve(operation.path), operation.chunks)[0]
+            case ops.UploadFile():
+                return self._upload(operation)
+            case ops.DownloadFile():
+                return self._download(operation)
+            case ops.ReadFile():
+                at_once = COPY_BYTES if operation.length is None else _READ_BYTES
+                return _joined(list(self._read(self._resolve(operation.path), operation.offset, operation.length, at_once)))
+            case ops.StatFile():
+                return self._size(self._resolve(operation.path), operation.own_names)
+            case ops.ListFiles():
+                return sorted(self._files(operation.prefix.rstrip("/")))
+            case ops.DescribeFiles():
+                return list(self._described(operation.prefix.rstrip("/")))
+            case ops.ListFolder():
+                return sorted(name + "/" * is_folder for name, is_folder in self._listed(operation.prefix.rstrip("/")))
+            case ops.LinkFile():
+                return self._link(self._resolve(operation.source), self._resolve(operation.target))
+            case ops.DeleteFile():
+                return self._delete_file(self._resolve(operation.path))
+            case ops.DeleteFolder():
+                return self._delete_folder(self._resolve(operation.prefix.rstrip("/")))
+            case _:
+                assert_never(operation)
+
+    def _resolve(self, path: str) -> str:
+        """Absolute path of a storage path. Raises InvalidConfigError for one that could leave the root."""
+        parts = path.split("/")
+        if not _NOT_NAMES.isdisjoint(parts) or "\0" in path or parts[0] == TEMPORARY_FOLDER:
+            raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
+        return self._prefix + path
+
+    # -- writing
+
+    def _put_if_absent(self, target: str, data: bytes) -> bool:
+        if self._stat(target) is None:
+            created = self._publish(target, lambda descriptor: write_all(self._fs, descriptor, [data]))
+        else:
+            created = False
+        if not created:
+            # whoever made it may not have got to this fsync yet, and the caller acts on its existence
+            self._folders.ensure(posixpath.dirname(target))
+            self._fs.fsync_folder(posixpath.dirname(target))
+        return created
+
+    def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
+        return self._store(target, lambda descriptor, digest: write_all(self._fs, descriptor, digest.passing(chunks)))
+
+    def _store(self, target: str, fill: Callable[[int, Digest], None]) -> tuple[int, str]:
+        """Write under a name that is this writer's own: an existing file must be an earlier try of the same write."""
+        digest = Digest()
+        if not self._publish(target, lambda descriptor: fill(descriptor, digest)):
+            found = self._stat(target)
+            if found is None or found.size != digest.length or self._checksum(target) != digest.checksum:
+                raise InvariantError(f"{target} exists with other content: its name was used twice", path=target)
+            self._fs.fsync_folder(posixpath.dirname(target))
+        return digest.length, digest.checksum
+
+    def _publish(self, target: str, fill: Callable[[int], None]) -> bool:
+        """Durable temporary file, link, durable name. False: the name was taken."""
+        folder = self._prefix + TEMPORARY_FOLDER
+        temporary = f"{folder}/{self._new_nonce()}"
+        try:
+            self._folders.within(folder, lambda: self._make(temporary, fill))
+            self._sweep_once(temporary)
+            return self._folders.within(posixpath.dirname(target), lambda: self._link_new(temporary, target))
+        finally:
+            self._discard(temporary)
+
+    def _sweep_once(self, temporary: str) -> None:
+        """Delete what writers left that died long ago, by the clock that dated it; the write at hand does not depend on it."""
+        if self._has_swept:
+            return
+        self._has_swept = True
+        with contextlib.suppress(OSError):
+            self.sweep_temporary(now_ms=self._fs.stat(temporary).modified_ms, age_ms=TEMPORARY_AGE_MS)
+
+    def _make(self, path: str, fill: Callable[[int], None]) -> None:
+        descriptor = self._fs.create(path)
+        try:
+            fill(descriptor)
+            self._fs.fsync(descriptor)
+        finally:
+            self._fs.close(descriptor)
+
+    def _link_new(self, temporary: str, target: str) -> bool:
+        try:
+            self._fs.link(temporary, target)
+        except FileExistsError:
+            # a network file system may repeat a link() whose first answer was lost: then the name is ours
+            mine, found = self._stat(temporary), self._stat(target)
+            if mine is None or found is None or mine.inode != found.inode:
+                return False
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise InvalidConfigError(
+                    f"{self._root}: the file system has no hard links, which conditional create needs ({error.strerror})",
+                    path=target,
+                ) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EXDEV, errno.ENOTDIR):
+                raise  # refused: certainly not created
+            raise AmbiguousWriteError(f"{target}: {error.strerror}", path=target) from error
+        try:
+            self._fs.fsync_folder(posixpath.dirname(target))
+        except OSError as error:
+            raise AmbiguousWriteError(f"{target}: {error.strerror}", path=target) from error
+        return True
+
+    def _discard(self, temporary: str) -> None:
+        with contextlib.suppress(OSError):  # sweep_temporary finds it later; the write's own outcome matters more
+            self._fs.unlink(temporary)
+
+    def _upload(self, operation: ops.UploadFile) -> tuple[int, str]:
+        target = self._resolve(operation.path)
+
+        def copy(descriptor: int, digest: Digest) -> None:
+            with self._opened(operation.local_path) as source:
+                copy_file(self._fs, source, descriptor, digest)
+
+        return self._store(target, copy)
+
+    def _download(self, operation: ops.DownloadFile) -> tuple[int, str]:
+        digest = Digest()
+        chunks = digest.passing(self._read(self._resolve(operation.path)))
+        first = next(chunks, b"")  # a missing source is seen before the local file is touched
+        with about_local(operation.local_path):
+            self._unlink(operation.local_path)
+            descriptor = self._fs.create(operation.local_path)
+        try:
+            for chunk in itertools.chain([first], chunks):
+                with about_local(operation.local_path):
+                    write_all(self._fs, descriptor, [chunk])
+        finally:
+            self._fs.close(descriptor)
+        return digest.length, digest.checksum
+
+    # -- linking
+
+    def _link(self, source: str, target: str) -> bool:
+        found = self._stat(target)
+        origin = self._stat(source)
+        if found is None:
+            if origin is None:
+                raise ObjectMissingError(f"{source} does not exist", path=source)
+            if self._folders.within(posixpath.dirname(target), lambda: self._link_new(source, target)):
+                return True
+            found = self._stat(target)
+        if origin is not None and found is not None and origin.inode != found.inode and not self._same(source, target):
+            raise InvariantError(f"{target} exists with other content than {source}", path=target)
+        self._fs.fsync_folder(posixpath.dirname(target))
+        return False
+
+    def _same(self, left: str, right: str) -> bool:
+        return self._checksum(left) == self._checksum(right)
+
+    def _checksum(self, path: str) -> str:
+        digest = Digest()
+        for chunk in self._read(path):
+            digest.add(chunk)
+        return digest.checksum
+
+    # -- reading
+
+    def _read(self, path: str, offset: int = 0, length: int | None = None, at_once: int = COPY_BYTES) -> Iterator[bytes]:
+        with self._opened(path) as descriptor:
+            remaining = length
+            while remaining is None or remaining > 0:
+                wanted = at_once if remaining is None else min(remaining, at_once)
+                chunk = self._fs.read(descriptor, wanted, offset)
+                if not chunk:
+                    return
+                offset += len(chunk)
+                remaining = None if remaining is None else remaining - len(chunk)
+                yield chunk
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        try:
+            descriptor = self._fs.open(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissingError(f"{path} does not exist", path=path) from error
+        try:
+            yield descriptor
+        finally:
+            self._fs.close(descriptor)
+
+    def _stat(self, path: str) -> FileStat | None:
+        try:
+            return self._fs.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _size(self, path: str, own_names: int) -> int | None:
+        above = path
+        for _ in range(own_names):
+            if self._fs.is_link(above):
+                return ops.LINKED
+            above = posixpath.dirname(above)
+        found = self._stat(path)
+        return None if found is None or found.is_folder else found.size
+
+    def _entries(self, folder: str) -> list[tuple[str, bool]]:
+        try:
+            return list(self._fs.list_folder(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _listed(self, prefix: str) -> list[tuple[str, bool]]:
+        entries = self._entries(self._resolve(prefix) if prefix else self._root)
+        return [entry for entry in entries if prefix or entry[0] != TEMPORARY_FOLDER]
+
+    def _files(self, prefix: str) -> Iterator[str]:
+        for name, is_folder in self._listed(prefix):
+            path = f"{prefix}/{name}" if prefix else name
+            if is_folder:
+                yield from self._files(path)
+            else:
+                yield path
+
+    def _described(self, prefix: str) -> Iterator[ops.FileFacts]:
+        for path in sorted(self._files(prefix)):
+            found = self._stat(self._prefix + path)
+            if found is not None and not found.is_folder:  # else it was deleted meanwhile
+                yield ops.FileFacts(path, found.size, found.modified_ms)
+
+    # -- deleting
+
+    def _unlink(self, path: str) -> bool:
+        try:
+            self._fs.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _delete_file(self, path: str) -> bool:
+        deleted = self._unlink(path)
+        if deleted:
+            self._fs.fsync_folder(posixpath.dirname(path))  # an order of deletions must survive a power cut
+        return deleted
+
+    def _delete_folder(self, folder: str) -> int:
+        deleted: list[str] = []
+        for last in range(_DELETE_PASSES_MAX, 0, -1):
+            try:
+                self._delete_tree(folder, deleted)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or last == 1:  # a zombie wrote into it meanwhile
+                    raise
+        self._folders.forget(folder)
+        parent = posixpath.dirname(folder)
+        if self._stat(parent) is not None:
+            self._fs.fsync_folder(parent)
+        return len(deleted)
+
+    def _delete_tree(self, folder: str, deleted: list[str]) -> None:
+        for name, is_folder in self._entries(folder):
+            path = posixpath.join(folder, name)
+            if is_folder:
+                self._delete_tree(path, deleted)
+            elif self._unlink(path):
+                deleted.append(path)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rmdir(folder)
+
+    def _unavailable(self, operation: ops.Operation, path: str, error: OSError) -> StorageUnavailableError:
+        return unavailable(error, f"{type(operation).__name__} {path} in {self._root}", path=path)
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def storage_from_url(url: str) -> LocalStorage:
+    """Storage named by a plain path or a `file:///` URL. Raises InvalidConfigError naming any other scheme."""
+    return LocalStorage(folder_of(url))
