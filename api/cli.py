@@ -23,7 +23,7 @@ from holdfast.api.snapshots import commands
 from holdfast.api.snapshots.progress import Tool
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
-from holdfast.coordinator.records import is_job_id
+from holdfast.coordinator.ha.records import is_job_id
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})

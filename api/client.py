@@ -23,8 +23,8 @@ from holdfast.api.runfile import read_run_record
 from holdfast.api.settings import check_url
 from holdfast.barriers.headers import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
-from holdfast.coordinator.preflight import PreflightReport
-from holdfast.coordinator.records import DIRECTORY_FILE
+from holdfast.coordinator.ha.records import DIRECTORY_FILE
+from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.leader_retrieval import Target, is_safe_step, next_target
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError

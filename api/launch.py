@@ -16,7 +16,7 @@ from holdfast.api.client import RestClient
 from holdfast.api.preflight import named_snapshot, preflight_offline, preflight_online
 from holdfast.api.settings import client_settings, server_settings, state_url
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
-from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.environment import Environment as BaseEnvironment
 from holdfast.operators.environment import claim_mode_of, sink_mode_of

@@ -1,7 +1,7 @@
 """The coordinator's log: levels, text or JSON, and lines that nobody can forge.
 
 One line is one event. Names of jobs, messages of errors and paths come from users: whatever is not printable in them is escaped and
-what is long is clipped, where our own lines are worded (`holdfast.coordinator.loglines`) and, for all that libraries say, here. The
+what is long is clipped, where our own lines are worded (`holdfast.coordinator.dispatcher.loglines`) and, for all that libraries say, here. The
 service's token is never written, whatever a message holds."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from holdfast.barriers.messages import FailureReason, clip_front
-from holdfast.coordinator.loglines import MESSAGE_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.loglines import MESSAGE_CHARACTERS_MAX, printable
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")

@@ -9,11 +9,11 @@ from typing import Any
 from holdfast.api.client import RestClient
 from holdfast.api.settings import client_settings
 from holdfast.barriers.jobgraph import Submission
-from holdfast.coordinator.preflight import PreflightReport
-from holdfast.coordinator.records import DIRECTORY_FILE
-from holdfast.coordinator.resolving import is_path
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.submitting import identify_job, preflight
+from holdfast.coordinator.dispatcher.submit import identify_job, preflight
+from holdfast.coordinator.ha.records import DIRECTORY_FILE
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.restore.preflight import PreflightReport
+from holdfast.coordinator.restore.resolve import is_path
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state_processor.places import Location, absolute_location
 from holdfast.statebackends.state_processor.progress import note

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.api import console
-from holdfast.coordinator.preflight import OperatorFinding, PreflightReport
+from holdfast.coordinator.restore.preflight import OperatorFinding, PreflightReport
 
 TYPE_CHARACTERS_MAX = 32
 """Of a state's type in the table."""

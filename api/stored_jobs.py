@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from holdfast.api import render_checkpoints, render_jobs
-from holdfast.coordinator.jobview import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
-from holdfast.coordinator.publication import RecordedJob
-from holdfast.coordinator.records import DIRECTORY_FILE, JobPaths
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.store import list_jobs, read_job
+from holdfast.coordinator.dispatcher.jobview import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.ha.records import DIRECTORY_FILE, JobPaths
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.state_processor.places import absolute_location

@@ -3,7 +3,7 @@
 `<sink's path>/_holdfast/<sink id>/log/<sequence>.json` is one sequence of put-if-absent files, of two kinds: a job takes the sink
 over, or one checkpoint's files are committed. Both compete for the next number, so that a takeover and the commits of the
 owner before it are in one order: after it that owner's next commit fails, without a lock or a lease. Who commits is for
-`holdfast.operators.sinks`; where a restored sink's log is, for `holdfast.coordinator.sinkforks`."""
+`holdfast.operators.sinks`; where a restored sink's log is, for `holdfast.coordinator.restore.sink_forks`."""
 
 from __future__ import annotations
 

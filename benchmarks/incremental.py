@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.harness import raw_write_ms, spread
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedFiles, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import create_keyed_backend

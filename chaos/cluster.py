@@ -37,7 +37,7 @@ from holdfast.chaos.trace import Trace
 from holdfast.chaos.usermodules import UserModules, running
 from holdfast.chaos.users import Users
 from holdfast.chaos.workerhost import Surroundings, WorkerHost, repeatable
-from holdfast.coordinator.records import derive_job_id
+from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.operators.base import JobPlan
 from holdfast.operators.leader_retrieval import Target
 from holdfast.operators.sinks.committer import FileCommitter

@@ -21,7 +21,7 @@ from holdfast.barriers.messages import (
 from holdfast.chaos.control import Call, ControlNetwork, Endpoint, unreachable
 from holdfast.chaos.observations import Commanded
 from holdfast.chaos.processes import Process
-from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.operators.leader_retrieval import Target
 from holdfast.statebackends.errors import HoldfastError
 

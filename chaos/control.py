@@ -18,7 +18,7 @@ from holdfast.barriers.messages import RegisterWorker, StatusBatch, SubtaskStatu
 from holdfast.chaos.injector import Injector
 from holdfast.chaos.observations import Answered, Observation, Requested
 from holdfast.chaos.processes import Kernel, Process
-from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.operators.leader_retrieval import Target, next_target
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeaderError
 

@@ -20,19 +20,19 @@ from holdfast.chaos.pool import FlowPool
 from holdfast.chaos.processes import Process, ProcessClock
 from holdfast.chaos.stores import StoreClient
 from holdfast.chaos.workerhost import Surroundings
-from holdfast.coordinator import jobevents as job
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.hosting import HostFlow, JobHost
-from holdfast.coordinator.jobmaster import JobMaster
-from holdfast.coordinator.jobservice import JobService
-from holdfast.coordinator.jobview import view_recorded_job
-from holdfast.coordinator.planning import derive_triggers
-from holdfast.coordinator.reading import ReadModels
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.running import Turns
+from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost
+from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.jobview import view_recorded_job
+from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.dispatcher.submit import identify_job
+from holdfast.coordinator.dispatcher.threads import Turns
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
-from holdfast.coordinator.submitting import identify_job
-from holdfast.coordinator.subscription import Subscription
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.supervisor import SeenWorker
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
@@ -174,7 +174,7 @@ class CoordinatorHost:
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
 
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
-        """As holdfast.coordinator.running.FlowRunner."""
+        """As holdfast.coordinator.dispatcher.threads.FlowRunner."""
         storage: Storage = self._routed
         (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
 
@@ -317,7 +317,7 @@ def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
 
 
 class SimOwner:
-    """Implements holdfast.coordinator.running.Owner: a job's turns as events of its process."""
+    """Implements holdfast.coordinator.dispatcher.threads.Owner: a job's turns as events of its process."""
 
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host

@@ -2,7 +2,7 @@
 
 Between an operation's request, its effect at the store and its answer lies time, in which anybody may be killed: the effect
 belongs to nobody, so that what was asked for may still happen when its caller is dead. The same class serves a worker's pool
-(`holdfast.operators.context.Pool`) and a coordinator's flows (`holdfast.coordinator.running.FlowRunner`)."""
+(`holdfast.operators.context.Pool`) and a coordinator's flows (`holdfast.coordinator.dispatcher.threads.FlowRunner`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from holdfast.chaos.injector import Injector
 from holdfast.chaos.processes import Kernel, Process
 from holdfast.chaos.stores import StoreClient
-from holdfast.coordinator.hosting import Await, HostFlow
+from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow
 from holdfast.operators.context import CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 

@@ -37,7 +37,7 @@ from holdfast.chaos.observations import (
     Stored,
     Submitted,
 )
-from holdfast.coordinator.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
+from holdfast.coordinator.ha.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from holdfast.statebackends.layout import SHARED_FOLDER
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent

@@ -12,10 +12,10 @@ from holdfast.chaos.control import Call, JobClient, Reply
 from holdfast.chaos.coordinatorhost import Outcome, Wish
 from holdfast.chaos.observations import StoreView
 from holdfast.chaos.processes import Process
-from holdfast.coordinator.claiming import dispose_snapshot
-from holdfast.coordinator.publication import Completed, decode_decision
-from holdfast.coordinator.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
-from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
+from holdfast.coordinator.ha.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME

@@ -32,8 +32,8 @@ from holdfast.chaos.sometimes import Sometimes
 from holdfast.chaos.streams import Streams
 from holdfast.chaos.trace import Trace
 from holdfast.chaos.userrows import Row
-from holdfast.coordinator.publication import Completed
-from holdfast.coordinator.records import ClaimRecord, SavepointRecord, decode_record
+from holdfast.coordinator.ha.recorded_job import Completed
+from holdfast.coordinator.ha.records import ClaimRecord, SavepointRecord, decode_record
 from holdfast.statebackends.storage.port import PutIfAbsent
 
 HORIZON_MIN_MS = 500

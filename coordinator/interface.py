@@ -14,7 +14,7 @@ from typing import Protocol
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
-from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointStatsView,

@@ -23,17 +23,17 @@ from holdfast.barriers.messages import (
     StatusBatch,
     clip,
 )
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.claiming import check_target
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.hosting import HostFlow, JobHost, RecoveryBackoff, run_host_flow
-from holdfast.coordinator.planning import derive_triggers
-from holdfast.coordinator.preflight import PreflightReport
-from holdfast.coordinator.reading import ReadModels
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.running import PoolRunner, SystemClock, ThreadOwner
-from holdfast.coordinator.submitting import identify_job
-from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.dispatcher.submit import identify_job
+from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, ThreadOwner
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.ownership.claims import check_target
+from holdfast.coordinator.restore.plan import derive_triggers
+from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.storage.locations import open_storage

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import RestartStrategy as RestartStrategy
     from holdfast.barriers.jobgraph import RocksDBConfig as RocksDBConfig
     from holdfast.barriers.jobgraph import SinkMode as SinkMode
-    from holdfast.coordinator.preflight import PreflightReport as PreflightReport
+    from holdfast.coordinator.restore.preflight import PreflightReport as PreflightReport
     from holdfast.operators.base import Counter as Counter
     from holdfast.operators.functions.aggregates import Aggregate as Aggregate
     from holdfast.operators.functions.aggregates import count as count
@@ -122,7 +122,7 @@ _EXPORTS = {
     "holdfast.api.version": ("VERSION",),
     "holdfast.barriers.elements": ("Batch",),
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
-    "holdfast.coordinator.preflight": ("PreflightReport",),
+    "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "holdfast.operators.functions.context": ("FunctionContext",),

@@ -11,7 +11,7 @@ from holdfast.api.bodies import GRAPH, describe_answer, describe_record, read_re
 from holdfast.api.requestlog import SUBJECT
 from holdfast.api.routes.common import ERRORS, Service, answer
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
-from holdfast.coordinator.preflight import PreflightReport
+from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.totals import derive_job_totals
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)

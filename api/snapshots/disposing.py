@@ -6,8 +6,8 @@ import os
 import secrets
 import time
 
-from holdfast.coordinator.claiming import dispose_snapshot
-from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.state_processor.places import Location, absolute_location
 from holdfast.statebackends.storage.locations import open_storage

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from holdfast.api.leading import without_coordinator
 from holdfast.api.settings import state_url
-from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
-from holdfast.coordinator.records import DIRECTORY_FILE, derive_job_id, is_job_id
-from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.ha.records import DIRECTORY_FILE, derive_job_id, is_job_id
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.state_processor.places import Location
 from holdfast.statebackends.storage.locations import open_storage

@@ -15,8 +15,8 @@ import typer
 from holdfast.api import console
 
 if TYPE_CHECKING:
-    from holdfast.coordinator.fsck import FsckReport
-    from holdfast.coordinator.owners import OwnedFile
+    from holdfast.coordinator.ownership.files import OwnedFile
+    from holdfast.coordinator.ownership.fsck import FsckReport
 
 EXIT_UNCLEAN = 1
 EXIT_REFUSED = 2

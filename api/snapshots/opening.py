@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 
-from holdfast.coordinator.claiming import check_target
-from holdfast.coordinator.publication import decode_decision
-from holdfast.coordinator.records import AbortRecord, SavepointRecord
-from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.ha.recorded_job import decode_decision
+from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ownership.claims import check_target
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file

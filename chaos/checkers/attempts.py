@@ -36,7 +36,7 @@ from holdfast.chaos.observations import (
     WorldView,
 )
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.records import METADATA, AttemptRecord
+from holdfast.coordinator.ha.records import METADATA, AttemptRecord
 from holdfast.statebackends.storage import is_absolute_folder
 
 

@@ -12,7 +12,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Claimed, Decided, JobLedger
 from holdfast.chaos.observations import Observation, Report, Reported, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.records import AbortRecord
+from holdfast.coordinator.ha.records import AbortRecord
 from holdfast.statebackends.errors import StorageUnavailableError
 
 _OF_LEADER = (FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE)

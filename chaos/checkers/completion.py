@@ -26,7 +26,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, Snapshot, join
 from holdfast.chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.records import METADATA
+from holdfast.coordinator.ha.records import METADATA
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
 from holdfast.statebackends.layout import SHARED_FOLDER
 from holdfast.statebackends.snapshot.parts import file_handles

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from holdfast.chaos.checkers.ledger import JobLedger
-from holdfast.coordinator.records import SubmissionRecord
+from holdfast.coordinator.ha.records import SubmissionRecord
 
 Ranges = tuple[tuple[int, float], ...]
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")

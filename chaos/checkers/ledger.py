@@ -16,8 +16,8 @@ import msgspec
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
-from holdfast.coordinator.publication import Decision, decode_decision
-from holdfast.coordinator.records import (
+from holdfast.coordinator.ha.recorded_job import Decision, decode_decision
+from holdfast.coordinator.ha.records import (
     CLAIM,
     METADATA,
     AbortRecord,

@@ -22,7 +22,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
 from holdfast.chaos.observations import Commanded, Led, Observation, Report, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.records import AttemptRecord
+from holdfast.coordinator.ha.records import AttemptRecord
 
 _COUNTED = (FailureReason.DECLINED, FailureReason.EXPIRED, FailureReason.ASYNC_EXCEPTION, FailureReason.IO_EXCEPTION)
 _CHECKPOINT_FAILED = re.compile(r"CheckpointFailed: checkpoint (\d+): ")

@@ -12,8 +12,8 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger
 from holdfast.chaos.observations import Led, Listened, Observation, Report, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.lifecycle import NOT_BACK
-from holdfast.coordinator.records import AttemptRecord
+from holdfast.coordinator.ha.records import AttemptRecord
+from holdfast.coordinator.jobmaster.lifecycle import NOT_BACK
 
 
 class ReconcilingChecker(Checker):

@@ -16,11 +16,11 @@ from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.overlay import OverlayStorage
 from holdfast.chaos.observations import Observation, PhaseBegan, Report, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.leadership import become_leader
-from holdfast.coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
-from holdfast.coordinator.records import CLAIM, METADATA, JobPaths, LeaderRecord
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.leadership import become_leader
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
+from holdfast.coordinator.ha.records import CLAIM, METADATA, JobPaths, LeaderRecord
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import Flow, run_flow

@@ -24,7 +24,7 @@ from holdfast.chaos.checkers.ledger import (
 )
 from holdfast.chaos.observations import Commanded, Led, Lifecycle, Observation, Report, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.records import ClaimRecord
+from holdfast.coordinator.ha.records import ClaimRecord
 from holdfast.statebackends.storage.port import PutIfAbsent
 
 

@@ -13,10 +13,10 @@ from holdfast.chaos.checkers.overlay import OverlayStorage
 from holdfast.chaos.checkers.recovery import meaning, recover
 from holdfast.chaos.observations import Lifecycle, Observation, PhaseBegan, Report, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
-from holdfast.coordinator.publication import CheckpointFact, RecordedJob
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow

@@ -15,8 +15,8 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
 from holdfast.chaos.observations import Commanded, Led, Observation, Report, Reported, Stored, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.coordinator.incidents import is_of_user_code
-from holdfast.coordinator.records import AttemptRecord
+from holdfast.coordinator.ha.records import AttemptRecord
+from holdfast.coordinator.jobmaster.failover import is_of_user_code
 
 
 @dataclass(slots=True)

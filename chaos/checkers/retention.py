@@ -40,7 +40,7 @@ from holdfast.chaos.observations import (
     WorldView,
 )
 from holdfast.chaos.scenario import Scenario, SinkExpectation
-from holdfast.coordinator.records import CLAIM, METADATA
+from holdfast.coordinator.ha.records import CLAIM, METADATA
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
 from holdfast.statebackends.snapshot.parts import file_handles

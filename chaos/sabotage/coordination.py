@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-import holdfast.coordinator.planning as planning_module
-import holdfast.coordinator.store as store_module
-import holdfast.coordinator.submitting as submitting_module
+import holdfast.coordinator.dispatcher.submit as submitting_module
+import holdfast.coordinator.ha.store as store_module
+import holdfast.coordinator.restore.plan as planning_module
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
@@ -22,20 +22,20 @@ from holdfast.barriers.messages import (
 )
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
-from holdfast.coordinator import events as on
-from holdfast.coordinator.acknowledgements import AcknowledgementJudge
-from holdfast.coordinator.decisions import Decisions
-from holdfast.coordinator.failures import FailureCounter
-from holdfast.coordinator.hosting import HostFlow, JobHost
-from holdfast.coordinator.jobevents import JobSetup
-from holdfast.coordinator.lifecycle import Lifecycle
-from holdfast.coordinator.machine import CheckpointCoordinator
-from holdfast.coordinator.pending import PendingCheckpoint, list_files
-from holdfast.coordinator.policy import Load, RequestQueue
-from holdfast.coordinator.publication import RecordedJob
-from holdfast.coordinator.records import SubmissionRecord
-from holdfast.coordinator.stopping import StopRetries
-from holdfast.coordinator.workforce import Workforce
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.decisions import Decisions
+from holdfast.coordinator.checkpoints.failures import FailureCounter
+from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, list_files
+from holdfast.coordinator.checkpoints.requests import Load, RequestQueue
+from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.ha.records import SubmissionRecord
+from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
+from holdfast.coordinator.jobmaster.stopping import StopRetries
+from holdfast.coordinator.jobmaster.workforce import Workforce
 from holdfast.operators.session import Session
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
 from holdfast.statebackends.storage.flows import read_whole

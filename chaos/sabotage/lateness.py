@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from holdfast.coordinator.lifecycle import Lifecycle
+from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.totals import Totals
 from holdfast.operators.functions.window import TumblingWindowOperator
 from holdfast.operators.intake import Intake

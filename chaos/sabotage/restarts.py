@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast.coordinator.incidents as incidents_module
+import holdfast.coordinator.jobmaster.failover as incidents_module
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.coordinator.incidents import Incident, Incidents
+from holdfast.coordinator.jobmaster.failover import Incident, Incidents
 
 
 def _never_grows(original: Any) -> Any:

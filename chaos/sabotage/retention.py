@@ -7,23 +7,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import holdfast.coordinator.claiming as claiming_module
-import holdfast.coordinator.effects as effects_module
-import holdfast.coordinator.hosting as hosting_module
-import holdfast.coordinator.machine as machine_module
-import holdfast.coordinator.ownership as ownership_module
-import holdfast.coordinator.settling as settling_module
+import holdfast.coordinator.checkpoints.checkpoint_coordinator as machine_module
+import holdfast.coordinator.dispatcher.dispatcher as hosting_module
+import holdfast.coordinator.dispatcher.storage_effects as effects_module
+import holdfast.coordinator.ha.recovery as settling_module
+import holdfast.coordinator.ownership.claims as claiming_module
+import holdfast.coordinator.ownership.ownership as ownership_module
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from holdfast.coordinator.decisions import Decisions
-from holdfast.coordinator.publication import CheckpointFact, RecordedJob
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.releasing import Release, Releases
-from holdfast.coordinator.retained import RetainedCheckpoints
-from holdfast.coordinator.sharedfiles import Released, SharedFiles
-from holdfast.coordinator.store import discard_shared
+from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
+from holdfast.coordinator.checkpoints.decisions import Decisions
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.shared_state import Released, SharedFiles
+from holdfast.coordinator.ha.store import discard_shared
+from holdfast.coordinator.jobmaster.releases import Release, Releases
 from holdfast.statebackends.layout import writer_of
 from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFiles
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.coordinator.planning as planning_module
+import holdfast.coordinator.restore.plan as planning_module
 import holdfast.operators.sinks.log as log_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.coordinator.lifecycle import Lifecycle
-from holdfast.coordinator.records import RestorePoint
+from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.statebackends.storage.port import Flow
 
 

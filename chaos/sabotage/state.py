@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop
 from typing import Any
 
-import holdfast.coordinator.restore as restore_module
+import holdfast.coordinator.restore.assign as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.timers import Timer, TimerQueue

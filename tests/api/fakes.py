@@ -41,7 +41,7 @@ from holdfast.barriers.messages import (
     TaskState,
 )
 from holdfast.coordinator.interface import Coordinator
-from holdfast.coordinator.preflight import PreflightReport, Refusal
+from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
 from holdfast.coordinator.views import (
     CheckpointConfigView,

@@ -14,8 +14,8 @@ from holdfast.api.runfile import RunRecord, write_run_record
 from holdfast.barriers.headers import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.records import DIRECTORY_FILE
-from holdfast.coordinator.stopping import CUT_OFF
+from holdfast.coordinator.ha.records import DIRECTORY_FILE
+from holdfast.coordinator.jobmaster.stopping import CUT_OFF
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.leader_retrieval import Target
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError

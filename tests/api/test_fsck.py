@@ -18,7 +18,7 @@ from holdfast.api.cli import app
 from holdfast.api.leading import DirectoryGuard, without_coordinator
 from holdfast.api.runfile import RunRecord, write_run_record
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
+from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent

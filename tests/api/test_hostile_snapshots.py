@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.api import console
 from holdfast.api.cli import app
-from holdfast.coordinator.judging import _state_finding
-from holdfast.coordinator.preflight import SchemaVerdict
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.snapshots import check_files
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.snapshots import check_files
+from holdfast.coordinator.restore.compatibility import _state_finding
+from holdfast.coordinator.restore.preflight import SchemaVerdict
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
 from holdfast.statebackends.serialization.state_serializer import check_compatible

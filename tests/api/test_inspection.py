@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from holdfast.api.cli import app
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.records import AbortRecord, SavepointRecord, encode_record
+from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord, encode_record
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.handles import (

@@ -18,8 +18,8 @@ from holdfast.api.cli import app
 from holdfast.api.client import RestClient
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.preflight import PreflightReport, Refusal
-from holdfast.coordinator.records import OwnerRecord, encode_record
+from holdfast.coordinator.ha.records import OwnerRecord, encode_record
+from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.operators.pipelines import build_environment, load_function
 from holdfast.statebackends.errors import InvalidConfigError, UnclaimedStateError

@@ -40,8 +40,8 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.coordinator.execution import Execution
-from holdfast.coordinator.stats import CheckpointStats
+from holdfast.coordinator.checkpoints.stats import CheckpointStats
+from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.statebackends.errors import FencedError, JobExistsError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
 from holdfast.statebackends.handles import OperatorSubtaskState
 from tests.api.fakes import NAME, SINK, SOURCE, make_graph

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.api.cli import app
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.records import AbortRecord, SavepointRecord, encode_record
+from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord, encode_record
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, UnsupportedVersionError
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.handles import KeyGroupRange, OperatorSubtaskState

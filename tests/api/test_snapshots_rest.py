@@ -15,7 +15,7 @@ from holdfast.api.settings import server_settings
 from holdfast.api.snapshots.served import SnapshotDirectories
 from holdfast.barriers.headers import ERROR_HEADER
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.records import SavepointRecord, encode_record
+from holdfast.coordinator.ha.records import SavepointRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.storage.directory import LocalStorage

@@ -17,7 +17,7 @@ from holdfast.api.runfile import RunRecord, write_run_record
 from holdfast.api.settings import ServerSettings
 from holdfast.api.stored_jobs import StoredJobs
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.records import (
+from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,

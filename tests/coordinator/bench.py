@@ -16,9 +16,9 @@ from holdfast.barriers.messages import (
     SubtaskKey,
     TaskState,
 )
-from holdfast.coordinator import events as on
-from holdfast.coordinator.events import Action, CheckpointRequest, CompletedCheckpoint, Event
-from holdfast.coordinator.machine import CheckpointCoordinator
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.events import Action, CheckpointRequest, CompletedCheckpoint, Event
 from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import operator_id
 

@@ -23,11 +23,11 @@ from holdfast.barriers.messages import (
     TaskState,
     WorkerCommand,
 )
-from holdfast.coordinator import events as on
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.effects import Identity, StorageEffects
-from holdfast.coordinator.jobmaster import JobMaster
-from holdfast.coordinator.submitting import Starter, start_submission
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.dispatcher.submit import Starter, start_submission
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import stored_states, submission, word_count

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.barriers.messages import Deployment, SubtaskKey, TriggerCheckpoint
-from holdfast.coordinator.publication import Completed
+from holdfast.coordinator.ha.recorded_job import Completed
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.hosting import HostFlow, JobHost, run_host_flow
-from holdfast.coordinator.jobservice import JobService
-from holdfast.coordinator.running import Turns
+from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost, run_host_flow
+from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.statebackends.storage.port import Flow, Operation, Storage
 from tests.coordinator.world import DictStorage, Steps
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
-from holdfast.coordinator import events as on
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.acknowledgements import AcknowledgementJudge, _check_external, _Refused
-from holdfast.coordinator.publication import Completed, decode_decision
-from holdfast.coordinator.restore import assign_state
-from holdfast.coordinator.sharedfiles import SharedFiles
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge, _check_external, _Refused
+from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
+from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.restore.assign import assign_state
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.operator import read_entries

@@ -12,11 +12,9 @@ import pytest
 
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.claiming import claim_snapshot, dispose_snapshot, find_owner, release_snapshot
-from holdfast.coordinator.ownership import STARTING_MS_MAX, derive_releases
-from holdfast.coordinator.publication import CheckpointFact, derive_latest
-from holdfast.coordinator.records import (
+from holdfast.coordinator.dispatcher.submit import Starter, clear_ended, preflight, resume_submission, start_submission
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, derive_latest
+from holdfast.coordinator.ha.records import (
     ClaimRecord,
     JobPaths,
     OwnerRecord,
@@ -28,8 +26,10 @@ from holdfast.coordinator.records import (
     decode_record,
     encode_record,
 )
-from holdfast.coordinator.store import read_job
-from holdfast.coordinator.submitting import Starter, clear_ended, preflight, resume_submission, start_submission
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.ownership.claims import claim_snapshot, dispose_snapshot, find_owner, release_snapshot
+from holdfast.coordinator.ownership.ownership import STARTING_MS_MAX, derive_releases
 from holdfast.statebackends.errors import (
     CorruptStateError,
     FencedError,
@@ -484,7 +484,7 @@ class Below:
         self.root = STATE
 
     def execute(self, operation: Any) -> Any:
-        from holdfast.coordinator.snapshots import _move
+        from holdfast.coordinator.ha.snapshots import _move
 
         result = self._storage.execute(_move(operation, STATE))
         return [path.removeprefix(f"{STATE}/") for path in result] if isinstance(result, list) else result

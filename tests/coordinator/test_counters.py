@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.jobview import view_job, view_recorded_job
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.dispatcher.jobview import view_job, view_recorded_job
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster import events as job
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB

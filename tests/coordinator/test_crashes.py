@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.publication import CheckpointFact
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.recorded_job import CheckpointFact
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster import events as job
 from tests.coordinator.world import JOB, Leader, Steps, World
 
 SEEDS = range(60)

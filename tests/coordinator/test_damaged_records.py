@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.leadership import open_directory
-from holdfast.coordinator.publication import Unreadable, decode_decision
-from holdfast.coordinator.records import (
+from holdfast.coordinator.ha.leadership import open_directory
+from holdfast.coordinator.ha.recorded_job import Unreadable, decode_decision
+from holdfast.coordinator.ha.records import (
     DIRECTORY_FILE,
     AbortRecord,
     ClaimRecord,
@@ -23,7 +23,7 @@ from holdfast.coordinator.records import (
     is_void,
     parse_checkpoint_folder,
 )
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of

@@ -9,9 +9,10 @@ import pytest
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
 from holdfast.chaos.disk import SimDisk
-from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.store import (
+from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.store import (
     abort_checkpoint,
     claim_checkpoint,
     decide_checkpoint,
@@ -19,7 +20,6 @@ from holdfast.coordinator.store import (
     write_result,
     write_submission,
 )
-from holdfast.coordinator.submitting import Starter, clear_ended
 from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Flow, WriteFile, run_flow

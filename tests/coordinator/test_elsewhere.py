@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
-from holdfast.coordinator import jobevents as job
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.hosting import run_host_flow
-from holdfast.coordinator.jobview import view_overview
-from holdfast.coordinator.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
-from holdfast.coordinator.reading import ReadModels
-from holdfast.coordinator.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
+from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
+from holdfast.coordinator.dispatcher.jobview import view_overview
+from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
+from holdfast.coordinator.ha.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
+from holdfast.coordinator.ha.store import put_once, write_result
+from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.service import CoordinatorService
-from holdfast.coordinator.store import put_once, write_result
 from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.storage.flows import FIRST_BYTES
@@ -445,7 +445,7 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[C
 def test_service_refers_to_the_leader_and_takes_over_from_one_that_is_gone(
     services: list[CoordinatorService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.coordinator.leadership.LEADER_GRACE_MS", 0)
+    monkeypatch.setattr("holdfast.coordinator.ha.leadership.LEADER_GRACE_MS", 0)
     for seed, url in enumerate((FIRST, SECOND)):
         services.append(leading(ServiceConfig(str(tmp_path / "state"), url=url, seed=seed)))
         if seed == 0:

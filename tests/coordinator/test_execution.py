@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.barriers.messages import OperatorMetrics, SubtaskMetrics, SubtaskStatus, TaskState
-from holdfast.coordinator.execution import Execution
+from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.totals import OperatorTotals
 from tests.api.fakes import SINK, SOURCE, make_graph
 

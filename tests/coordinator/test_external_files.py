@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.snapshots import find_missing_external
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.snapshots import find_missing_external
 from holdfast.operators.sources.inputs import ChunkFile, InputManifest, make_manifest, manifest_path
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.snapshot.parts import ProblemKind

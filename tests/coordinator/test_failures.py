@@ -7,11 +7,11 @@ import re
 import pytest
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, FailureReason
-from holdfast.coordinator import events as on
-from holdfast.coordinator.events import CheckpointRequest, CompletedCheckpoint
-from holdfast.coordinator.failures import FailureCounter
-from holdfast.coordinator.pending import PendingCheckpoint
-from holdfast.coordinator.retained import DROP_RETRY_MS, DROP_TRIES_MAX, RetainedCheckpoints
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, DROP_TRIES_MAX, RetainedCheckpoints
+from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompletedCheckpoint
+from holdfast.coordinator.checkpoints.failures import FailureCounter
+from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.totals import Tally
 from holdfast.statebackends.errors import InvariantError
 from tests.coordinator.bench import JOB, A, B, Bench, answers, of

@@ -9,10 +9,9 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.planning import SubmissionPlan, plan_submission
-from holdfast.coordinator.preflight import PreflightReport
-from holdfast.coordinator.publication import derive_descent
-from holdfast.coordinator.records import (
+from holdfast.coordinator.dispatcher.submit import Starter, preflight, start_submission
+from holdfast.coordinator.ha.recorded_job import derive_descent
+from holdfast.coordinator.ha.records import (
     ClaimRecord,
     JobPaths,
     RestorePoint,
@@ -21,8 +20,9 @@ from holdfast.coordinator.records import (
     SubmissionRecord,
     encode_record,
 )
-from holdfast.coordinator.store import read_job
-from holdfast.coordinator.submitting import Starter, preflight, start_submission
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.plan import SubmissionPlan, plan_submission
+from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError, OutputMayRepeatError, RestoreError, SnapshotClaimedError
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
@@ -147,7 +147,7 @@ def test_where_nothing_can_be_read_all_is_named(storage: DictStorage) -> None:
 
 
 def test_a_checkpoint_that_another_job_claimed_is_not_skipped_silently(storage: DictStorage) -> None:
-    from holdfast.coordinator.records import OwnerRecord, VoidRecord
+    from holdfast.coordinator.ha.records import OwnerRecord, VoidRecord
 
     void = VoidRecord(2, 1, "n", given=5, owner=OwnerRecord(OTHER, "directory", "n"))
     storage.files[PATHS.submission(2)] = encode_record(void)

@@ -7,9 +7,9 @@ import functools
 
 import pytest
 
-from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
-from holdfast.coordinator.owners import OwnerKind, claimed_paths
-from holdfast.coordinator.records import JobPaths, OwnerRecord, VoidRecord, encode_record
+from holdfast.coordinator.ha.records import JobPaths, OwnerRecord, VoidRecord, encode_record
+from holdfast.coordinator.ownership.files import OwnerKind, claimed_paths
+from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle

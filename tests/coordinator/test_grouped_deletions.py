@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.claiming import delete_owned, dispose_snapshot
-from holdfast.coordinator.fsck import FsckRequest, check_directory
-from holdfast.coordinator.leadership import check_leadership
-from holdfast.coordinator.publication import CheckpointFact, decode_decision
-from holdfast.coordinator.records import (
+from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
+from holdfast.coordinator.ha.leadership import check_leadership
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, decode_decision
+from holdfast.coordinator.ha.records import (
     METADATA,
     OWNER,
     AbortRecord,
@@ -24,9 +23,10 @@ from holdfast.coordinator.records import (
     ResultRecord,
     encode_record,
 )
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.store import drop_checkpoint, read_job
-from holdfast.coordinator.submitting import Starter, clear_ended
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.store import drop_checkpoint, read_job
+from holdfast.coordinator.ownership.claims import delete_owned, dispose_snapshot
+from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import (
@@ -174,7 +174,7 @@ def test_a_repair_deletes_decisions_last_and_looks_before_each_deletion(seed: in
         looks.append(len(storage.deleted))
         yield from check_leadership(*arguments)
 
-    monkeypatch.setattr("holdfast.coordinator.fsck.check_leadership", look)
+    monkeypatch.setattr("holdfast.coordinator.ownership.fsck.check_leadership", look)
     report = interleaved(repair(storage), storage, seed)
     files = [path for path in storage.deleted if not path.endswith("/") and "_fsck" not in path]
     decisions = [path for path in files if path.endswith(f"/{METADATA}")]

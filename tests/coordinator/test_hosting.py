@@ -22,11 +22,11 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.hosting import Await, HostFlow, RecoveryBackoff, run_host_flow
-from holdfast.coordinator.jobevents import JobState
-from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
-from holdfast.coordinator.store import (
+from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.submit import Starter, start_submission
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
+from holdfast.coordinator.ha.store import (
     abort_checkpoint,
     claim_checkpoint,
     decide_checkpoint,
@@ -34,8 +34,8 @@ from holdfast.coordinator.store import (
     read_job,
     write_result,
 )
-from holdfast.coordinator.submitting import Starter, start_submission
-from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.statebackends.errors import (
     FencedError,
     GraphError,

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import ShutdownWorker, TaskState
-from holdfast.coordinator.incidents import Incident, Incidents, is_final, is_of_user_code
+from holdfast.coordinator.jobmaster.failover import Incident, Incidents, is_final, is_of_user_code
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator import joblog
-from holdfast.coordinator.incidents import Incident
-from holdfast.coordinator.joblog import JobLog
-from holdfast.coordinator.loglines import printable
+from holdfast.coordinator.dispatcher import job_log as joblog
+from holdfast.coordinator.dispatcher.job_log import JobLog
+from holdfast.coordinator.dispatcher.loglines import printable
+from holdfast.coordinator.ha.records import derive_job_id
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.failover import Incident
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
-from holdfast.coordinator.records import derive_job_id
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
 from tests.coordinator.stepping import Process

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from holdfast.barriers.messages import AckStatus, CheckpointKind, DeclineCheckpoint, FailureReason, SubtaskKey, TaskState
-from holdfast.coordinator import events as on
-from holdfast.coordinator.events import CompletedCheckpoint
-from holdfast.coordinator.publication import Completed
-from holdfast.coordinator.records import AbortRecord, ClaimRecord
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.events import CompletedCheckpoint
+from holdfast.coordinator.ha.recorded_job import Completed
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from holdfast.statebackends.errors import InvariantError
 from tests.coordinator.bench import JOB, A, B, Bench, answers, of, path
 

@@ -21,11 +21,11 @@ from holdfast.barriers.messages import (
     SubtaskKey,
     TaskState,
 )
-from holdfast.coordinator import events as on
-from holdfast.coordinator.events import CheckpointRequest, CompletedCheckpoint
-from holdfast.coordinator.machine import CheckpointCoordinator
-from holdfast.coordinator.publication import Completed, Decision
-from holdfast.coordinator.records import AbortRecord, ClaimRecord
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompletedCheckpoint
+from holdfast.coordinator.ha.recorded_job import Completed, Decision
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from tests.coordinator.bench import graph_of, state
 from tests.examples import examples
 

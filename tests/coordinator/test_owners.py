@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.owners import Ages, Claims, JobEvidence, OwnerKind, Standing, assign_directory, assign_owners, refusal
-from holdfast.coordinator.publication import Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
-from holdfast.coordinator.records import AbortRecord, ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord
+from holdfast.coordinator.ha.recorded_job import Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord
+from holdfast.coordinator.ownership.files import (
+    Ages,
+    Claims,
+    JobEvidence,
+    OwnerKind,
+    Standing,
+    assign_directory,
+    assign_owners,
+    refusal,
+)
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.storage.port import FileFacts
 from tests.coordinator.doubles import submission, word_count

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
-from holdfast.coordinator import events as on
-from holdfast.coordinator.events import CheckpointRequest
-from holdfast.coordinator.policy import Execute, Load, Refused, RequestQueue, TooEarly
-from holdfast.coordinator.triggers import TriggerRegister
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.requests import Execute, Load, Refused, RequestQueue, TooEarly
+from holdfast.coordinator.jobmaster.triggers import TriggerRegister
 from tests.coordinator.bench import A, Bench, of
 
 PERIODIC = CheckpointRequest(periodic=True)

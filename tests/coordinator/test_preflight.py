@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.coordinator.judging import judge_snapshot
-from holdfast.coordinator.planning import plan_submission
-from holdfast.coordinator.preflight import PreflightReport, Presence, Refusal, SchemaVerdict
-from holdfast.coordinator.publication import RecordedJob
-from holdfast.coordinator.records import JobPaths, ResultRecord, SubmissionRecord
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.submitting import preflight
+from holdfast.coordinator.dispatcher.submit import preflight
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.ha.records import JobPaths, ResultRecord, SubmissionRecord
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.restore.compatibility import judge_snapshot
+from holdfast.coordinator.restore.plan import plan_submission
+from holdfast.coordinator.restore.preflight import PreflightReport, Presence, Refusal, SchemaVerdict
 from holdfast.statebackends.errors import (
     BackendMismatchError,
     CorruptStateError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordinator.recovering import RecoveryQueue
+from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.statebackends.errors import RecoveringError
 
 

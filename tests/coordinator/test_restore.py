@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.judging import plan_restore, propose_rename
-from holdfast.coordinator.planning import plan_submission
-from holdfast.coordinator.publication import RecordedJob
-from holdfast.coordinator.restore import assign_state, find_list_states
-from holdfast.coordinator.snapshots import check_files, load_snapshot
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.compatibility import plan_restore, propose_rename
+from holdfast.coordinator.restore.plan import plan_submission
 from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
@@ -242,7 +242,7 @@ def savepoint(tmp_path: Path) -> Path:
 
 
 def plan(tmp_path: Path, restore: str, **options: Any) -> Any:
-    from holdfast.coordinator.routing import RoutedStorage
+    from holdfast.coordinator.ha.routing import RoutedStorage
 
     storage = RoutedStorage(LocalStorage(tmp_path / "state"))
     recorded = options.pop("recorded", EMPTY)
@@ -320,7 +320,7 @@ def test_restore_from_what_is_not_there_says_so(tmp_path: Path, restore: str, er
 
 
 def test_savepoint_older_than_committed_output_needs_the_flag(tmp_path: Path, savepoint: Path) -> None:
-    from holdfast.coordinator.records import ResultRecord, SubmissionRecord
+    from holdfast.coordinator.ha.records import ResultRecord, SubmissionRecord
 
     record = SubmissionRecord(1, 1, submission(word_count()), None, 1, "n")
     result = ResultRecord(1, "CANCELED", 1, "n", last_checkpoint_id=12, newest_completed=9)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.judging import plan_restore
-from holdfast.coordinator.restore import assign_state, find_list_states
-from holdfast.coordinator.snapshots import read_lists
+from holdfast.coordinator.ha.snapshots import read_lists
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import IncompatibleStateError, RestoreError
 from holdfast.statebackends.handles import (

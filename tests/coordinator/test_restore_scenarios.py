@@ -15,12 +15,12 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Submission
-from holdfast.coordinator.judging import judge_snapshot
-from holdfast.coordinator.planning import SubmissionPlan, plan_submission
-from holdfast.coordinator.preflight import Presence
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.store import read_job
-from holdfast.coordinator.submitting import Starter, preflight, start_submission
+from holdfast.coordinator.dispatcher.submit import Starter, preflight, start_submission
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.compatibility import judge_snapshot
+from holdfast.coordinator.restore.plan import SubmissionPlan, plan_submission
+from holdfast.coordinator.restore.preflight import Presence
 from holdfast.operators.environment import Environment
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.sources.generator import GeneratorSource

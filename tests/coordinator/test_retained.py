@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.events import CompletedCheckpoint, DropCheckpoint
-from holdfast.coordinator.retained import DROP_RETRY_MS, RetainedCheckpoints
+from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, RetainedCheckpoints
+from holdfast.coordinator.checkpoints.events import CompletedCheckpoint, DropCheckpoint
 
 
 def completed(checkpoint_id: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CompletedCheckpoint:

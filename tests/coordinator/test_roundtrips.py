@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordinator.judging import judge_snapshot
+from holdfast.coordinator.restore.compatibility import judge_snapshot
 from holdfast.statebackends.errors import BackendMismatchError
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata

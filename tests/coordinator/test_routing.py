@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordinator import events as on
-from holdfast.coordinator.effects import Identity, StorageEffects
-from holdfast.coordinator.routing import RoutedStorage
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFiles, ReadFile, run_flow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.publication import derive_shared_garbage
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.recorded_job import derive_shared_garbage
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster import events as job
 from holdfast.statebackends.layout import writer_of
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle

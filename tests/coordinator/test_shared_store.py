@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator import events as on
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.effects import Identity, StorageEffects
-from holdfast.coordinator.publication import CheckpointFact, derive_shared_garbage
-from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.snapshots import check_files, load_snapshot
-from holdfast.coordinator.store import drop_checkpoint, read_job, write_result, write_submission
-from holdfast.coordinator.submitting import Starter, clear_ended
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, derive_shared_garbage
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
+from holdfast.coordinator.ha.store import drop_checkpoint, read_job, write_result, write_submission
+from holdfast.coordinator.jobmaster import events as job
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.layout import is_checkpoint_folder, shared_name, writer_of
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, SubtaskKey
-from holdfast.coordinator import events as on
-from holdfast.coordinator.events import CompletedCheckpoint
-from holdfast.coordinator.publication import Completed, decode_decision
-from holdfast.coordinator.retained import RetainedCheckpoints
-from holdfast.coordinator.sharedfiles import SharedFiles, UnresolvedError
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
+from holdfast.coordinator.checkpoints.events import CompletedCheckpoint
+from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
+from holdfast.coordinator.ha.shared_state import SharedFiles, UnresolvedError
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,

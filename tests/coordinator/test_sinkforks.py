@@ -25,10 +25,10 @@ from holdfast.barriers.sinklog import (
     place_of_staged,
     split_place,
 )
-from holdfast.coordinator.planning import SubmissionPlan, examine_submission
-from holdfast.coordinator.preflight import Refusal, gravest_first
-from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
+from holdfast.coordinator.restore.preflight import Refusal, gravest_first
 from holdfast.statebackends.errors import (
     CommittablesLeftError,
     CorruptStateError,

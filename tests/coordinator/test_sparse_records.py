@@ -13,15 +13,16 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.barriers.sinklog import SinkPaths
-from holdfast.coordinator import fsck, store
-from holdfast.coordinator.claiming import find_owner
-from holdfast.coordinator.fsck import FsckRequest, check_directory
-from holdfast.coordinator.leadership import find_leader, open_directory
-from holdfast.coordinator.publication import CheckpointFact, RecordedJob, Unreadable
-from holdfast.coordinator.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
-from holdfast.coordinator.submitting import Starter, start_submission
+from holdfast.coordinator.dispatcher.submit import Starter, start_submission
+from holdfast.coordinator.ha import store
+from holdfast.coordinator.ha.leadership import find_leader, open_directory
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, Unreadable
+from holdfast.coordinator.ha.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
+from holdfast.coordinator.ownership import fsck
+from holdfast.coordinator.ownership.claims import find_owner
+from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
 from holdfast.operators.sinks.log import read_log_flow
 from holdfast.operators.sinks.sweep import living_snapshots_flow
 from holdfast.operators.sources.inputs import load_manifest_flow

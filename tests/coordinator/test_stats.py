@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator import views
-from holdfast.coordinator.events import CheckpointRequest
-from holdfast.coordinator.stats import HISTORY_MAX, CheckpointStats
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.stats import HISTORY_MAX, CheckpointStats
 from holdfast.coordinator.views import Quantiles, RestoredView, summarise
 
 TASKS = [SubtaskKey("V", 0), SubtaskKey("V", 1)]

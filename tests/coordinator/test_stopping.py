@@ -14,9 +14,9 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.coordinator import jobevents as job
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.stopping import STOP_RETRY_MS, STOP_TRIES_MAX, StopIntent, StopRetries
 from holdfast.coordinator.notes import Note, RequestEnded
-from holdfast.coordinator.stopping import STOP_RETRY_MS, STOP_TRIES_MAX, StopIntent, StopRetries
 from holdfast.coordinator.views import TriggerView
 from tests.coordinator.rig import Rig
 from tests.coordinator.test_jobmaster import restarted

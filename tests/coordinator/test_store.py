@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.leadership import become_leader, check_leadership, open_directory
-from holdfast.coordinator.planning import plan_submission
-from holdfast.coordinator.publication import (
+from holdfast.coordinator.ha.leadership import become_leader, check_leadership, open_directory
+from holdfast.coordinator.ha.recorded_job import (
     CheckpointFact,
     Completed,
     RecordedCheckpoint,
@@ -24,7 +23,7 @@ from holdfast.coordinator.publication import (
     derive_latest,
     derive_recovery_point,
 )
-from holdfast.coordinator.records import (
+from holdfast.coordinator.ha.records import (
     AbortRecord,
     ClaimRecord,
     JobPaths,
@@ -38,8 +37,8 @@ from holdfast.coordinator.records import (
     encode_record,
     parse_checkpoint_folder,
 )
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.store import (
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.store import (
     abort_checkpoint,
     claim_checkpoint,
     complete_savepoint,
@@ -49,6 +48,7 @@ from holdfast.coordinator.store import (
     put_once,
     sweep_checkpoints,
 )
+from holdfast.coordinator.restore.plan import plan_submission
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,

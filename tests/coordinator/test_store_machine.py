@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.leadership import become_leader, check_leadership
-from holdfast.coordinator.publication import CheckpointFact, Completed
-from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
+from holdfast.coordinator.ha.leadership import become_leader, check_leadership
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
 from holdfast.statebackends.errors import FencedError, HoldfastError
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import Flow, WriteFile, one_by_one, run_flow

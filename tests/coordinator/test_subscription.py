@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from holdfast.barriers.messages import CancelTasks, NumberedCommand
-from holdfast.coordinator.subscription import Subscription
+from holdfast.coordinator.dispatcher.command_stream import Subscription
 
 
 def command(number: int) -> NumberedCommand:

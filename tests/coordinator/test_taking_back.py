@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordinator import jobevents as job
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.service import CoordinatorService
 from tests.coordinator.doubles import leading, submission, word_count
 

@@ -20,13 +20,13 @@ from holdfast.barriers.messages import (
     SubtaskMetrics,
     TaskState,
 )
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.jobview import view_job, view_numbers, view_recorded_numbers
-from holdfast.coordinator.planning import derive_setup
-from holdfast.coordinator.publication import RecordedJob
-from holdfast.coordinator.records import JobPaths
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.dispatcher.jobview import view_job, view_numbers, view_recorded_numbers
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.ha.records import JobPaths
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.restore.plan import derive_setup
 from holdfast.coordinator.totals import JobTotals, OperatorTotals, Tally, decode_totals, derive_job_totals, encode_totals, reached
 from holdfast.statebackends.errors import ProtocolError
 from holdfast.statebackends.storage.port import run_flow

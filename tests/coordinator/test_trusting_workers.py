@@ -31,9 +31,9 @@ from holdfast.barriers.messages import (
     clip,
     clip_front,
 )
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.slots import Slot
-from holdfast.coordinator.submitting import Starter, identify_job, resume_submission, start_submission
+from holdfast.coordinator.dispatcher.submit import Starter, identify_job, resume_submission, start_submission
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.slots import Slot
 from holdfast.operators.environment import Environment
 from holdfast.operators.session import Session
 from holdfast.operators.sessionevents import DeadlineReached, SendRegister, WorkerIdentity

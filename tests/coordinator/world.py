@@ -32,12 +32,12 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.effects import Identity, StorageEffects
-from holdfast.coordinator.jobmaster import JobMaster
-from holdfast.coordinator.publication import Completed, SavepointRecord, decode_decision
-from holdfast.coordinator.records import RestorePoint
-from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
+from holdfast.coordinator.ha.recorded_job import Completed, SavepointRecord, decode_decision
+from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import decode_metadata

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.coordinator.judging import judge_snapshot
-from holdfast.coordinator.restore import assign_state, find_list_states
-from holdfast.coordinator.snapshots import load_snapshot, read_lists
+from holdfast.coordinator.ha.snapshots import load_snapshot, read_lists
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.compatibility import judge_snapshot
 from holdfast.statebackends.backend import RestoredOperatorState, TimerRow
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.backends.operator import read_entries

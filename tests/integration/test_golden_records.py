@@ -37,7 +37,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.barriers.sinklog import CommitEntry, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
-from holdfast.coordinator.records import (
+from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,

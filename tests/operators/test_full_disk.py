@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.incidents import is_final
+from holdfast.coordinator.jobmaster.failover import is_final
 from holdfast.statebackends.errors import OutOfSpaceError
 from holdfast.statebackends.storage.directory import LocalStorage
 from tests.harness.disks import SmallDisk, small_disk

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator import joblog
-from holdfast.coordinator.joblog import JobLog
+from holdfast.coordinator.dispatcher import job_log as joblog
+from holdfast.coordinator.dispatcher.job_log import JobLog
 from holdfast.coordinator.notes import AttemptFailed, CheckpointFailed, Note
 from holdfast.operators import spark_handle, spark_slots
 from holdfast.operators.spark_handle import COORDINATOR_LOGGER, SparkJobHandle

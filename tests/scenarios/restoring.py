@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from holdfast.coordinator.judging import plan_restore
+from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.statebackends.errors import MaxParallelismError
 from holdfast.statebackends.handles import (
     InlineHandle,

@@ -34,7 +34,7 @@ from holdfast.barriers.messages import (
 from holdfast.chaos.checkers import make_checkers
 from holdfast.chaos.observations import Commanded, Delivered, Led, Lifecycle, Observation, PhaseBegan, Reported, Stored, StoreView
 from holdfast.chaos.scenario import Scenario, SinkExpectation
-from holdfast.coordinator.records import (
+from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,

@@ -16,15 +16,15 @@ from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission
 from holdfast.barriers.launches import draw_secret
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.chaos.disk import SimDisk
-from holdfast.coordinator import events as on
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.effects import Identity, StorageEffects
-from holdfast.coordinator.jobmaster import JobMaster
-from holdfast.coordinator.publication import CheckpointFact, RecordedJob, derive_recovery_point
-from holdfast.coordinator.records import JobPaths, RestorePoint
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.store import read_job
-from holdfast.coordinator.submitting import Starter, resume_submission, start_submission
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
+from holdfast.coordinator.ha.records import JobPaths, RestorePoint
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
 from holdfast.statebackends.keygroups import assign_key_groups

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason
 from holdfast.chaos.observations import Reported, Stored
-from holdfast.coordinator.records import AbortRecord, encode_record
+from holdfast.coordinator.ha.records import AbortRecord, encode_record
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile
 from tests.simulation.checker_world import JOB, STATE, Story

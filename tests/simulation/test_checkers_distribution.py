@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import holdfast.coordinator.restore as restore_module
+import holdfast.coordinator.restore.assign as restore_module
 from holdfast.barriers.messages import Deploy
 from holdfast.chaos.userruns import run_seed
 from holdfast.chaos.workloads import WORKLOADS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.incidents import Incident
+from holdfast.coordinator.jobmaster.failover import Incident
 from tests.simulation.checker_world import Story, graph, process
 
 PAUSE_MS = 50

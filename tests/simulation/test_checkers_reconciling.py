@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from holdfast.chaos.observations import Listened
-from holdfast.coordinator.incidents import Incident
-from holdfast.coordinator.lifecycle import NOT_BACK
+from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.lifecycle import NOT_BACK
 from tests.simulation.checker_world import Story, graph, process
 
 TIMEOUT_MS = 1_000

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, Deploy, NotifyCheckpointComplete, Registered, TaskState, TriggerCheckpoint
 from holdfast.chaos.observations import Answered, Commanded, Impersonated, Led, Stored
-from holdfast.coordinator.records import encode_record
+from holdfast.coordinator.ha.records import encode_record
 from holdfast.statebackends.errors import AuthenticationError
 from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.simulation.checker_world import JOB, STATE, Story

@@ -22,8 +22,8 @@ from holdfast.barriers.messages import (
 from holdfast.chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
 from holdfast.chaos.checkers.retention import DISCARD_MS_MAX
 from holdfast.chaos.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
-from holdfast.coordinator.jobevents import JobState
-from holdfast.coordinator.pending import PendingStatus
+from holdfast.coordinator.checkpoints.pending import PendingStatus
+from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.storage.port import DeleteFile, ListFolder
 from tests.simulation.checker_world import JOB, OUT, STATE, Story, graph, process

@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.chaos.checkers.repair import ENDS, RepairChecker
 from holdfast.chaos.observations import Lifecycle, PhaseBegan
-from holdfast.coordinator import fsck, owners
-from holdfast.coordinator.owners import Claims
+from holdfast.coordinator.ownership import files as owners
+from holdfast.coordinator.ownership import fsck
+from holdfast.coordinator.ownership.files import Claims
 from tests.simulation.checker_world import JOB, STATE, Story
 
 

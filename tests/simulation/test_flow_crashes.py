@@ -20,16 +20,16 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.chaos.sabotage import find_sabotage
-from holdfast.coordinator import events as on
-from holdfast.coordinator import jobevents as job
-from holdfast.coordinator.claiming import dispose_snapshot
-from holdfast.coordinator.fsck import FsckReport, FsckRequest, check_directory
-from holdfast.coordinator.publication import CheckpointFact
-from holdfast.coordinator.records import METADATA, OWNER, JobPaths, OwnerRecord, decode_record
-from holdfast.coordinator.restore import assign_state, find_list_states
-from holdfast.coordinator.snapshots import find_problems, in_folder, load_snapshot, read_lists
-from holdfast.coordinator.store import put_once
-from holdfast.coordinator.submitting import Starter, clear_ended, preflight, start_submission
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.dispatcher.submit import Starter, clear_ended, preflight, start_submission
+from holdfast.coordinator.ha.recorded_job import CheckpointFact
+from holdfast.coordinator.ha.records import METADATA, OWNER, JobPaths, OwnerRecord, decode_record
+from holdfast.coordinator.ha.snapshots import find_problems, in_folder, load_snapshot, read_lists
+from holdfast.coordinator.ha.store import put_once
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.ownership.claims import dispose_snapshot
+from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
 from holdfast.statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState

@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast.coordinator.sinkforks as sinkforks_module
+import holdfast.coordinator.restore.sink_forks as sinkforks_module
 import holdfast.operators.sinks.committer as committer_module
 from holdfast.barriers.jobgraph import SinkMode
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.sinklog import FORK_PROPERTY
-from holdfast.coordinator.planning import SubmissionPlan, examine_submission
-from holdfast.coordinator.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
-from holdfast.coordinator.sinkforks import Fate
-from holdfast.coordinator.store import read_job
+from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
+from holdfast.coordinator.restore.sink_forks import Fate
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState

@@ -23,7 +23,7 @@ from holdfast.chaos.checkers import INVARIANTS
 from holdfast.chaos.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
 from holdfast.chaos.workloads import WORKLOADS
-from holdfast.coordinator import restore as restore_module
+from holdfast.coordinator.restore import assign as restore_module
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.timers import TimerQueue
 from holdfast.statebackends.columnar.frozen import FrozenColumns

@@ -8,22 +8,22 @@ from typing import Any
 
 import msgspec
 
-import holdfast.coordinator.claiming as claiming_module
-import holdfast.coordinator.effects as effects_module
-import holdfast.coordinator.store as store_module
+import holdfast.coordinator.dispatcher.storage_effects as effects_module
+import holdfast.coordinator.ha.store as store_module
+import holdfast.coordinator.ownership.claims as claiming_module
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
-from holdfast.coordinator import events as on
-from holdfast.coordinator.incidents import Incident, Incidents
-from holdfast.coordinator.leadership import become_leader
-from holdfast.coordinator.publication import CheckpointFact, RecordedJob
-from holdfast.coordinator.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
-from holdfast.coordinator.releasing import Releases
-from holdfast.coordinator.settling import Takeover, settle_job
-from holdfast.coordinator.sharedfiles import SharedFiles
-from holdfast.coordinator.stopping import StopIntent, StopRetries
-from holdfast.coordinator.workforce import JobTurn, Workforce
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.ha.leadership import become_leader
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
+from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.coordinator.jobmaster.failover import Incident, Incidents
+from holdfast.coordinator.jobmaster.releases import Releases
+from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
+from holdfast.coordinator.jobmaster.workforce import JobTurn, Workforce
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
 from holdfast.statebackends.storage.port import DeleteFile, Flow, run_flow

@@ -11,8 +11,8 @@ from holdfast.chaos.objectstore import SimObjectStore
 from holdfast.chaos.oracle import CommittedOutput, Sequences, compare, compare_states, counted
 from holdfast.chaos.scenario import CutExpectation, Scenario, SinkExpectation
 from holdfast.chaos.statereading import SnapshotView
-from holdfast.coordinator.judging import plan_restore
-from holdfast.coordinator.restore import assign_state, find_list_states
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.operators.base import JobPlan
 from holdfast.operators.worker_main import pickle_plan
 from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState

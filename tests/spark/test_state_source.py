@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 import holdfast as hf
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.records import SavepointRecord, encode_record
+from holdfast.coordinator.ha.records import SavepointRecord, encode_record
 from holdfast.statebackends.errors import StateValueError
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent

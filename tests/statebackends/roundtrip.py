@@ -9,10 +9,10 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.judging import plan_restore
-from holdfast.coordinator.restore import assign_state, find_list_states
-from holdfast.coordinator.routing import RoutedStorage
-from holdfast.coordinator.snapshots import load_snapshot, read_lists
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.snapshots import load_snapshot, read_lists
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend

@@ -60,7 +60,7 @@ sys.setswitchinterval(1e-6)
 from barriers import codec
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Registered, RegisterWorker
-from holdfast.coordinator.records import SubmissionRecord, decode_record
+from holdfast.coordinator.ha.records import SubmissionRecord, decode_record
 from holdfast.statebackends.errors import HoldfastError
 together = threading.Barrier(8)
 def run(kind):

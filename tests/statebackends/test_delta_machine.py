@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.sharedfiles import SharedFiles, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedFiles, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget, TimerRow
 from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.factory import BackendKind

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.coordinator.sharedfiles import SharedFiles, UnresolvedError, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedFiles, UnresolvedError, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError

@@ -1,0 +1,376 @@
+"""Whether an acknowledgement is one that its task can have sent, and which of the files that it names its task wrote. Pure.
+
+What a checkpoint refers to is judged when it is acknowledged, since it subsumes older checkpoints once it is complete: a
+handle that no restore accepts must not get that far. It opens no file: what is in one, only its checksum can tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
+from holdfast.barriers.messages import AcknowledgeCheckpoint, has_control_characters
+from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
+from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorListHandle,
+    OperatorSubtaskState,
+    PlaceholderHandle,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+    external_places,
+)
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
+from holdfast.statebackends.snapshot.parts import outside_detail
+from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX
+from holdfast.statebackends.state import OPERATOR_KINDS
+
+FILE_BYTES_MAX = 1 << 53
+"""Bytes of one file: more than any has, and as much as every reader of JSON can count."""
+NAME_CHARS_MAX = 255
+"""Of a file, as file systems have it."""
+EXTERNAL_CHARS_MAX = 4_096
+"""Of one entry of external files: two places, with room for their root."""
+SHOWN_CHARS_MAX = 200
+"""Of a text of the acknowledgement that an answer repeats."""
+
+NATIVE_FORMAT = "rocksdb"
+_CURRENT = "CURRENT"
+"""Of a database: a line with the name of the file that lists all others."""
+_CHECKSUM = re.compile(r"xxh3_128:[0-9a-f]{32}")
+_REST = re.compile(r"[0-9A-Za-z]+-[A-Za-z0-9._%~-]+")
+"""Behind the prefix of a writer: its nonce, and the escaped name of a part."""
+_LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+_EXTERNAL_KINDS = frozenset({"source", "sink_writer", "sink_committer"})
+_ENTRIES = msgspec.msgpack.Decoder(list[bytes])
+
+
+class _Refused(Exception):
+    """What is wrong with an acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a snapshot of some kind keeps the keyed state of an operator."""
+
+    formats: frozenset[str]
+    inline_below: int
+    """Bytes that an inline part has fewer of."""
+    inline_bytes_max: int
+    """Of all inline parts of one operator."""
+    shares: bool
+    """Whether files may be shared with other checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What the graph says of one operator."""
+
+    uid: str
+    is_keyed: bool
+    has_external: bool
+    keyed: Mapping[str, StateMeta]
+    lists: Mapping[str, StateMeta]
+    older: re.Pattern[str]
+    """Names of shared files that any subtask of it wrote for any checkpoint."""
+    rivals: tuple[str, ...]
+    """Other operators' uids as in names, where they begin as this one's files do: `a-1` for the operator `a`."""
+
+
+@dataclass(slots=True)
+class _Writer:
+    """One subtask of an operator that writes for one checkpoint in one attempt."""
+
+    operator: _Operator
+    checkpoint_id: int
+    subtask: int
+    attempt: int
+
+    @property
+    def exclusive(self) -> str:
+        return exclusive_prefix(self.operator.uid, self.subtask, self.attempt)
+
+    @property
+    def shared(self) -> str:
+        return shared_prefix(self.checkpoint_id, self.operator.uid, self.subtask, self.attempt)
+
+    def wrote(self, path: str, *, alone: bool = False) -> bool:
+        """Whether a path, exclusive or shared, is that of a file of this writer. Names tell writers apart: see sharedpaths.py.
+
+        They do among writers of one attempt. `alone`: nor can a rival's of another attempt be called so, nonce and all."""
+        shared = path.startswith(_SHARED)
+        name = path[len(_SHARED) :] if shared else path
+        prefix = self.shared if shared else self.exclusive
+        if not name.startswith(prefix) or len(name) > NAME_CHARS_MAX or _REST.fullmatch(name, len(prefix)) is None:
+            return False
+        for rival in self.operator.rivals:
+            numbers = r"[0-9]{1,5}-" if shared else rf"[0-9]{{1,5}}-{'[0-9]+' if alone else self.attempt}-"
+            lead = f"{self.checkpoint_id}-{self.attempt}-" if shared else ""
+            if re.match(re.escape(f"{lead}{rival}-") + numbers, name):
+                return False
+        return True
+
+
+_SHARED = shared_path("")
+
+
+class AcknowledgementJudge:
+    """Of one job: its graph says what a task stores, and which key groups are its own; `shared` knows the files of its bases."""
+
+    def __init__(self, graph: JobGraph, shared: SharedFiles) -> None:
+        self._shared = shared
+        self._lists = _Form(frozenset(), graph.config.inline_threshold, FILE_BYTES_MAX, shares=False)
+        self._checkpoint = _form(graph.config, savepoint=False, native=False)
+        self._savepoint = _form(graph.config, savepoint=True, native=False)
+        self._native = _form(graph.config, savepoint=True, native=True)
+        names = {uid_in_names(operator.uid) for vertex in graph.vertices for operator in vertex.operators}
+        self._vertices = {vertex.vertex_id: vertex for vertex in graph.vertices}
+        self._operators = {
+            vertex_id: {operator.uid: _operator(operator, names) for operator in vertex.operators}
+            for vertex_id, vertex in self._vertices.items()
+        }
+
+    def problem(self, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> str | None:
+        """What no such task can have stored for the checkpoint; None if there is nothing."""
+        vertex = self._vertices.get(ack.vertex)
+        if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
+            return f"the job has no subtask {ack.subtask} of {_shown(ack.vertex)}"
+        operators = self._operators[ack.vertex]
+        if ack.states.keys() != operators.keys():
+            return f"state of the operators {_shown(', '.join(sorted(ack.states)))}; the task has {', '.join(sorted(operators))}"
+        request = pending.request
+        form = self._checkpoint if not request.is_savepoint else self._native if request.native else self._savepoint
+        uid = ""
+        try:
+            for uid, state in ack.states.items():
+                writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
+                self._check_operator(writer, state, vertex, form, pending.base)
+        except _Refused as refused:
+            return f"operator {uid!r}: {refused}"
+        return None
+
+    def files_of_writer(self, ack: AcknowledgeCheckpoint) -> Iterator[str]:
+        """Paths in an acknowledgement, whatever else it says, that its own task alone can have written; never a record (`_*`).
+
+        Its attempt is what the sender says, and not that of a checkpoint: what a rival may have written in any other stays."""
+        vertex = self._vertices.get(ack.vertex)
+        if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
+            return
+        operators = self._operators[ack.vertex]
+        for uid, state in ack.states.items():
+            if uid not in operators:
+                continue
+            writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
+            parts: list[StateHandle] = [part for keyed in state.keyed for part in keyed.parts]
+            parts += [listed.part for listed in state.operator]
+            for part in parts:
+                if isinstance(part, FileHandle) and not part.path.startswith("_") and writer.wrote(part.path, alone=True):
+                    yield part.path
+
+    # --------------------------------------------------------------------------------------------------------- operators
+
+    def _check_operator(
+        self, writer: _Writer, state: OperatorSubtaskState, vertex: JobVertex, form: _Form, base: int | None
+    ) -> None:
+        operator = writer.operator
+        if state.keyed or operator.keyed:
+            if not operator.is_keyed:
+                raise _Refused("keyed state, which it does not have")
+            groups = _key_groups(vertex.max_parallelism, vertex.parallelism, writer.subtask)
+            self._check_keyed(writer, state.keyed, groups, form, base)
+        if state.operator or operator.lists:
+            self._check_lists(writer, state.operator)
+        if state.external:
+            if not operator.has_external:
+                raise _Refused("files outside the snapshot, which only sources and sinks have")
+            for entry in state.external:
+                _check_external(entry)
+
+    def _check_keyed(
+        self, writer: _Writer, handles: tuple[KeyedStateHandle, ...], groups: KeyGroupRange, form: _Form, base: int | None
+    ) -> None:
+        declared = writer.operator.keyed
+        found: set[str] = set()
+        files: dict[str, FileHandle] = {}
+        natives = inline = 0
+        for handle in handles:
+            if handle.key_groups != groups:
+                have = f"{handle.key_groups.start}..{handle.key_groups.stop}"
+                raise _Refused(f"key groups {have}; those of subtask {writer.subtask} are {groups.start}..{groups.stop}")
+            if handle.format not in form.formats:
+                raise _Refused(f"keyed state in the format {_shown(handle.format)}; here it is {' or '.join(sorted(form.formats))}")
+            _check_shape(handle)
+            for meta in handle.states:
+                if declared.get(meta.name) != meta:
+                    raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
+                if (meta.name in found) is not (handle.format == DELTA_FORMAT):
+                    raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta run of it and no table before")
+                found.add(meta.name)
+            natives += handle.format == NATIVE_FORMAT
+            for part in handle.parts:
+                inline += self._check_part(writer, part, form, base, handle.format)
+                if isinstance(part, FileHandle):
+                    _check_same_file(files, part)
+        if len(found) != len(declared):
+            raise _Refused(f"nothing of the keyed state {', '.join(sorted(declared.keys() - found))}")
+        if natives > 1:
+            raise _Refused(f"{natives} databases")
+        if inline > form.inline_bytes_max:
+            raise _Refused(f"{inline} bytes of keyed state in the acknowledgement; the limit is {form.inline_bytes_max}")
+
+    def _check_lists(self, writer: _Writer, handles: tuple[OperatorListHandle, ...]) -> None:
+        declared = writer.operator.lists
+        found: set[str] = set()
+        for handle in handles:
+            name = handle.state.name
+            if declared.get(name) != handle.state or name in found:
+                raise _Refused(f"the operator state {_shown(name)}, which is not declared so, or twice")
+            found.add(name)
+            part = handle.part
+            self._check_part(writer, part, self._lists, None, "")
+            if not 0 <= handle.count <= FILE_BYTES_MAX:
+                raise _Refused(f"operator state {name!r} with {handle.count} entries")
+            if isinstance(part, InlineHandle) and _count(part.data) != handle.count:
+                raise _Refused(f"operator state {name!r} whose bytes are not its {handle.count} entries")
+        if len(found) != len(declared):
+            raise _Refused(f"nothing of the operator state {', '.join(sorted(declared.keys() - found))}")
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+
+    def _check_part(self, writer: _Writer, part: StateHandle, form: _Form, base: int | None, table_format: str) -> int:
+        """Returns its bytes, if they are inline."""
+        if isinstance(part, InlineHandle):
+            size = len(part.data)
+            if size >= form.inline_below:
+                raise _Refused(f"a part of {size} bytes in the acknowledgement; such parts have fewer than {form.inline_below}")
+            if table_format and (detail := _wrong_table(part.data, table_format)):
+                raise _Refused(f"a part in the acknowledgement is {detail}")
+            return size
+        if not 0 <= part.length <= FILE_BYTES_MAX:
+            raise _Refused(f"{_shown(part.path)} with {part.length} bytes")
+        if part.path.startswith(_SHARED) and not form.shares:
+            raise _Refused(f"{_shown(part.path)}, a file that checkpoints share, which is not done here")
+        if isinstance(part, PlaceholderHandle):
+            self._check_base(writer.operator, part, base)
+            return 0
+        if not writer.wrote(part.path):
+            raise _Refused(f"{_shown(part.path)}, which is not the name of a file that this task writes for this checkpoint")
+        if _CHECKSUM.fullmatch(part.checksum) is None:
+            raise _Refused(f"{part.path} with the checksum {_shown(part.checksum)}")
+        if isinstance(part, SegmentHandle) and not (part.is_inside and part.file_length <= FILE_BYTES_MAX):
+            raise _Refused(f"{part.path}: {outside_detail(part)}")
+        return 0
+
+    def _check_base(self, operator: _Operator, part: PlaceholderHandle, base: int | None) -> None:
+        """A file of the base may be of any subtask of the operator: state moves when a job is rescaled."""
+        name = shared_name(part.path)
+        known = None if name is None or base is None else self._shared.find(base, name, part.offset)
+        if known is None or name is None or operator.older.match(name) is None:
+            raise _Refused(f"{_shown(part.path)}, which its base {base} does not have of it")
+        if known.length != part.length:
+            raise _Refused(f"{part.path} with {part.length} bytes; the base has it with {known.length}")
+
+
+def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
+    """As the backends write: backend.SnapshotTarget and the tables' writers."""
+    if savepoint and not native:
+        return _Form(frozenset({"parquet"}), config.inline_threshold, FILE_BYTES_MAX, shares=False)
+    if config.state_backend == "memory":
+        limit = config.memory_snapshot_bytes_max
+        return _Form(frozenset({"arrow"}), limit + 1, limit, shares=False)
+    formats = {"arrow"}
+    if config.state_backend == "rocksdb":
+        formats.add(NATIVE_FORMAT)
+    shares = config.is_incremental and not savepoint
+    if shares:
+        formats.add(DELTA_FORMAT)
+    return _Form(frozenset(formats), config.inline_threshold, FILE_BYTES_MAX, shares=shares)
+
+
+def _operator(operator: OperatorDescription, names: set[str]) -> _Operator:
+    name = uid_in_names(operator.uid)
+    return _Operator(
+        uid=operator.uid,
+        is_keyed=operator.key_type is not None,
+        has_external=operator.kind in _EXTERNAL_KINDS,
+        keyed={meta.name: meta for meta in operator.states if meta.kind not in OPERATOR_KINDS},
+        lists={meta.name: meta for meta in operator.states if meta.kind in OPERATOR_KINDS},
+        older=re.compile(rf"[1-9][0-9]{{0,17}}-[1-9][0-9]*-{re.escape(name)}-[0-9]+-"),
+        rivals=tuple(sorted(other for other in names if other.startswith(f"{name}-"))),
+    )
+
+
+_key_groups = lru_cache(4_096)(assign_key_groups)
+
+
+def _check_shape(handle: KeyedStateHandle) -> None:
+    """States, parts and names belong together."""
+    parts = len(handle.parts)
+    if handle.format == NATIVE_FORMAT:
+        names = set(handle.names)
+        if len(handle.names) != parts or len(names) != parts:
+            raise _Refused(f"a database of {parts} files with {len(names)} names")
+        for name in names:
+            if _LOCAL_NAME.fullmatch(name) is None:
+                raise _Refused(f"a database with a file {_shown(name)}")
+        if _CURRENT not in names:
+            raise _Refused(f"a database without the file {_CURRENT}")
+        current = handle.parts[handle.names.index(_CURRENT)]
+        if isinstance(current, InlineHandle) and current.data not in {f"{name}\n".encode() for name in names}:
+            raise _Refused(f"a database whose file {_CURRENT} names none of its files")
+        return
+    if handle.names or len(handle.states) != parts:
+        raise _Refused(f"{parts} tables of {len(handle.states)} states")
+    if handle.format == DELTA_FORMAT and parts > RUNS_MAX:
+        runs: dict[str, int] = {}
+        for meta in handle.states:
+            runs[meta.name] = runs.get(meta.name, 0) + 1
+        if max(runs.values()) > RUNS_MAX:
+            raise _Refused(f"more than {RUNS_MAX} delta runs of one state")
+
+
+def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:
+    """Several parts are of one file only as pieces, and agree on its length."""
+    other = files.setdefault(part.path, part)
+    if other is part:
+        return
+    pieces = isinstance(other, SegmentHandle) and isinstance(part, SegmentHandle)
+    if not pieces or other.file_length != part.file_length:
+        raise _Refused(f"{part.path} twice")
+
+
+def _check_external(entry: str) -> None:
+    """No more than what a sink's or a source's path may be: a space of another width, or a joiner of letters, is part of a name."""
+    is_text = len(entry) <= EXTERNAL_CHARS_MAX and not has_control_characters(entry)
+    if not is_text or not all(place and ".." not in place.split("/") for place in external_places(entry)):
+        raise _Refused(f"{_shown(entry)}, which is not the place of a file outside the snapshot")
+
+
+def _count(data: bytes) -> int:
+    """Entries of operator state; -1 for bytes that are none."""
+    try:
+        return len(_ENTRIES.decode(data))
+    except msgspec.MsgspecError:
+        return -1
+
+
+def _wrong_table(data: bytes, table_format: str) -> str:
+    ends = FileEnds()
+    ends.add(data)
+    return wrong_format(table_format, ends)
+
+
+def _shown(text: str) -> str:
+    """A text of somebody else's in a message."""
+    return repr(text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}...")

@@ -1,0 +1,204 @@
+"""Which completed checkpoints are kept, which ids are still on disk, and which are on their way out. Pure.
+
+Deletions are asynchronous and may fail: an id that could not be deleted stays a matter for the next recovery's sweep."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import ge
+
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.checkpoints.events import CompletedCheckpoint, DropCheckpoint
+from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.statebackends.errors import InvariantError
+
+RECENT_COMPLETED_MAX = 1_000
+"""Completed ids remembered so that a repeated acknowledgement never deletes a completed checkpoint's files."""
+
+DROP_TRIES_MAX = 3
+DROP_RETRY_MS = 5_000
+
+
+@dataclass(slots=True)
+class _Dropping:
+    """A deletion under way."""
+
+    action: DropCheckpoint
+    failures: int = 0
+    retry_ms: int | None = None
+
+
+class RetainedCheckpoints:
+    """Retained checkpoints by id, newest last. Savepoints are user-owned: never counted, never dropped."""
+
+    def __init__(
+        self,
+        retained_max: int,
+        completed: Iterable[CompletedCheckpoint] = (),
+        aborted: Iterable[int] = (),
+        *,
+        pinned: int = 0,
+        buildable: int = 0,
+        first_checkpoint_id: int = 1,
+    ) -> None:
+        """`pinned`: what the job was restored from; `buildable`: the same, if it is a checkpoint of this very directory;
+        `first_checkpoint_id`: ids from here on are of this submission."""
+        self.shared = SharedFiles()
+        self._retained_max = retained_max
+        self._pinned = pinned
+        self._buildable = buildable
+        self._first_checkpoint_id = first_checkpoint_id
+        self._bases: frozenset[int] = frozenset()
+        self._retained: list[CompletedCheckpoint] = []
+        self._stop_point: CompletedCheckpoint | None = None
+        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._savepoints: set[int] = set()
+        self._aborted: list[int] = sorted(aborted)
+        self._deleting: set[int] = set()
+        self._dropping: dict[int, _Dropping] = {}
+        self._folders: dict[int, str] = {}
+        for checkpoint in sorted(completed, key=lambda entry: entry.checkpoint_id):
+            self._note(checkpoint)
+
+    @property
+    def retained(self) -> tuple[CompletedCheckpoint, ...]:
+        return tuple(self._retained)
+
+    @property
+    def deleting(self) -> int:
+        """Completed checkpoints that are being deleted."""
+        return len(self._deleting)
+
+    @property
+    def newest(self) -> CompletedCheckpoint | None:
+        """What a recovery starts from: the newest checkpoint or stop-savepoint."""
+        last, stop = (self._retained[-1] if self._retained else None), self._stop_point
+        if stop is None or (last is not None and last.checkpoint_id > stop.checkpoint_id):
+            return last
+        return stop
+
+    @property
+    def base(self) -> int | None:
+        """The only checkpoint that an increment may build on now: the newest one to recover from, if tasks can have its files.
+
+        None at the start of a submission that began empty, from a savepoint, from elsewhere, or from one that is not the newest."""
+        newest = self.newest
+        if newest is None or newest.is_savepoint or newest.shared is None:
+            return None
+        number = newest.checkpoint_id
+        return number if number >= self._first_checkpoint_id or number == self._buildable else None
+
+    def hold(self, bases: frozenset[int]) -> None:
+        """Bases of the increments under way: they stay beyond the limit."""
+        self._bases = bases
+
+    def is_completed(self, checkpoint_id: int) -> bool:
+        """Known to be COMPLETED; false for ids so old that they are forgotten and deleted."""
+        return checkpoint_id in self._recent or checkpoint_id in self._savepoints or checkpoint_id in self._folders
+
+    def is_ours(self, checkpoint_id: int) -> bool:
+        """Of this submission or a later one. What an older one completed, another job may have claimed since."""
+        return checkpoint_id >= self._first_checkpoint_id
+
+    def add(self, checkpoint: CompletedCheckpoint) -> None:
+        """A checkpoint completed. Raises InvariantError if its id is known already."""
+        if self.is_completed(checkpoint.checkpoint_id):
+            raise InvariantError(f"checkpoint {checkpoint.checkpoint_id} completed twice")
+        self._note(checkpoint)
+        if checkpoint.kind is not CheckpointKind.SAVEPOINT:
+            self._pinned = 0
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """An id was aborted: claim and decision stay on disk until a higher one completes."""
+        self._aborted.append(checkpoint_id)
+
+    def take_drops(self) -> list[DropCheckpoint]:
+        """What retention lets go now: the oldest beyond the limit, and aborted ids below the newest completed one.
+
+        What the job was restored from is not counted; the base of an increment under way is, and goes later."""
+        if len(self._retained) <= self._retained_max and not self._aborted:
+            return []
+        drops: list[DropCheckpoint] = []
+        counted = [entry for entry in self._retained if entry.checkpoint_id != self._pinned]
+        surplus = counted[: max(0, len(counted) - self._retained_max)]
+        for oldest in [entry for entry in surplus if entry.checkpoint_id not in self._bases]:
+            self._retained.remove(oldest)
+            self._folders.pop(oldest.checkpoint_id, None)
+            self._deleting.add(oldest.checkpoint_id)
+            drops.append(self._drop(oldest.checkpoint_id, oldest.folder))
+        newest = self.newest
+        limit = newest.checkpoint_id if newest is not None else 0
+        gone = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id < limit]
+        self._aborted = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id >= limit]
+        return drops + [self._drop(checkpoint_id, "") for checkpoint_id in gone]
+
+    def take_all(self) -> list[DropCheckpoint]:
+        """Drop every checkpoint and every aborted id: the job is over and its result is stored."""
+        self._deleting.update(entry.checkpoint_id for entry in self._retained)
+        drops = [self._drop(entry.checkpoint_id, entry.folder) for entry in self._retained]
+        drops += [self._drop(checkpoint_id, "") for checkpoint_id in self._aborted]
+        self._retained, self._aborted = [], []
+        return drops
+
+    def dropped(self, checkpoint_id: int) -> None:
+        """A deletion ended."""
+        self.shared.forget(checkpoint_id)
+        self._give_up(checkpoint_id)
+
+    def _give_up(self, checkpoint_id: int) -> None:
+        self._deleting.discard(checkpoint_id)
+        self._dropping.pop(checkpoint_id, None)
+
+    def drop_failed(self, checkpoint_id: int, now_ms: int) -> None:
+        """A deletion failed: tried again a few times, then left to the next recovery's sweep; its files may still be needed."""
+        dropping = self._dropping.get(checkpoint_id)
+        if dropping is None or dropping.failures + 1 >= DROP_TRIES_MAX:
+            self._give_up(checkpoint_id)
+            return
+        dropping.failures += 1
+        dropping.retry_ms = now_ms + DROP_RETRY_MS
+
+    def take_retries(self, now_ms: int) -> list[DropCheckpoint]:
+        """Deletions that are due again."""
+        if not self._dropping:
+            return []
+        due = [entry for _, entry in sorted(self._dropping.items()) if entry.retry_ms is not None and entry.retry_ms <= now_ms]
+        for entry in due:
+            entry.retry_ms = None
+        return [entry.action for entry in due]
+
+    def next_retry_ms(self) -> int | None:
+        if not self._dropping:
+            return None
+        return min((entry.retry_ms for entry in self._dropping.values() if entry.retry_ms is not None), default=None)
+
+    def check(self) -> None:
+        """Raise InvariantError if the retained ids are out of order or too many (I16)."""
+        ids = [entry.checkpoint_id for entry in self._retained]
+        if any(map(ge, ids, ids[1:])):
+            raise InvariantError(f"retained ids are out of order: {ids}")
+        if len(ids) > self._retained_max + len({self._pinned, *self._bases}.intersection(ids)):
+            raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
+
+    def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
+        """Whatever becomes of the deletion, the checkpoint is none any more: its files are those of others, or go with it."""
+        released = self.shared.release(checkpoint_id)
+        action = DropCheckpoint(checkpoint_id, folder, released.names, released.after)
+        self._dropping[checkpoint_id] = _Dropping(action)
+        return action
+
+    def _note(self, checkpoint: CompletedCheckpoint) -> None:
+        if checkpoint.is_savepoint:
+            self._savepoints.add(checkpoint.checkpoint_id)
+            if checkpoint.kind is CheckpointKind.STOP_SAVEPOINT:
+                self._stop_point = checkpoint
+            return
+        self._recent[checkpoint.checkpoint_id] = None
+        while len(self._recent) > RECENT_COMPLETED_MAX:
+            self._recent.popitem(last=False)
+        self._folders[checkpoint.checkpoint_id] = checkpoint.folder
+        self.shared.register(checkpoint.checkpoint_id, checkpoint.shared)
+        self._retained.append(checkpoint)
+        self._retained.sort(key=lambda entry: entry.checkpoint_id)

@@ -1,0 +1,175 @@
+"""One checkpoint between its claim and its decision: who acknowledged, and which write is under way.
+
+It decides nothing about other checkpoints and performs nothing; `machine.py` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.ha.shared_state import ResolvedStates, shared_handles
+from holdfast.coordinator.totals import Tally, Totals
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import FileHandle, OperatorState, OperatorSubtaskState
+
+
+class PendingStatus(StrEnum):
+    CLAIMING = "claiming"
+    """The id is being taken; nobody was told to trigger."""
+    AWAITING_ACKS = "awaiting_acks"
+    READY = "ready"
+    """Every task acknowledged; an older checkpoint's metadata is still being written."""
+    WRITING_METADATA = "writing_metadata"
+    """From here on only the write's outcome decides."""
+    ABORTING = "aborting"
+    """ABORTED is being written; from here on only the write's outcome decides."""
+
+
+class PendingCheckpoint:
+    """Acknowledgements are kept as a mapping of tasks, never as a counter: each task counts once."""
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        request: CheckpointRequest,
+        *,
+        attempt: int,
+        folder: str,
+        tasks: frozenset[SubtaskKey],
+        finished: tuple[SubtaskKey, ...],
+        started_ms: int,
+        deadline_ms: int,
+    ) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.request = request
+        self.attempt = attempt
+        self.folder = folder
+        self.tasks = tasks
+        self.finished = finished
+        self.started_ms = started_ms
+        self.deadline_ms: int | None = deadline_ms
+        self.timestamp_ms = 0
+        self.base: int | None = None
+        """The only checkpoint that tasks may build on; from the trigger on."""
+        self.resolved: ResolvedStates | None = None
+        """What was acknowledged, placeholders resolved; from the write of its metadata on."""
+        self.totals: Totals = {}
+        """What the submission's operators had counted at its cut; from the write of its metadata on."""
+        self.status = PendingStatus.CLAIMING
+        self.triggered = False
+        self.acks: dict[SubtaskKey, AcknowledgeCheckpoint] = {}
+        self.abort_reason: FailureReason | None = None
+        self.abort_message = ""
+        self.retry_ms: int | None = None
+        """When a write of ABORTED that failed is tried again."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """No write of a decision has begun: it may still be aborted or acknowledged."""
+        return self.status in (PendingStatus.CLAIMING, PendingStatus.AWAITING_ACKS, PendingStatus.READY)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.acks) == len(self.tasks)
+
+    def missing(self) -> Iterator[SubtaskKey]:
+        return (task for task in sorted(self.tasks) if task not in self.acks)
+
+    def expects(self, task: SubtaskKey, attempt: int) -> bool:
+        """Whether an acknowledgement of the task would count."""
+        is_open = self.status is PendingStatus.AWAITING_ACKS and attempt == self.attempt
+        return is_open and task in self.tasks and task not in self.acks
+
+    def acknowledge(self, ack: AcknowledgeCheckpoint) -> AckStatus:
+        """SUCCESS once per task, then DUPLICATE; UNKNOWN for a task that has no part in it; DISCARDED once it is being aborted."""
+        task = SubtaskKey(ack.vertex, ack.subtask)
+        if task not in self.tasks or ack.attempt != self.attempt:
+            return AckStatus.UNKNOWN
+        if task in self.acks:
+            return AckStatus.DUPLICATE
+        if self.status is not PendingStatus.AWAITING_ACKS:
+            return AckStatus.DISCARDED
+        self.acks[task] = ack
+        if self.is_complete:
+            self.status = PendingStatus.READY
+            self.deadline_ms = None
+        return AckStatus.SUCCESS
+
+    def trigger(self, timestamp_ms: int, base: int | None = None) -> None:
+        """The sources are told; tasks may acknowledge from now on."""
+        self.base = base
+        self.status = PendingStatus.AWAITING_ACKS
+        self.triggered = True
+        self.timestamp_ms = timestamp_ms
+
+    def abort_with(self, reason: FailureReason, message: str) -> None:
+        """ABORTED is being written, for the first time or again."""
+        self.status = PendingStatus.ABORTING
+        self.abort_reason = reason
+        self.abort_message = message
+        self.deadline_ms = None
+        self.retry_ms = None
+
+    def begin_complete(self, resolved: ResolvedStates, tally: Tally) -> None:
+        """`resolved`: the states without placeholders; `tally`: of the attempt, as it began.
+
+        Raises InvariantError while acknowledgements are missing, or twice."""
+        if self.status is not PendingStatus.READY or not self.is_complete:
+            raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't be completed")
+        self.resolved = resolved
+        for task, ack in self.acks.items():
+            tally.count(task.vertex, task.subtask, ack.metrics.operators)
+        self.totals = tally.totals()
+        self.status = PendingStatus.WRITING_METADATA
+
+    def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
+        return {task: self.acks[task].states for task in sorted(self.acks)}
+
+    @property
+    def size(self) -> int:
+        """Bytes, full, of what was acknowledged."""
+        return sum(state.size for ack in self.acks.values() for state in ack.states.values())
+
+    @property
+    def shared(self) -> tuple[FileHandle, ...]:
+        """Files that it shares with other checkpoints, or may yet."""
+        resolved = self.resolved or {}
+        return shared_handles(state for states in resolved.values() for state in states.values())
+
+
+def list_files(states: Mapping[str, OperatorSubtaskState]) -> tuple[str, ...]:
+    """Paths of every file that an acknowledgement names, relative to the snapshot's folder; each once."""
+    files: list[str] = []
+    for _uid, state in sorted(states.items()):
+        for keyed in state.keyed:
+            files.extend(part.path for part in keyed.parts if isinstance(part, FileHandle))
+        for operator in state.operator:
+            if isinstance(operator.part, FileHandle):
+                files.append(operator.part.path)
+    return tuple(dict.fromkeys(files))
+
+
+def assemble_operators(
+    graph: JobGraph, states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+) -> tuple[OperatorState, ...]:
+    """What all tasks acknowledged, turned round: per operator, subtask by subtask; stateless operators are listed too."""
+    empty = OperatorSubtaskState()
+    nothing: Mapping[str, OperatorSubtaskState] = {}
+    return tuple(
+        OperatorState(
+            uid=operator.uid,
+            operator_id=operator.operator_id,
+            name=operator.name,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            subtasks=tuple(
+                states.get(SubtaskKey(vertex.vertex_id, subtask), nothing).get(operator.uid, empty)
+                for subtask in range(vertex.parallelism)
+            ),
+        )
+        for vertex in graph.vertices
+        for operator in vertex.operators
+    )

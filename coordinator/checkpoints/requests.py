@@ -1,0 +1,104 @@
+"""Which checkpoint request goes next: a bounded priority queue and one decision. Pure.
+
+Source: Flink, CheckpointRequestDecider; its rules for savepoints, manual and periodic requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.barriers.messages import FailureReason
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+
+QUEUED_REQUESTS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    request: CheckpointRequest
+    sequence: int
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Smaller goes first: user before periodic, savepoint before checkpoint, then by time."""
+        return (self.request.periodic, not self.request.is_forced, self.sequence)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What the decision depends on besides the queue."""
+
+    preparing: bool
+    """A trigger is between its claim and its barriers."""
+    pending: int
+    deleting: int
+    """Dropped checkpoints that are still being deleted."""
+    pause_until_ms: int
+    """End of the pause after the last completed checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    request: CheckpointRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TooEarly:
+    """A periodic request fell into the pause: it is dropped, and the next tick moves to the pause's end."""
+
+    request: CheckpointRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    request: CheckpointRequest
+    reason: FailureReason
+
+
+class RequestQueue:
+    """Requests that wait, in order of rank, at most `size_max`."""
+
+    def __init__(self, max_concurrent: int, *, size_max: int = QUEUED_REQUESTS_MAX) -> None:
+        self._max_concurrent = max_concurrent
+        self._size_max = size_max
+        self._queue: list[QueuedRequest] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_periodic(self) -> bool:
+        return any(queued.request.periodic for queued in self._queue)
+
+    def add(self, request: CheckpointRequest) -> Refused | None:
+        """Queue a request; when the queue is full the lowest rank is refused, which may be the newcomer."""
+        self._sequence += 1
+        self._queue.append(QueuedRequest(request, self._sequence))
+        self._queue.sort(key=lambda queued: queued.rank)
+        if len(self._queue) <= self._size_max:
+            return None
+        return Refused(self._queue.pop().request, FailureReason.TOO_MANY_REQUESTS)
+
+    def next(self, load: Load, now_ms: int) -> Execute | TooEarly | None:
+        """Take the request that goes now, or None if all have to wait."""
+        if load.preparing or not self._queue:
+            return None
+        first = self._queue[0].request
+        if load.pending >= self._max_concurrent and not first.is_forced:
+            return None
+        if first.periodic:
+            if now_ms < load.pause_until_ms:
+                del self._queue[0]
+                return TooEarly(first)
+            if load.deleting > self._max_concurrent:
+                return None
+        del self._queue[0]
+        return Execute(first)
+
+    def remove(self, condition: Callable[[CheckpointRequest], bool]) -> list[CheckpointRequest]:
+        """Take out every request that the condition holds for, in order of rank."""
+        removed = [queued.request for queued in self._queue if condition(queued.request)]
+        self._queue = [queued for queued in self._queue if not condition(queued.request)]
+        return removed

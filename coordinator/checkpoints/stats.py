@@ -1,0 +1,212 @@
+"""What users see of checkpoints: counts, a bounded history with every subtask, and summaries of completed ones.
+
+It records what the machine tells it and influences nothing. Times that are shown are wall clock, ms since the epoch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.views import (
+    CheckpointCounts,
+    CheckpointStatsView,
+    CheckpointView,
+    Quantiles,
+    RestoredView,
+    SubtaskCheckpointView,
+    VertexCheckpointView,
+    summarise,
+)
+
+HISTORY_MAX = 20
+"""Finished checkpoints kept with their subtasks; those in progress come on top."""
+
+SUMMARY_MAX = 1_000
+"""Completed checkpoints whose numbers enter the summaries."""
+
+_SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
+
+
+class _Tracked:
+    """One checkpoint while it is in progress."""
+
+    def __init__(self, checkpoint_id: int, request: CheckpointRequest, tasks: Sequence[SubtaskKey], trigger_ms: int) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.request = request
+        self.tasks = tasks
+        self.trigger_ms = trigger_ms
+        self.acks: dict[SubtaskKey, tuple[int, AcknowledgeCheckpoint]] = {}
+
+        self.latest_ack_ms = -1
+        self.checkpointed_size = self.state_size = self.processed_bytes = 0
+
+    def acknowledge(self, ack: AcknowledgeCheckpoint, at_ms: int) -> None:
+        task = SubtaskKey(ack.vertex, ack.subtask)
+        if task not in self.acks:
+            self.latest_ack_ms = max(self.latest_ack_ms, at_ms)
+            self.checkpointed_size += ack.metrics.checkpointed_size
+            self.state_size += ack.metrics.state_size
+            self.processed_bytes += ack.metrics.bytes_processed_during_alignment
+            self.acks[task] = (at_ms, ack)
+
+    def view(self, status: str) -> CheckpointView:
+        """With every vertex and subtask."""
+        vertices: dict[str, list[SubtaskCheckpointView]] = {}
+        for task in self.tasks:
+            vertices.setdefault(task.vertex, []).append(self._subtask(task))
+        parts = {vertex: _vertex_view(vertex, status, subtasks) for vertex, subtasks in vertices.items()}
+        return replace(self.overview(status), vertices=parts)
+
+    def overview(self, status: str) -> CheckpointView:
+        """Without: what a list of checkpoints shows of one."""
+        return CheckpointView(
+            checkpoint_id=self.checkpoint_id,
+            kind=self.request.kind,
+            status=status,
+            trigger_ms=self.trigger_ms,
+            latest_ack_ms=self.latest_ack_ms,
+            checkpointed_size=self.checkpointed_size,
+            state_size=self.state_size,
+            end_to_end_ms=max(0, self.latest_ack_ms - self.trigger_ms) if self.acks else -1,
+            processed_bytes=self.processed_bytes,
+            persisted_bytes=0,
+            num_subtasks=len(self.tasks),
+            num_acknowledged_subtasks=len(self.acks),
+            vertices={},
+            savepoint_format=("NATIVE" if self.request.native else "CANONICAL") if self.request.kind.is_savepoint else None,
+        )
+
+    def _subtask(self, task: SubtaskKey) -> SubtaskCheckpointView:
+        if task not in self.acks:
+            return SubtaskCheckpointView(task.subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
+        at_ms, ack = self.acks[task]
+        metrics = ack.metrics
+        return SubtaskCheckpointView(
+            subtask=task.subtask,
+            ack_ms=at_ms,
+            end_to_end_ms=max(0, at_ms - self.trigger_ms),
+            checkpointed_size=metrics.checkpointed_size,
+            state_size=metrics.state_size,
+            sync_ms=round(metrics.sync_duration_ms),
+            async_ms=round(metrics.async_duration_ms),
+            alignment_ms=round(metrics.alignment_duration_ms),
+            alignment_processed=metrics.bytes_processed_during_alignment,
+            start_delay_ms=round(metrics.start_delay_ms),
+        )
+
+
+def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointView]) -> VertexCheckpointView:
+    acked = [subtask for subtask in subtasks if subtask.acknowledged]
+    if status == "IN_PROGRESS" and len(acked) == len(subtasks):
+        status = "COMPLETED"
+    return VertexCheckpointView(
+        vertex=vertex,
+        status=status,
+        latest_ack_ms=max((subtask.ack_ms for subtask in acked), default=-1),
+        checkpointed_size=sum(subtask.checkpointed_size for subtask in acked),
+        state_size=sum(subtask.state_size for subtask in acked),
+        end_to_end_ms=max((subtask.end_to_end_ms for subtask in acked), default=-1),
+        processed_bytes=sum(subtask.alignment_processed for subtask in acked),
+        num_subtasks=len(subtasks),
+        num_acknowledged_subtasks=len(acked),
+        subtasks=tuple(subtasks),
+    )
+
+
+class CheckpointStats:
+    """Memory is bounded by HISTORY_MAX finished checkpoints, the pending ones, and SUMMARY_MAX numbers per field."""
+
+    def __init__(self) -> None:
+        self._in_progress: dict[int, _Tracked] = {}
+        self._finished: OrderedDict[int, CheckpointView] = OrderedDict()
+        self._summaries: dict[str, deque[float]] = {name: deque(maxlen=SUMMARY_MAX) for name in _SUMMARIES}
+        self._latest: dict[str, CheckpointView] = {}
+        self._restored: RestoredView | None = None
+        self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
+
+    def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
+        self._counts["total"] += 1
+        self._in_progress[checkpoint_id] = _Tracked(checkpoint_id, request, sorted(tasks), trigger_ms)
+
+    def acknowledged(self, ack: AcknowledgeCheckpoint, wall_ms: int) -> None:
+        tracked = self._in_progress.get(ack.checkpoint_id)
+        if tracked is not None:
+            tracked.acknowledge(ack, wall_ms)
+
+    def completed(self, checkpoint_id: int, location: str, wall_ms: int) -> None:
+        tracked = self._in_progress.pop(checkpoint_id)
+        duration = max(0, wall_ms - tracked.trigger_ms)
+        view = replace(tracked.view("COMPLETED"), location=location, end_to_end_ms=duration)
+        self._counts["completed"] += 1
+        self._latest["savepoint" if view.is_savepoint else "completed"] = view
+        numbers = (view.checkpointed_size, view.state_size, duration, 0, view.processed_bytes, view.persisted_bytes)
+        for name, value in zip(_SUMMARIES, numbers, strict=True):
+            self._summaries[name].append(value)
+        self._keep(view)
+
+    def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
+        """Also for an id that failed before its trigger: it is not shown then."""
+        tracked = self._in_progress.pop(checkpoint_id, None)
+        if tracked is None:
+            return
+        view = replace(
+            tracked.view("FAILED"), failure_ms=wall_ms, failure_reason=reason.value, failure_message=message or reason.value
+        )
+        self._counts["failed"] += 1
+        self._latest["failed"] = view
+        self._keep(view)
+
+    def restored(self, view: RestoredView) -> None:
+        self._counts["restored"] += 1
+        self._restored = view
+
+    def dropped(self, checkpoint_id: int) -> None:
+        """Retention let a completed checkpoint go."""
+        view = self._finished.get(checkpoint_id)
+        if view is not None:
+            self._finished[checkpoint_id] = replace(view, discarded=True)
+        for kind, latest in self._latest.items():
+            if latest.checkpoint_id == checkpoint_id:
+                self._latest[kind] = replace(latest, discarded=True)
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
+        """One checkpoint in progress, of the history, or the latest of its kind, however old that is."""
+        tracked = self._in_progress.get(checkpoint_id)
+        if tracked is not None:
+            return tracked.view("IN_PROGRESS")
+        known = (self._finished.get(checkpoint_id), *self._latest.values())
+        return next((view for view in known if view is not None and view.checkpoint_id == checkpoint_id), None)
+
+    @property
+    def counts(self) -> CheckpointCounts:
+        return CheckpointCounts(in_progress=len(self._in_progress), **self._counts)
+
+    @property
+    def latest_completed(self) -> CheckpointView | None:
+        return self._latest.get("completed")
+
+    def view(self) -> CheckpointStatsView:
+        """Checkpoints in progress without their vertices: see `checkpoint`."""
+        running = [tracked.overview("IN_PROGRESS") for tracked in self._in_progress.values()]
+        history = sorted([*running, *self._finished.values()], key=lambda view: -view.checkpoint_id)
+        return CheckpointStatsView(
+            counts=self.counts,
+            summary=self._summary(),
+            history=tuple(history),
+            latest_completed=self.latest_completed,
+            latest_savepoint=self._latest.get("savepoint"),
+            latest_failed=self._latest.get("failed"),
+            latest_restored=self._restored,
+        )
+
+    def _summary(self) -> Mapping[str, Quantiles]:
+        return {name: summarise(values) for name, values in self._summaries.items()}
+
+    def _keep(self, view: CheckpointView) -> None:
+        self._finished[view.checkpoint_id] = view
+        while len(self._finished) > HISTORY_MAX:
+            self._finished.popitem(last=False)

@@ -1,0 +1,338 @@
+"""The jobs that one coordinator process leads: how each is taken on, replaced and led on after a restart.
+
+Everything that touches storage, or waits for a job, is a flow that yields what it needs next, and may be killed between any
+two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.launches import draw_secret
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.loglines import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
+from holdfast.coordinator.dispatcher.registry import JobRegistry
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.dispatcher.submit import (
+    Starter,
+    clear_ended,
+    identify_job,
+    preflight,
+    resume_submission,
+    start_submission,
+)
+from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, Owner
+from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_directory
+from holdfast.coordinator.ha.records import JobPaths, RestorePoint, is_job_id
+from holdfast.coordinator.ha.store import list_jobs, read_job
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.restore.preflight import PreflightReport
+from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.port import Flow, InParallel, Operation, StatFile, Storage, drive, perform
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RECOVERY_ROUNDS_MAX = 64
+"""Rounds between two tries to recover the same job: each that gets as far as leading it writes an epoch that stays."""
+
+UNKNOWN_JOBS_MAX = 16
+"""Jobs that are looked for at a time because somebody asked; the next ones wait until somebody asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until a Future is done, for as long as the driver allows; its result or its error is sent back."""
+
+    future: Future[Any]
+
+
+HostFlow: TypeAlias = Generator[Operation | InParallel | Await, Any, T]
+
+
+def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Future[Any]], Any]) -> T:
+    """Drive a flow to its end on this thread; errors are thrown into it at its yield."""
+    return drive(flow, lambda step: wait_for(step.future) if isinstance(step, Await) else perform(step, storage))
+
+
+class RecoveryBackoff:
+    """Which unsettled jobs a round of recovery tries: each at once, then after 2, 4, ... rounds while it stays unsettled."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._waits: dict[str, tuple[int, int]] = {}
+        """Job -> (rounds between its last tries, the round it is due in)."""
+
+    def due(self, unsettled: Sequence[str]) -> list[str]:
+        """Those of the unsettled jobs whose turn it is; ask once a round, and try each that is named."""
+        self._round += 1
+        waits = {job_id: self._waits.get(job_id, (1, self._round)) for job_id in unsettled}
+        due = [job_id for job_id in unsettled if waits[job_id][1] <= self._round]
+        for job_id in due:
+            rounds = min(2 * waits[job_id][0], RECOVERY_ROUNDS_MAX)
+            waits[job_id] = (rounds, self._round + rounds)
+        self._waits = waits
+        return due
+
+
+class JobHost:
+    """Run `open`, listen, then `recover`; flows of different jobs may interleave, those of one job must not.
+
+    In this order, since the workers of a job have `reconcile_timeout_ms` from the moment it is led: it must be reachable then,
+    however many jobs there are, and however slow storage is."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        root: str,
+        *,
+        rng: random.Random,
+        clock: Clock,
+        runner: FlowRunner,
+        owner: Callable[[], Owner],
+        draw_secret: Callable[[], str] = draw_secret,
+    ) -> None:
+        """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led;
+        `draw_secret` what the workers of one attempt show each other: unguessable, unlike what `rng` gives."""
+        self.registry = JobRegistry(config.jobs_max)
+        self.root = root
+        self.directory_nonce = ""
+        """Set by `open`."""
+        self.recovery = RecoveryQueue()
+        """Jobs that were there when we began and that we have not come to yet."""
+        self.unsettled: set[str] = set()
+        """Jobs to recover again: storage failed, which may pass; somebody asked for one that was not there when we began; or its
+        leader is given up."""
+        self.astray: set[str] = set()
+        """Jobs that somebody asked for here and that are not led from here: is there a newer leader than the one we know?"""
+        self._config = config
+        self._rng = rng
+        self._clock = clock
+        self._runner = runner
+        self._owner = owner
+        self._draw_secret = draw_secret
+
+    def open(self) -> HostFlow[None]:
+        """See which jobs there are. Raises StorageUnavailableError when the state directory can't be written."""
+        self.directory_nonce = yield from open_directory(self._nonce())
+        self.recovery.begin((yield from list_jobs()))
+
+    # ------------------------------------------------------------------------------------------------------ recovery
+
+    def recover(self) -> HostFlow[None]:
+        """Lead on every live job that was there when we began; a damaged one is left alone, and named.
+
+        Several of these flows share the jobs among them."""
+        while (job_id := self.recovery.next()) is not None:
+            yield from self.lead_on(job_id)
+
+    def lead_on(self, job_id: str) -> HostFlow[None]:
+        """One of those, unless that was done meanwhile."""
+        if self.recovery.covers(job_id):
+            if self.registry.find(job_id) is None:
+                yield from self.recover_job(job_id)
+            self.recovery.done(job_id)
+
+    def look_for(self, job_id: str) -> None:
+        """Somebody asked for a job that is not led from here: who does lead it?
+
+        A job that is not known was started by an older coordinator, which may be gone now: it is led from here if it is."""
+        wanted = self.astray if self.registry.is_known(job_id) else self.unsettled
+        if len(wanted) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
+            wanted.add(job_id)
+
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        """As `interface.Coordinator`: clients are sent here, so the job is led from here when its leader is not to be found.
+
+        Nothing but that makes this process take a job from another: one that slept must not take it when it wakes."""
+        other = self.registry.elsewhere(job_id)
+        if other is not None and other.is_given_up(epoch, self._clock.monotonic_ms()):
+            self.unsettled.add(job_id)
+
+    def check_leaderships(self) -> HostFlow[None]:
+        """Give up every job that somebody else leads; call it now and then.
+
+        A leader that writes finds out by itself. One that waits, for workers that have gone to its successor, would keep those
+        that have not from going there too."""
+        for service in self.registry.services():
+            is_lost = service.suspended and not service.failed and self.registry.elsewhere(service.job_id) is None
+            if is_lost or not service.ended.is_set():
+                yield from self._find_leader(service.job_id)
+
+    def find_leaders(self) -> HostFlow[None]:
+        """Look for the leaders of jobs that somebody asked for here since the last time; call it now and then.
+
+        A leader that lost an id to one that was stale leads no more, and nobody else does: its job is led from here again."""
+        for job_id in sorted(self.astray):
+            self.astray.discard(job_id)
+            is_newer = yield from self._find_leader(job_id)
+            service = self.registry.find(job_id)
+            if is_newer is not False or service is None or not service.suspended or service.failed:
+                continue
+            if service.epoch == self.registry.newest_epoch(job_id):
+                self.unsettled.add(job_id)
+
+    def _find_leader(self, job_id: str) -> HostFlow[bool | None]:
+        """Learn of a leader with a higher epoch than any known here; whether there is one, None if storage does not tell."""
+        paths, known = JobPaths(job_id), self.registry.newest_epoch(job_id)
+        try:
+            recorded = self.registry.recorded(job_id)
+            if recorded is not None:  # a leader may have taken its epoch, and slept, before that end was read
+                if (yield StatFile(paths.submission(recorded.last_submission + 1))) is None:
+                    return False  # numbers have no gaps, and an ended job goes on only by a new one
+                recorded = yield from read_job(paths)
+                if not recorded.is_live:
+                    self.registry.put_recorded(recorded)
+                    return False
+            record = yield from find_leader(paths, newer_than=known)
+        except HoldfastError as error:
+            logger.warning("who leads job %s can't be read: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            return None
+        if record is None:
+            return False
+        if record.url != self._config.url:  # else it is our own, or the one of who was reached here before
+            self.registry.put_elsewhere(job_id, OtherLeader(record.epoch, record.url, self._clock.monotonic_ms()))
+        service = self.registry.find(job_id)
+        if service is not None and service.epoch < record.epoch and not service.ended.is_set():
+            service.post(job.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
+        return True
+
+    def recover_unsettled_job(self, job_id: str) -> HostFlow[None]:
+        """Try again with a job whose recovery storage kept from ending; nothing if it is settled meanwhile, or led."""
+        service = self.registry.find(job_id)
+        if service is not None and not service.suspended:
+            self.unsettled.discard(job_id)
+        elif job_id in self.unsettled:
+            is_newer: bool | None = False
+            is_known = self.registry.is_known(job_id)
+            if service is not None or self.registry.elsewhere(job_id) is not None or not is_known:
+                is_newer = yield from self._find_leader(job_id)
+            if is_newer and not is_known:  # its clients are sent there; where nobody can be sent, it is led from here
+                other = self.registry.elsewhere(job_id)
+                is_newer = other is not None and other.url != ""
+            if is_newer:
+                self.unsettled.discard(job_id)
+            elif is_newer is False:
+                yield from self.recover_job(job_id)
+
+    def recover_job(self, job_id: str) -> HostFlow[None]:
+        """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
+        self.unsettled.discard(job_id)
+        has_ended = False
+        try:
+            while True:
+                recorded = yield from read_job(JobPaths(job_id))
+                self._let_go(job_id)
+                if not recorded.exists:
+                    self.registry.remove(job_id)
+                    return
+                has_ended = not recorded.is_live
+                if has_ended:
+                    self.registry.put_recorded(recorded)  # how it ended is known, whatever becomes of its files
+                    yield from clear_ended(job_id, self._starter())
+                    recorded = yield from read_job(JobPaths(job_id))
+                    has_ended = not recorded.is_live
+                if has_ended:
+                    self.registry.put_recorded(recorded)
+                    return
+                try:
+                    setup = yield from resume_submission(job_id, self._starter(), recorded)
+                except NotFoundError:
+                    continue  # a leader before this one ended the job meanwhile: the record says how
+                self._launch(setup)
+                return
+        except HoldfastError as error:
+            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            if not has_ended:
+                self.registry.put_broken(job_id, error)
+            if isinstance(error, StorageUnavailableError):
+                self.unsettled.add(job_id)
+            elif isinstance(error, FencedError) and not has_ended:
+                yield from self._find_leader(job_id)
+
+    def _let_go(self, job_id: str) -> None:
+        """Of a service that leads its job no more: what storage says of the job counts from here on."""
+        service = self.registry.find(job_id)
+        if service is not None:
+            service.close("another one of this process takes its place")
+            self.registry.remove(job_id)
+
+    # ---------------------------------------------------------------------------------------------------- submission
+
+    def preflight(self, submission: Submission) -> Flow[PreflightReport]:
+        """Judge a submission without changing anything, as a start would now."""
+        return preflight(identify_job(submission), submission, now_ms=self._clock.wall_ms())
+
+    def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
+        """Start a job, or replace the running submission of its name; errors as `interface.Coordinator.submit`."""
+        job_id = identify_job(submission)
+        yield from self.lead_on(job_id)  # a submission that is only repeated must find it led
+        current = self.registry.find(job_id)
+        recorded = yield from read_job(JobPaths(job_id))
+        newest = recorded.newest_submission
+        repeated = newest is not None and submission.driver_nonce and newest.submission.driver_nonce == submission.driver_nonce
+        if repeated and newest is not None and current is not None and current.submission == newest.number:
+            return self._accepted(current, newest.base, newest.notes)
+        (yield from preflight(job_id, submission, recorded, now_ms=self._clock.wall_ms())).check()
+        if current is not None:
+            yield from self._replace(current)
+        try:
+            setup = yield from start_submission(job_id, submission, self._starter(), verified=True)
+        except HoldfastError:
+            self.registry.remove(job_id)
+            yield from self.recover_job(job_id)
+            raise
+        service = self._launch(setup)
+        return self._accepted(service, setup.base, setup.notes)
+
+    def _replace(self, current: JobService) -> HostFlow[None]:
+        """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
+        reason = "superseded by a newer submission"
+        if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
+            yield Await(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
+        current.close(reason)
+
+    def _accepted(self, service: JobService, base: RestorePoint | None, notes: tuple[str, ...]) -> SubmissionAccepted:
+        return SubmissionAccepted(
+            job_id=service.job_id,
+            submission=service.submission,
+            slots=service.slots,
+            epoch=service.epoch,
+            restored_checkpoint_id=base.checkpoint_id if base is not None else 0,
+            directory=self.root,
+            directory_nonce=self.directory_nonce,
+            notes=notes,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- leading
+
+    def _launch(self, setup: JobSetup) -> JobService:
+        """Start the turns of a job that this process leads."""
+        identity = Identity(setup.job_id, setup.epoch, self._nonce(), setup.submission, setup.graph, setup.started_ms)
+        service = JobService(
+            JobMaster(setup, rng=random.Random(self._rng.getrandbits(64)), draw_secret=self._draw_secret),
+            StorageEffects(identity, self._clock.wall_ms),
+            clock=self._clock,
+            runner=self._runner,
+            owner=self._owner(),
+            inbox_events_max=self._config.inbox_events_max,
+        )
+        service.start()
+        self.registry.put(service)
+        return service
+
+    def _starter(self) -> Starter:
+        return Starter(self._nonce(), self._config.url, self.directory_nonce, self._clock.wall_ms(), self.root)
+
+    def _nonce(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"

@@ -1,0 +1,101 @@
+"""SHELL: one line of the log for each thing that happened to a job. The one place that words them.
+
+Every line carries its facts as `fields` of the log record too (`logging`'s `extra`), which a JSON log shows one by one. Texts of
+users are made fit for a line here (`loglines.py`): a driver's own handlers write what they get."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import assert_never
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
+from holdfast.barriers.messages import FailureReason
+from holdfast.coordinator.dispatcher.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
+from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+
+logger = logging.getLogger("holdfast.coordinator.jobs")
+
+_EXPECTED = frozenset(
+    {
+        FailureReason.SUBSUMED,
+        FailureReason.JOB_FINISHING,
+        FailureReason.COORDINATOR_SHUTDOWN,
+        FailureReason.SUSPENDED,
+        FailureReason.END_OF_INPUT,
+    }
+)
+"""Ends of a checkpoint that nobody needs to look into."""
+
+
+class JobLog:
+    """The lines of one job that this process leads."""
+
+    def __init__(self, job_id: str, name: str) -> None:
+        self._job_id = job_id
+        self._name = name
+
+    def taken(self, setup: JobSetup) -> None:
+        """This process leads the job from now on."""
+        newest = max((entry.checkpoint_id for entry in setup.completed), default=0)
+        runs = f"attempt {setup.attempt} runs on, if its workers come back" if setup.reconcile else "it waits for workers"
+        took = "a new submission begins" if setup.begins else f"taken over from epoch {setup.epoch - 1}"
+        text = f"led from here with epoch {setup.epoch}, submission {setup.submission}: {took}; newest checkpoint {newest}; {runs}"
+        fields = {"epoch": setup.epoch, "submission": setup.submission, "checkpoint_id": newest, "attempt": setup.attempt}
+        self._write(logging.INFO, "leadership_taken", text, fields)
+
+    def write(self, notes: Iterable[Note]) -> None:
+        """What happened in one turn, in order."""
+        for note in notes:
+            level, event, text = _worded(note)
+            if logger.isEnabledFor(level):
+                self._write(level, event, text, msgspec.to_builtins(note))
+
+    def _write(self, level: int, event: str, text: str, fields: Mapping[str, object]) -> None:
+        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields})
+        told = (self._job_id, printable(self._name, JOB_NAME_CHARS_MAX), printable(text, TEXT_CHARACTERS_MAX))
+        logger.log(level, "job %s (%s): %s", *told, extra={"fields": extra})
+
+
+def _worded(note: Note) -> tuple[int, str, str]:
+    """Level, event and text."""
+    match note:
+        case StateChanged():
+            because = f": {note.reason}" if note.reason else ""
+            level = logging.ERROR if note.state == "FAILED" else logging.INFO
+            return level, "state_changed", f"{note.state}, was {note.previous}{because}"
+        case AttemptFailed():
+            return logging.WARNING, "attempt_failed", _failed(note)
+        case AttemptDeployed():
+            kind = "savepoint" if note.savepoint else "checkpoint"
+            source = f"from {kind} {note.checkpoint_id} ({note.folder})" if note.checkpoint_id else "with empty state"
+            return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
+        case CheckpointFailed():
+            level = logging.INFO if note.reason in _EXPECTED else logging.WARNING
+            why = f": {note.message}" if note.message else ""
+            kind = note.kind.value.replace("_", "-")
+            return level, "checkpoint_failed", f"{kind} {note.checkpoint_id} failed, {note.reason.value}{why}"
+        case RequestEnded():
+            return _ended(note)
+        case _:
+            assert_never(note)
+
+
+def _failed(note: AttemptFailed) -> str:
+    where = f" in subtask {note.subtask} of {note.vertex}" if note.vertex else ""
+    then = "no restart is left" if note.restart_in_ms is None else f"restart {note.restarts} in {note.restart_in_ms} ms"
+    frames = "".join(f" | {line.strip()}" for line in note.frames.splitlines())
+    return f"attempt {note.attempt} failed{where}; {then}: {note.error}{frames}"
+
+
+def _ended(note: RequestEnded) -> tuple[int, str, str]:
+    kind = f"{note.kind.value.replace('_', '-')} asked for as {note.trigger_id}"
+    if note.reason is None:
+        at = f" at {note.location}" if note.location else ""
+        return logging.INFO, "request_completed", f"{kind} is complete: id {note.checkpoint_id}{at}"
+    why = f": {note.message}" if note.message else ""
+    after = f" after {note.tries} tries" if note.tries > 1 else ""
+    return logging.WARNING, "request_failed", f"{kind} failed{after}, {note.reason.value}{why}"

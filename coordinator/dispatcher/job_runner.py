@@ -1,0 +1,345 @@
+"""SHELL: one job. Its owner takes turns; everybody else posts to its bounded inbox and gets a Future.
+
+It decides nothing: a turn hands one event to the core and performs the actions. It has no thread and no clock of its own:
+an `Owner` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from holdfast.barriers.messages import NumberedCommand
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.job_log import JobLog
+from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
+from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, Owner, SystemClock
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.statebackends.errors import HoldfastError, NotLeaderError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NOTHING = object()
+_STOP = object()
+
+wall_clock_ms = SystemClock().wall_ms
+"""What read models are dated by."""
+
+
+class JobService:
+    """Start it once; `close` ends its turns without ending the job."""
+
+    def __init__(
+        self,
+        master: JobMaster,
+        effects: StorageEffects,
+        *,
+        clock: Clock,
+        runner: FlowRunner,
+        owner: Owner,
+        inbox_events_max: int,
+    ) -> None:
+        self._master = master
+        self._log = JobLog(master.setup.job_id, master.setup.graph.name)
+        self._effects = effects
+        self._clock = clock
+        self._runner = runner
+        self._owner = owner
+        self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
+        self._own: deque[job.Event] = deque()
+        """Events of a turn itself: it must not wait for room in the inbox that only turns empty."""
+        self._turning: int | None = None
+        """The thread that takes a turn at the moment."""
+        self._lock = threading.Lock()
+        self._closed = False
+        self._tickets = 0
+        self._calls: dict[int, Future[Any]] = {}
+        self._queries: dict[int, _Query] = {}
+        self._opening: dict[int, Subscription] = {}
+        self._streams: dict[int, Subscription] = {}
+        self._ended = threading.Event()
+        self._failed = False
+
+    # ----------------------------------------------------------------------------------------------- from any thread
+
+    @property
+    def job_id(self) -> str:
+        return self._master.setup.job_id
+
+    @property
+    def submission(self) -> int:
+        return self._master.setup.submission
+
+    @property
+    def slots(self) -> int:
+        return self._master.setup.graph.slots_required
+
+    @property
+    def epoch(self) -> int:
+        return self._master.setup.epoch
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set in a terminal state, and when this process does not lead the job any more."""
+        return self._ended
+
+    @property
+    def suspended(self) -> bool:
+        """This process leads the job no more, and the job has not ended: another one leads it, or nobody."""
+        return self._ended.is_set() and not self._master.state.is_terminal
+
+    @property
+    def failed(self) -> bool:
+        """It ended over an error that nobody foresaw, which would come again."""
+        return self._failed
+
+    @property
+    def closed(self) -> bool:
+        """The last turn was taken: calls are refused, queries answered at once."""
+        return self._closed
+
+    def start(self) -> None:
+        self._log.taken(self._master.setup)
+        self._inbox.put(job.JobStarted())
+        self._owner.start(self)
+
+    def post(self, event: job.Event) -> None:
+        """An event nobody waits for. Blocks while the inbox is full: who posts from the owner's thread lets turns come between."""
+        if not self._closed:
+            self._put(event)
+
+    def call(self, make: Callable[[int], job.Event]) -> Future[Any]:
+        """Post an event with a new ticket; the Future gets its answer or its error."""
+        future: Future[Any] = Future()
+        ticket = self._admit(future, None)
+        if ticket:
+            self._put(make(ticket))
+        return future
+
+    def subscribe(self, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
+        """Ask for a command stream; it is open once the Future has its answer."""
+        subscription = Subscription(self.epoch, slot, session, after, on_close=self._stream_closed)
+        future: Future[Any] = Future()
+        ticket = self._admit(future, subscription)
+        if ticket:
+            subscription.number = ticket
+            self._put(job.StreamOpened(ticket, slot, session, after))
+        return subscription, future
+
+    def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
+        """Read the core in a turn, or here when there will be none."""
+        query = _Query(read, Future())
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._tickets += 1
+                ticket = self._tickets
+                self._queries[ticket] = query
+        if closed:
+            query.answer(self._master)
+        else:
+            self._put(_Asked(ticket))
+        return query.future
+
+    def close(self, reason: str) -> None:
+        """Stop leading and end the turns; returns at once when called in one. Idempotent."""
+        if not self._closed:
+            self._put(job.LeadershipEnded(reason))
+            self._put(_STOP)
+        if self._turning != threading.get_ident():
+            self._owner.join()
+
+    def _put(self, item: Any) -> None:
+        self._inbox.put(item)
+        self._owner.wake()
+
+    def _admit(self, future: Future[Any], subscription: Subscription | None) -> int:
+        """A ticket for a call, or 0 with the Future failed when the service is closed."""
+        with self._lock:
+            if not self._closed:
+                self._tickets += 1
+                self._calls[self._tickets] = future
+                if subscription is not None:
+                    self._opening[self._tickets] = subscription
+                return self._tickets
+        future.set_exception(self._gone())
+        return 0
+
+    def _stream_closed(self, subscription: Subscription) -> None:
+        self.post(job.StreamClosed(subscription.slot, subscription.session, subscription.number))
+
+    def _gone(self) -> NotLeaderError:
+        return NotLeaderError(f"job {self.job_id} is not led from here any more", job=self.job_id)
+
+    # --------------------------------------------------------------------------------------------- turns of the owner
+
+    @property
+    def has_waiting(self) -> bool:
+        """Something waits for the next turn, whatever the time."""
+        return bool(self._own or self._inbox.queue)  # looked at without its lock: nobody else takes from it
+
+    def next_deadline_ms(self) -> int | None:
+        """When a turn is due though nothing waits, monotonic; None for never."""
+        return None if self._closed else self._master.next_deadline_ms()
+
+    def turn(self) -> bool:
+        """Handle one item that waits, else a deadline that has passed, and perform what follows; False when nothing was due."""
+        if self._closed:
+            return False
+        self._turning = threading.get_ident()
+        try:
+            item = self._take()
+            self._handle(item)
+        except Exception:  # the end of a process, simulated or real, passes through
+            logger.critical("job %s: the core failed; the job is not led from here any more", self.job_id, exc_info=True)
+            self._fail()
+            return True
+        finally:
+            self._turning = None
+        return item is not _NOTHING
+
+    def _take(self) -> Any:
+        if self._own:
+            return self._own.popleft()
+        if self._inbox.queue:  # looked at without its lock: nobody else takes from it
+            return self._inbox.get_nowait()
+        deadline = self._master.next_deadline_ms()
+        due = deadline is not None and self._clock.monotonic_ms() >= deadline
+        return on.DeadlineReached() if due else _NOTHING
+
+    def _handle(self, item: Any) -> None:
+        if item is _NOTHING:
+            return
+        if item is _STOP:
+            self._shut()
+        elif isinstance(item, _Asked):
+            self._queries.pop(item.ticket).answer(self._master)
+        else:
+            now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+            actions = self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms)
+            self._log.write(self._master.notes)
+            for action in actions:
+                self._perform(action)
+
+    def _perform(self, action: job.Action) -> None:
+        match action:
+            case on.DiscardState() | on.DropCheckpoint() | job.Release():
+                self._store(action, cleanup=True)
+            case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | job.PrepareAttempt() | job.WriteResult():
+                self._store(action, cleanup=False)
+            case job.Deliver():
+                self._deliver(action)
+            case job.CloseStream():
+                stream = self._streams.get(action.slot)
+                if stream is not None and stream.session == action.session:
+                    del self._streams[action.slot]
+                    stream.end()
+            case job.Answer():
+                self._answer(action)
+            case job.Refuse():
+                self._opening.pop(action.ticket, None)
+                future = self._calls.pop(action.ticket, None)
+                if future is not None:
+                    _settle(future, lambda: _raise(action.error))
+            case job.JobEnded():
+                self._ended.set()
+
+    def _store(self, action: StorageAction, *, cleanup: bool) -> None:
+        self._runner.run(
+            self._effects.flow(action),
+            lambda outcome, error: self._stored(type(action).__name__, outcome, error),
+            cleanup=cleanup,
+        )
+
+    def _stored(self, name: str, outcome: job.Event | None, error: BaseException | None) -> None:
+        """From any thread: a flow has ended, with its outcome or in a way that none describes."""
+        if error is not None:
+            self._failed = True
+            logger.critical("job %s: %s failed in a way that no outcome describes", self.job_id, name, exc_info=error)
+            outcome = job.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
+        if outcome is not None:
+            self.post(outcome)
+
+    def _deliver(self, action: job.Deliver) -> None:
+        stream = self._streams.get(action.slot)
+        if stream is not None and stream.session == action.session and not stream.push(action.commands):
+            del self._streams[action.slot]
+            self._own.append(job.StreamClosed(action.slot, action.session, stream.number))
+            self._owner.wake()
+
+    def _answer(self, action: job.Answer) -> None:
+        subscription = self._opening.pop(action.ticket, None)
+        if subscription is not None:
+            self._open(subscription, action.value)
+        future = self._calls.pop(action.ticket, None)
+        if future is not None:
+            _settle(future, lambda: action.value)
+
+    def _open(self, subscription: Subscription, commands: tuple[NumberedCommand, ...]) -> None:
+        """The newest stream of a slot wins."""
+        older = self._streams.get(subscription.slot)
+        self._streams[subscription.slot] = subscription
+        if older is not None:
+            older.end()
+        subscription.push(commands)
+
+    def _fail(self) -> None:
+        self._failed = True
+        try:
+            self._master.lifecycle.stop_leading("the coordinator failed; its log has the error")
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        """Nobody waits for a turn any more: streams end, calls fail, queries are answered."""
+        with self._lock:
+            self._closed = True
+        for stream in self._streams.values():
+            stream.end()
+        self._streams.clear()
+        while not self._inbox.empty():
+            self._inbox.get_nowait()
+        for ticket in list(self._calls):
+            _settle(self._calls.pop(ticket), lambda: _raise(self._gone()))
+        for ticket in list(self._queries):
+            self._queries.pop(ticket).answer(self._master)
+        self._ended.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    read: Callable[[JobMaster], Any]
+    future: Future[Any]
+
+    def answer(self, master: JobMaster) -> None:
+        _settle(self.future, lambda: self.read(master))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    ticket: int
+
+
+def _raise(error: HoldfastError) -> Any:
+    raise error
+
+
+def _settle(future: Future[Any], produce: Callable[[], Any]) -> None:
+    """Give a Future its value or error, unless its caller gave up."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        value = produce()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

@@ -1,0 +1,252 @@
+"""SHELL: the read models of a coordinator: asked of each job's owner thread, or of what is on record of an ended job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from holdfast.barriers.messages import RegisterWorker
+from holdfast.coordinator.dispatcher.job_runner import JobService, wall_clock_ms
+from holdfast.coordinator.dispatcher.jobview import (
+    view_job,
+    view_numbers,
+    view_overview,
+    view_recorded_checkpoints,
+    view_recorded_job,
+    view_recorded_numbers,
+    view_recorded_savepoint_places,
+    view_savepoint_places,
+)
+from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
+from holdfast.coordinator.dispatcher.registry import JobRegistry
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.views import (
+    CheckpointConfigView,
+    CheckpointStatsView,
+    CheckpointView,
+    ClusterView,
+    JobNumbersView,
+    JobOverviewView,
+    JobView,
+    SavepointPlaces,
+    VertexCheckpointView,
+)
+from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
+
+T = TypeVar("T")
+
+
+class ReadModels:
+    """The part of `interface.Coordinator` that changes nothing, and how calls reach a job."""
+
+    def __init__(
+        self,
+        registry: JobRegistry,
+        storage_root: str,
+        call_timeout_ms: int,
+        recovery: RecoveryQueue,
+        *,
+        look_for: Callable[[str], None] = lambda job_id: None,
+    ) -> None:
+        """`look_for` is told of a job that somebody asked for and that does not run here; it must not block."""
+        self._registry = registry
+        self._recovery = recovery
+        self._look_for = look_for
+        self._storage_root = storage_root
+        self._call_timeout_ms = call_timeout_ms
+        self._recorded_numbers = _RecordedNumbers()
+
+    def jobs(self) -> tuple[JobOverviewView, ...]:
+        self._recovery.check_all()  # whoever finds a job missing in a list takes it for gone
+        futures = [service.query(view_overview) for service in self._registry.services()]
+        led = [self._wait_for(future) for future in futures]
+        known = {view.job_id for view in led}
+        now_ms = wall_clock_ms()
+        ended = [view_recorded_job(entry, now_ms).overview for entry in self._registry.recorded_jobs() if entry.job_id not in known]
+        return tuple(sorted([*ended, *led], key=lambda view: (view.start_ms, view.job_id)))
+
+    def numbers(self) -> tuple[JobNumbersView, ...]:
+        futures = [service.query(view_numbers) for service in self._registry.services()]
+        led = [self._wait_for(future) for future in futures]
+        known = {view.overview.job_id for view in led}
+        recorded = [job for job in self._registry.recorded_jobs() if job.job_id not in known]
+        return (*led, *self._recorded_numbers.of(recorded))
+
+    def job(self, job_id: str) -> JobView:
+        now_ms = wall_clock_ms()
+        recorded = self._recorded_only(job_id)
+        if recorded is not None:
+            return view_recorded_job(recorded, now_ms)
+        return self._read(job_id, lambda master: view_job(master, now_ms))
+
+    def checkpoints(self, job_id: str) -> CheckpointStatsView:
+        recorded = self._recorded_only(job_id)
+        if recorded is not None:
+            return view_recorded_checkpoints(recorded)
+        return self._read(job_id, lambda master: master.coordinator.stats.view())
+
+    def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
+        recorded = self._recorded_only(job_id)
+        view: CheckpointView | None
+        if recorded is not None:
+            history = view_recorded_checkpoints(recorded).history
+            view = next((entry for entry in history if entry.checkpoint_id == checkpoint_id), None)
+        else:
+            view = self._read(job_id, lambda master: master.coordinator.stats.checkpoint(checkpoint_id))
+        if view is None:
+            raise NotFoundError(f"job {job_id} shows no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
+        return view
+
+    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
+        view = self.checkpoint(job_id, checkpoint_id).vertices.get(vertex)
+        if view is None:
+            raise NotFoundError(f"checkpoint {checkpoint_id} has no vertex {vertex}", job=job_id, vertex=vertex)
+        return view
+
+    def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
+        recorded = self._recorded_only(job_id)
+        if recorded is not None and recorded.newest_submission is not None:
+            return CheckpointConfigView(recorded.newest_submission.graph.config, self._storage_root)
+        config = self._read(job_id, lambda master: master.setup.graph.config)
+        return CheckpointConfigView(config, self._storage_root)
+
+    def savepoint_places(self) -> SavepointPlaces:
+        self._recovery.check_all()  # whoever finds a place missing takes the savepoints in it for nobody's
+        services = self._registry.services()
+        futures = [service.query(view_savepoint_places) for service in services]
+        known = {service.job_id for service in services}
+        places = [view_recorded_savepoint_places(job) for job in self._registry.recorded_jobs() if job.job_id not in known]
+        places += [self._wait_for(future) for future in futures]
+        return SavepointPlaces(
+            directories=frozenset().union(*(place.directories for place in places)),
+            folders=frozenset().union(*(place.folders for place in places)),
+        )
+
+    def cluster(self) -> ClusterView:
+        jobs = self.jobs()
+        states = [view.state for view in jobs]
+        workers = sum(view.slots_registered for view in jobs)
+        busy = sum(view.slots_registered for view in jobs if view.state in ("RUNNING", "RECONCILING"))
+        return ClusterView(
+            slots_total=sum(view.slots_required for view in jobs if not view.is_terminal),
+            slots_available=workers - busy,
+            jobs_running=sum(not view.is_terminal for view in jobs),
+            jobs_finished=states.count("FINISHED"),
+            jobs_canceled=states.count("CANCELED"),
+            jobs_failed=states.count("FAILED"),
+            workers=workers,
+        )
+
+    # ---------------------------------------------------------------------------------------------------- reaching a job
+
+    def _recorded_only(self, job_id: str) -> RecordedJob | None:
+        recorded = self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
+        if recorded is not None:
+            self._look_for(job_id)
+        return recorded
+
+    def _led(self, job_id: str) -> JobService:
+        """Raises FencedError for a job that ended before this process started: its workers are to leave.
+
+        Raises NotLeaderError for a job that another coordinator leads, RecoveringError for one that we have not come to yet."""
+        recorded = self._recorded_only(job_id)
+        if recorded is not None and recorded.result is not None:
+            state = recorded.result.state
+            raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
+        try:
+            service = self._registry.led(job_id)
+        except (NotFoundError, NotLeaderError) as error:
+            if isinstance(error, NotFoundError):
+                self._recovery.check(job_id)
+            self._look_for(job_id)
+            raise
+        if service.ended.is_set():  # also in a terminal state: it may have been submitted again, elsewhere
+            self._look_for(job_id)
+        return service
+
+    def _register(self, message: RegisterWorker) -> Future[Any]:
+        """Raises NotLeaderError for a worker of a submission that is newer than any known here: another coordinator took it.
+
+        Whoever slept through that would take the worker for a stale one, and send it home. The worker of a job that we have not
+        come to yet waits for its turn: hundreds that ask again and again would only make it later."""
+        recovered = self._recovery.when_done(message.job_id) if self._registry.find(message.job_id) is None else None
+        if recovered is not None:
+            return _then(recovered, lambda: self._register(message))
+        known = self._registry.newest_submission(message.job_id)
+        if 0 < known < message.submission:
+            self._look_for(message.job_id)
+            if self._registry.elsewhere(message.job_id) is not None:
+                self._registry.led(message.job_id)  # raises, and names who leads
+            text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
+            raise NotLeaderError(text, job=message.job_id)
+        return self._call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))
+
+    def _call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
+        return self._led(job_id).call(make)
+
+    def _call_in_session(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
+        return self._led_in_session(job_id).call(make)
+
+    def _led_in_session(self, job_id: str) -> JobService:
+        """As `_led`, for what a worker says in its session. Raises FencedError for a job that we have not come to yet: its sessions
+        were those of an older leader, and the worker is to register, which takes along whatever is unanswered."""
+        try:
+            return self._led(job_id)
+        except RecoveringError as error:
+            raise FencedError(f"job {job_id} has a new leader, and its sessions are over: register again", job=job_id) from error
+
+    def _read(self, job_id: str, read: Callable[[JobMaster], T]) -> T:
+        return self._wait_for(self._led(job_id).query(read))
+
+    def _wait_for(self, future: Future[T]) -> T:
+        try:
+            return future.result(self._call_timeout_ms / 1000)
+        except FutureTimeoutError as error:
+            raise StorageUnavailableError(f"the job did not answer within {self._call_timeout_ms} ms") from error
+
+
+def _then(first: Future[None], following: Callable[[], Future[T]]) -> Future[T]:
+    """What `following` gives once the first is done; given up when nobody waits any more."""
+    future: Future[T] = Future()
+
+    def settle(ended: Future[T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        error = ended.exception()
+        if error is None:
+            future.set_result(ended.result())
+        else:
+            future.set_exception(error)
+
+    def go_on(ended: Future[None]) -> None:
+        if future.cancelled():
+            return
+        try:
+            ended.result()
+            following().add_done_callback(settle)
+        except Exception as error:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    first.add_done_callback(go_on)
+    return future
+
+
+class _RecordedNumbers:
+    """Numbers of ended jobs, which change only when another record takes a job's place: each is looked at once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[RecordedJob, JobNumbersView]] = {}
+
+    def of(self, jobs: Sequence[RecordedJob]) -> list[JobNumbersView]:
+        """Those of other jobs are forgotten."""
+        before, known = self._known, {}
+        for job in jobs:
+            found = before.get(job.job_id)
+            known[job.job_id] = found if found is not None and found[0] is job else (job, view_recorded_numbers(job))
+        self._known = known
+        return [numbers for _, numbers in known.values()]

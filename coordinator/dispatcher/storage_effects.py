@@ -1,0 +1,383 @@
+"""What storage actions mean: each becomes one flow that ends with the event that tells its outcome.
+
+Errors of storage become outcomes here and nowhere else. The flows run on a pool thread in the service and step by step in
+the simulator; they address a `RoutedStorage`, since a savepoint may lie anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, assert_never
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskKey
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.pending import assemble_operators
+from holdfast.coordinator.ha.leadership import check_leadership
+from holdfast.coordinator.ha.records import (
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    JobPaths,
+    RestorePoint,
+    ResultRecord,
+    SavepointRecord,
+    hash_graph,
+)
+from holdfast.coordinator.ha.snapshots import check_files, load_snapshot, read_lists
+from holdfast.coordinator.ha.store import (
+    abort_checkpoint,
+    claim_checkpoint,
+    complete_savepoint,
+    decide_checkpoint,
+    discard_folder,
+    drop_checkpoint,
+    probe_folder,
+    sweep_shared,
+    write_attempt,
+    write_result,
+)
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.ownership.claims import release_snapshot
+from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.totals import COUNTERS_PROPERTY, encode_totals
+from holdfast.statebackends.errors import (
+    AmbiguousWriteError,
+    CorruptStateError,
+    FencedError,
+    HoldfastError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.parts import part_path
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.port import DeleteFolder, Flow
+
+StorageAction: TypeAlias = (
+    on.WriteClaim
+    | on.WriteMetadata
+    | on.WriteAborted
+    | on.DiscardState
+    | on.DropCheckpoint
+    | job.PrepareAttempt
+    | job.WriteResult
+    | job.Release
+)
+
+AssignedState: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who writes: one leader of one submission."""
+
+    job_id: str
+    epoch: int
+    nonce: str
+    submission: int
+    graph: JobGraph
+    started_ms: int = 0
+
+
+class StorageEffects:
+    """Flows of one job. Holds nothing but the newest snapshot's metadata, which a failover would otherwise read again."""
+
+    def __init__(self, identity: Identity, wall_ms: Callable[[], int]) -> None:
+        self._identity = identity
+        self._paths = JobPaths(identity.job_id)
+        self._wall_ms = wall_ms
+        self._graph_hash = hash_graph(identity.graph)
+        self._graph: dict[str, Any] = msgspec.to_builtins(identity.graph)
+        self._newest: tuple[str, SnapshotMetadata] | None = None
+        self._attempt = 0
+
+    def flow(self, action: StorageAction) -> Flow[job.Event | None]:
+        """The flow of an action; its result is the event to feed back, None when nobody waits for it."""
+        match action:
+            case on.WriteClaim():
+                return self._claim(action)
+            case on.WriteMetadata():
+                return self._complete(action)
+            case on.WriteAborted():
+                return self._abort(action)
+            case on.DiscardState():
+                return self._discard(action)
+            case on.DropCheckpoint():
+                return self._drop(action)
+            case job.PrepareAttempt():
+                return self._prepare(action)
+            case job.WriteResult():
+                return self._end(action)
+            case job.Release():
+                return self._release(action)
+            case _:
+                assert_never(action)
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def _claim(self, action: on.WriteClaim) -> Flow[job.Event | None]:
+        number, request = action.checkpoint_id, action.request
+        record = ClaimRecord(
+            checkpoint_id=number,
+            epoch=self._identity.epoch,
+            submission=self._identity.submission,
+            attempt=action.attempt,
+            kind=request.kind,
+            folder=action.folder,
+            nonce=self._identity.nonce,
+            drain=request.drain,
+            trigger_id=request.trigger_id,
+            created_ms=self._wall_ms(),
+            native=request.native,
+        )
+        try:
+            if request.is_savepoint:
+                yield from probe_folder(action.folder, self._identity.nonce)
+            standing = yield from claim_checkpoint(self._paths, record)
+        except AmbiguousWriteError as error:
+            return on.ClaimFailed(number, str(error), ambiguous=True)
+        except HoldfastError as error:
+            return on.ClaimFailed(number, str(error), ambiguous=False)
+        if standing == record:
+            unsure = on.ClaimFailed(number, "nobody can tell who leads the job", ambiguous=True)
+            return (yield from self._confirm(on.ClaimWritten(number), unsure))
+        if standing.nonce == record.nonce:
+            return on.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
+        return on.ClaimTaken(number, standing)
+
+    def _complete(self, action: on.WriteMetadata) -> Flow[job.Event | None]:
+        number = action.checkpoint_id
+        try:
+            metadata = self._metadata(action)
+            content = encode_metadata(metadata)
+            if action.kind.is_savepoint:
+                record = SavepointRecord(
+                    checkpoint_id=number,
+                    folder=action.folder,
+                    kind=action.kind,
+                    timestamp_ms=action.timestamp_ms,
+                    epoch=self._identity.epoch,
+                    nonce=self._identity.nonce,
+                    created_ms=metadata.completion_timestamp_ms,
+                    totals=action.totals,
+                )
+                other = yield from complete_savepoint(self._paths, record, content)
+            else:
+                other = yield from decide_checkpoint(self._paths, number, content)
+        except AmbiguousWriteError as error:
+            return on.MetadataAmbiguous(number, str(error))
+        except StorageUnavailableError as error:
+            return on.MetadataFailed(number, FailureReason.IO_EXCEPTION, str(error))
+        except HoldfastError as error:
+            return on.MetadataFailed(number, FailureReason.FINALIZE_FAILURE, str(error))
+        if other is not None:
+            return on.MetadataLost(number, other)
+        if action.kind is not CheckpointKind.SAVEPOINT:
+            self._newest = (action.folder, metadata)
+        unsure = on.MetadataAmbiguous(number, "nobody can tell who leads the job")
+        return (yield from self._confirm(on.MetadataWritten(number), unsure))
+
+    def _confirm(self, outcome: job.Event, unsure: job.Event) -> Flow[job.Event | None]:
+        """The outcome of a write to an id's register, unless another leader exists by now.
+
+        That one may have decided the id, gone on and deleted it: its register is empty then, and a write to it proves nothing.
+        While no other leader exists after the write, whoever comes later reads it before he acts."""
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError:
+            return unsure
+        return outcome
+
+    def _metadata(self, action: on.WriteMetadata) -> SnapshotMetadata:
+        identity = self._identity
+        external = {path for task in action.states.values() for state in task.values() for path in state.external}
+        kinds: dict[CheckpointKind, Literal["savepoint", "stop_savepoint"]] = {
+            CheckpointKind.SAVEPOINT: "savepoint",
+            CheckpointKind.STOP_SAVEPOINT: "stop_savepoint",
+        }
+        properties: dict[str, str] = {}
+        if action.finished:
+            properties["finished_tasks"] = ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)
+        if action.totals:
+            properties[COUNTERS_PROPERTY] = encode_totals(action.totals)
+        if action.native:
+            properties[NATIVE_PROPERTY] = identity.graph.config.state_backend
+        return SnapshotMetadata(
+            job_id=identity.job_id,
+            job_name=identity.graph.name,
+            checkpoint_id=action.checkpoint_id,
+            kind=kinds.get(action.kind, "checkpoint"),
+            attempt=action.attempt,
+            epoch=identity.epoch,
+            trigger_timestamp_ms=action.timestamp_ms,
+            completion_timestamp_ms=self._wall_ms(),
+            operators=assemble_operators(identity.graph, action.states),
+            external=tuple(sorted(external)),
+            properties=properties,
+            graph=self._graph,
+        )
+
+    def _abort(self, action: on.WriteAborted) -> Flow[job.Event | None]:
+        number = action.checkpoint_id
+        record = AbortRecord(
+            checkpoint_id=number,
+            reason=action.reason,
+            epoch=self._identity.epoch,
+            nonce=self._identity.nonce,
+            message=action.message,
+            created_ms=self._wall_ms(),
+        )
+        try:
+            other = yield from abort_checkpoint(self._paths, record)
+        except HoldfastError as error:
+            return on.AbortFailed(number, str(error))
+        if other is None or (isinstance(other, AbortRecord) and other.nonce == record.nonce):
+            outcome: job.Event = on.AbortWritten(number)
+        else:
+            outcome = on.AbortLost(number, other)
+        return (yield from self._confirm(outcome, on.AbortFailed(number, "nobody can tell who leads the job")))
+
+    def _discard(self, action: on.DiscardState) -> Flow[job.Event | None]:
+        """Whatever could not be deleted is swept by the next recovery. That an id is aborted, its record says; what a late
+        acknowledgement names a successor may have counted."""
+        try:
+            if action.files is not None:
+                yield from check_leadership(self._paths, self._identity.epoch)
+                yield from delete_files(_locations(action.folder, action.files))
+            elif is_absolute_folder(action.folder):
+                yield DeleteFolder(action.folder)
+            else:
+                yield from discard_folder(action.folder)
+                if self._identity.graph.config.is_incremental:
+                    yield from sweep_shared(self._paths, action.checkpoint_id)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError:
+            return None
+        return None
+
+    def _drop(self, action: on.DropCheckpoint) -> Flow[job.Event | None]:
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+            yield from drop_checkpoint(self._paths, action.checkpoint_id, action.shared, action.after)
+            if not action.folder and self._identity.graph.config.is_incremental:
+                yield from sweep_shared(self._paths, action.checkpoint_id)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError as error:
+            return on.DropFailed(action.checkpoint_id, str(error))
+        return on.CheckpointDropped(action.checkpoint_id)
+
+    def _release(self, action: job.Release) -> Flow[job.Event | None]:
+        """Delete a snapshot that the job claimed, if it is still its own."""
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+            yield from release_snapshot(action.folder, action.claim)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError as error:
+            return job.ReleaseEnded(action, str(error))
+        return job.ReleaseEnded(action)
+
+    # -------------------------------------------------------------------------------------------------------- attempts
+
+    def _prepare(self, action: job.PrepareAttempt) -> Flow[job.Event | None]:
+        identity, restore = self._identity, action.restore
+        record = AttemptRecord(
+            attempt=action.attempt,
+            epoch=identity.epoch,
+            submission=identity.submission,
+            graph_hash=self._graph_hash,
+            slots=identity.graph.slots_required,
+            restored=restore,
+            restarts=action.restarts,
+            nonce=identity.nonce,
+            created_ms=self._wall_ms(),
+            totals=action.totals,
+        )
+        try:
+            standing = yield from write_attempt(self._paths, record)
+            yield from check_leadership(self._paths, identity.epoch)
+            if standing.nonce != record.nonce:
+                return job.AttemptTaken(action.attempt)
+            states: AssignedState = {}
+            if restore is not None:
+                states = yield from self._restore(restore)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except StorageUnavailableError as error:
+            return job.AttemptDelayed(action.attempt, str(error))
+        except CorruptStateError as error:
+            return job.AttemptImpossible(action.attempt, _explained(error, restore))
+        except HoldfastError as error:
+            return job.AttemptImpossible(action.attempt, error)
+        return job.AttemptPrepared(action.attempt, states)
+
+    def _restore(self, restore: RestorePoint) -> Flow[AssignedState]:
+        """Verify the snapshot's files, then deal its state out."""
+        known = self._newest
+        if known is not None and known[0] == restore.folder:
+            metadata = known[1]
+        else:
+            metadata = yield from load_snapshot(restore.folder)
+        yield from check_files(metadata, restore.folder, checksums=False)
+        graph = self._identity.graph
+        lists: dict[tuple[str, str], list[list[bytes]]] = {}
+        for operator, name in find_list_states(metadata, graph):
+            lists[operator.uid, name] = yield from read_lists(operator, name, restore.folder)
+        self._newest = (restore.folder, metadata)
+        return assign_state(metadata, graph, lists)
+
+    def _end(self, action: job.WriteResult) -> Flow[job.Event | None]:
+        record = ResultRecord(
+            submission=self._identity.submission,
+            state=action.state.value,
+            epoch=self._identity.epoch,
+            nonce=self._identity.nonce,
+            last_checkpoint_id=action.last_checkpoint_id,
+            newest_completed=action.newest_completed,
+            cause=action.cause,
+            started_ms=self._identity.started_ms,
+            created_ms=self._wall_ms(),
+            metrics=action.metrics,
+            totals=action.totals,
+        )
+        try:
+            yield from check_leadership(self._paths, self._identity.epoch)
+            standing = yield from write_result(self._paths, record)
+            # A newer leader either sees this result or is seen here: nobody deletes what it may be restoring from.
+            yield from check_leadership(self._paths, self._identity.epoch)
+        except FencedError as error:
+            return job.LeadershipEnded(str(error))
+        except HoldfastError as error:
+            return job.ResultFailed(str(error))
+        return job.ResultWritten(standing)
+
+
+def _locations(folder: str, paths: Sequence[str]) -> list[str]:
+    """Where the files of an acknowledgement are; one that lies where it may not is nobody's to delete."""
+    if is_absolute_folder(folder):
+        return [f"{folder}/{path}" for path in paths]  # in a savepoint's own folder, or the storage refuses it
+    found = []
+    for path in paths:
+        with contextlib.suppress(CorruptStateError):
+            found.append(part_path(folder, path))
+    return found
+
+
+def _explained(error: CorruptStateError, restore: RestorePoint | None) -> CorruptStateError:
+    """Of a snapshot that is its user's, or another job's, say what it is still needed for."""
+    if restore is None or not is_absolute_folder(restore.folder) or restore.claim:
+        return error
+    message = (
+        f"{error.message}. The job was started from {restore.folder} and has no completed checkpoint of its own yet: until then "
+        "it needs that snapshot, which it neither changes nor deletes (claim_mode=NO_CLAIM). Put it back, or start from another one"
+    )
+    return type(error)(message, **error.fields)

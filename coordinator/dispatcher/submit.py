@@ -1,0 +1,220 @@
+"""Flows that start or take over a job: lead, settle, plan, record. Nothing is written before the plan stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.coordinator.ha.leadership import become_leader, check_leadership, check_newest
+from holdfast.coordinator.ha.recorded_job import (
+    CheckpointFact,
+    RecordedCheckpoint,
+    RecordedJob,
+    derive_recovery_point,
+    derive_shared_garbage,
+)
+from holdfast.coordinator.ha.records import (
+    JobPaths,
+    LeaderRecord,
+    OwnerRecord,
+    SubmissionRecord,
+    VoidRecord,
+    derive_job_id,
+    is_job_id,
+)
+from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, settle_job
+from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
+from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.ownership.claims import claim_snapshot, holds_claim, release_snapshot
+from holdfast.coordinator.ownership.ownership import derive_releases, find_leftovers
+from holdfast.coordinator.restore.plan import check_graph, derive_setup, examine_submission, plan_submission
+from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    FencedError,
+    InvalidConfigError,
+    NotFoundError,
+    RestoreError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.layout import writer_of
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.port import Flow, InParallel
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Who starts jobs: one coordinator process."""
+
+    nonce: str
+    url: str
+    directory_nonce: str
+    now_ms: int
+    root: str = ""
+    """Location of the state directory."""
+
+
+def identify_job(submission: Submission) -> str:
+    """The id of the job that a submission is for. Raises InvalidConfigError or GraphError on what no job can be."""
+    check_graph(submission.graph)
+    job_id = submission.job_id or derive_job_id(submission.graph.name)
+    if not is_job_id(job_id):
+        raise InvalidConfigError(f"job id {job_id!r} is not 32 lower-case hex digits", setting="job_id")
+    return job_id
+
+
+def preflight(
+    job_id: str, submission: Submission, job: RecordedJob | None = None, *, external: bool = True, now_ms: int = 0
+) -> Flow[PreflightReport]:
+    """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
+
+    `job`: its records, if they have just been read. `external`, `now_ms`: as of `examine_submission`. Raises InvalidConfigError,
+    JobExistsError, NotFoundError."""
+    if job is None:
+        job = yield from read_job(JobPaths(job_id))
+    while True:
+        missing: NotFoundError | None = None
+        try:
+            report = (yield from examine_submission(job, submission, external=external, now_ms=now_ms)).report
+        except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
+            report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
+        except NotFoundError as error:
+            missing = error
+        if missing is None and not any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals):
+            return report
+        seen, job = job, (yield from read_job(JobPaths(job_id)))
+        if job != seen:
+            continue  # the job went on, or ended, and dropped what we were looking at
+        if missing is not None:
+            raise missing
+        return report
+
+
+def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:
+    """Become the job's leader, settle what an older one left, and record the submission under the next number.
+
+    `verified`: a preflight has just read every byte of the snapshot, which nobody may change; it is not read again."""
+    paths = JobPaths(job_id)
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
+    plan = yield from plan_submission(job, submission, checksums=not verified, now_ms=starter.now_ms)
+    base = plan.base
+    if base is not None and submission.claim_mode is ClaimMode.CLAIM and not base.claim and is_absolute_folder(base.folder):
+        yield from check_leadership(paths, epoch)
+        mine = OwnerRecord(
+            job_id, starter.directory_nonce, starter.nonce, starter.now_ms, folder=base.folder, root=starter.root
+        )
+        base = msgspec.structs.replace(base, claim=(yield from claim_snapshot(base, mine)))
+    record = SubmissionRecord(
+        number=job.last_submission + 1,
+        epoch=epoch,
+        submission=plan.submission,
+        base=base,
+        first_checkpoint_id=plan.first_checkpoint_id,
+        nonce=starter.nonce,
+        created_ms=starter.now_ms,
+        notes=plan.report.notes,
+    )
+    # The number was free when we read it. While no newer leader exists after that, whoever comes reads it later, and takes it.
+    yield from check_leadership(paths, epoch)
+    standing = yield from write_submission(paths, record)
+    if standing.nonce != record.nonce:
+        raise FencedError(f"submission {record.number} of job {job_id} is another coordinator's", job=job_id, epoch=epoch)
+    return derive_setup(job, standing, epoch=epoch, directory_nonce=starter.directory_nonce)
+
+
+def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
+    """Delete what an ended job does not keep and its last leader did not get to. Whoever deletes must lead: a submission may
+    begin meanwhile, and restore what would be deleted."""
+    paths = JobPaths(job_id)
+    recorded = yield from read_job(paths)
+    if not find_leftovers(recorded) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
+        return
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    takeover = Takeover(epoch, starter.nonce, starter.now_ms)
+    job = yield from _fence_submissions(paths, takeover)
+    if job.result is not None:
+        yield from make_durable(paths.result(job.result.submission))
+    drops = [_drop_leftover(paths, checkpoint, takeover) for checkpoint in find_leftovers(job)]
+    yield InParallel(drops, [0] * len(drops))
+    names = _shared_leftovers((yield from read_job(paths)))
+    if names:
+        yield from check_leadership(paths, epoch)
+        yield from discard_shared(paths, names)
+    yield from release_subsumed(paths, epoch, job)
+
+
+def _drop_leftover(paths: JobPaths, checkpoint: RecordedCheckpoint, takeover: Takeover) -> Flow[None]:
+    """Delete one id that an ended job left, in any order with the others: its result knows them all."""
+    yield from check_leadership(paths, takeover.epoch)
+    if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
+        yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
+    yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
+
+
+def _shared_leftovers(job: RecordedJob) -> tuple[str, ...]:
+    """Shared files that an ended job left: nobody writes any more, and what no checkpoint refers to now is never referred to.
+
+    Only those of ids that its result knows of: a submission that is just beginning has ids above."""
+    last = job.result.last_checkpoint_id if job.result is not None else 0
+    return tuple(name for name in derive_shared_garbage(job) if (writer_of(name) or 0) <= last)
+
+
+def _holds_subsumed(job: RecordedJob) -> Flow[bool]:
+    """Whether a claimed snapshot that nothing needs is still there."""
+    for point in derive_releases(job):
+        try:
+            if (yield from holds_claim(point.folder, point.claim)):
+                return True
+        except (StorageUnavailableError, CorruptStateError):
+            continue
+    return False
+
+
+def release_subsumed(paths: JobPaths, epoch: int, job: RecordedJob) -> Flow[None]:
+    """Delete claimed snapshots that nothing needs any more. Where their storage can't be reached they stay: garbage, no reason to
+    fail."""
+    for point in derive_releases(job):
+        yield from check_leadership(paths, epoch)
+        try:
+            yield from release_snapshot(point.folder, point.claim)
+        except (StorageUnavailableError, CorruptStateError):
+            continue
+
+
+def _fence_submissions(paths: JobPaths, takeover: Takeover, job: RecordedJob | None = None) -> Flow[RecordedJob]:
+    """Take the next number of a submission; the job as it is then.
+
+    A leader that slept while it started the job again would otherwise record that behind our back, wake or not: its record
+    would be the newest, and the job that goes on here would seem to be an older one. `job`: as `known` of `read_job`."""
+    while True:
+        job = yield from read_job(paths, job)
+        check_newest(job, takeover.epoch)
+        record = VoidRecord(job.last_submission + 1, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms)
+        if (yield from void_submission(paths, record)):
+            return job
+
+
+def resume_submission(job_id: str, starter: Starter, known: RecordedJob | None = None) -> Flow[JobSetup]:
+    """Lead a live job on from where an older leader left it; its workers may be running.
+
+    `known`: what the caller has just read of it; else it is read here, before anything is written.
+
+    Raises NotFoundError when there is nothing to resume, CorruptStateError when its newest checkpoint can't be read."""
+    paths = JobPaths(job_id)
+    if known is None:
+        known = yield from read_job(paths)
+    if not known.is_live:
+        raise NotFoundError(f"job {job_id} is not live", job=job_id)
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    takeover = Takeover(epoch, starter.nonce, starter.now_ms)
+    settled = yield from settle_job(paths, takeover, known)
+    job = yield from _fence_submissions(paths, takeover, settled)
+    record = job.newest_submission
+    if record is None or not job.is_live:
+        raise NotFoundError(f"job {job_id} ended meanwhile", job=job_id)
+    derive_recovery_point(job, record)
+    return derive_setup(job, record, epoch=epoch, directory_nonce=starter.directory_nonce)

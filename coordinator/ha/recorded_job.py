@@ -1,0 +1,382 @@
+"""What a job *is*, derived from the objects seen in its directory and from nothing else: pure functions.
+
+A leader's memory is never asked: recovery derives the same facts from the same objects, whenever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.ha.records import (
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    OwnerRecord,
+    RestorePoint,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+)
+from holdfast.coordinator.ha.shared_state import shared_handles
+from holdfast.coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import CorruptStateError, SnapshotClaimedError
+from holdfast.statebackends.handles import FileHandle
+from holdfast.statebackends.layout import shared_name, writer_of
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
+
+
+class CheckpointFact(StrEnum):
+    """What the register of one id says."""
+
+    UNDECIDED = "undecided"
+    """Claimed; a pending checkpoint of its leader, or one that its leader left behind."""
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    CLAIMED = "claimed"
+    """Completed, and another job's now, which deletes it."""
+    ORPHANED = "orphaned"
+    """Files without a claim, or that their user deletes: what a deletion left, or what nobody ever claimed."""
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """A `_metadata` that is a snapshot itself."""
+
+    checkpoint_id: int
+    timestamp_ms: int
+    size: int = 0
+    """Bytes of state, full."""
+    shared: tuple[FileHandle, ...] = ()
+    """Files that it shares with other checkpoints, or may yet."""
+    totals: Totals = {}
+    """What its submission's operators had counted at its cut."""
+
+    @property
+    def new_size(self) -> int:
+        """Bytes that were stored for it; the others are its base's."""
+        writers = ((writer_of(handle.path.rpartition("/")[2]), handle.length) for handle in self.shared)
+        return self.size - sum(length for writer, length in writers if writer != self.checkpoint_id)
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """A `_metadata` that exists and can't be decoded: COMPLETED, as far as anybody may assume."""
+
+    reason: str
+
+
+Decision: TypeAlias = Completed | SavepointRecord | AbortRecord | Unreadable
+
+
+class _Tag(msgspec.Struct):
+    decision: str | None = None
+
+
+_SNAPSHOT_START = b'{"format":'
+
+
+def decode_decision(
+    content: bytes, path: str = "_metadata", decode: Callable[[bytes, str], SnapshotMetadata] = decode_metadata
+) -> Decision:
+    """Which way an id was decided; never raises. What is no record of ours is taken for a damaged snapshot.
+
+    `decode`: in the place of `decode_metadata`, for whoever keeps what that returned."""
+    if content.startswith(_SNAPSHOT_START):
+        try:
+            metadata = decode(content, path)
+        except CorruptStateError as error:
+            return Unreadable(error.message)
+        shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
+        totals = decode_totals(metadata.properties.get(COUNTERS_PROPERTY, "{}"))
+        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared, totals)
+    try:
+        match decode_json(content, _Tag).decision:
+            case "aborted":
+                return decode_json(content, AbortRecord)
+            case "savepoint":
+                return decode_json(content, SavepointRecord)
+            case other:
+                return Unreadable(f"{path} is neither a snapshot nor a decision: {other!r}")
+    except UNDECODABLE as error:
+        return Unreadable(f"{path}: {error}")
+
+
+class RecordedCheckpoint(msgspec.Struct, frozen=True):
+    """One id, as its folder shows it."""
+
+    checkpoint_id: int
+    claim: ClaimRecord | None
+    decision: Decision | None
+    owner: str = ""
+    """Id of the other job that claimed it."""
+    is_disposed: bool = False
+    """Its user is deleting it."""
+
+    @property
+    def fact(self) -> CheckpointFact:
+        if self.owner:
+            return CheckpointFact.CLAIMED
+        if self.claim is None or self.is_disposed:
+            return CheckpointFact.ORPHANED
+        match self.decision:
+            case None:
+                return CheckpointFact.UNDECIDED
+            case AbortRecord():
+                return CheckpointFact.ABORTED
+            case _:
+                return CheckpointFact.COMPLETED
+
+    @property
+    def folder(self) -> str:
+        """Where the snapshot's files are."""
+        return self.claim.folder if self.claim is not None else ""
+
+    @property
+    def kind(self) -> CheckpointKind:
+        return self.claim.kind if self.claim is not None else CheckpointKind.CHECKPOINT
+
+    @property
+    def is_aborted(self) -> bool:
+        """Given up for good."""
+        return self.fact is CheckpointFact.ABORTED
+
+    @property
+    def is_recovery_point(self) -> bool:
+        """A job may be recovered from it, or could before another one claimed it: completed, and not a plain savepoint."""
+        return self.fact in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED) and self.kind is not CheckpointKind.SAVEPOINT
+
+    def restore_point(self) -> RestorePoint:
+        """Raises CorruptStateError when the decision can't be read, SnapshotClaimedError when another job owns it: nobody may fall
+        back silently."""
+        if self.owner:
+            raise SnapshotClaimedError(
+                f"checkpoint {self.checkpoint_id} was claimed by job {self.owner}, which deletes it", owner=self.owner, path=""
+            )
+        assert self.claim is not None
+        if isinstance(self.decision, Unreadable):
+            path = f"{self.claim.folder}/_metadata"
+            raise CorruptStateError(
+                f"checkpoint {self.checkpoint_id} is unreadable: {self.decision.reason}", path=path, reason=self.decision.reason
+            )
+        assert isinstance(self.decision, Completed | SavepointRecord)
+        return RestorePoint(
+            checkpoint_id=self.checkpoint_id,
+            folder=self.claim.folder,
+            timestamp_ms=self.decision.timestamp_ms,
+            kind=self.claim.kind,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """Everything that the job's directory says, sorted by number."""
+
+    job_id: str
+    epochs: tuple[int, ...]
+    submissions: Mapping[int, SubmissionRecord]
+    attempts: Mapping[int, AttemptRecord]
+    results: Mapping[int, ResultRecord]
+    checkpoints: Mapping[int, RecordedCheckpoint]
+    last_submission: int = 0
+    """Highest number that a submission has or that was taken so that none can have it."""
+    shared: tuple[str, ...] = ()
+    """Names of all files in the folder of shared files."""
+    given: Mapping[int, OwnerRecord] = field(default_factory=dict)
+    """Checkpoints that another job claimed."""
+    returned: frozenset[str] = frozenset()
+    """Claims that the job made and has given back."""
+    voids: frozenset[int] = frozenset()
+    """Numbers that no submission has or will have."""
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.submissions)
+
+    @property
+    def newest_submission(self) -> SubmissionRecord | None:
+        return self.submissions[max(self.submissions)] if self.submissions else None
+
+    @property
+    def result(self) -> ResultRecord | None:
+        """Of the newest submission; None while the job is live."""
+        return self.results.get(max(self.submissions)) if self.submissions else None
+
+    @property
+    def is_live(self) -> bool:
+        return self.exists and self.result is None
+
+    @property
+    def newest_attempt(self) -> AttemptRecord | None:
+        return self.attempts[max(self.attempts)] if self.attempts else None
+
+    @property
+    def last_checkpoint_id(self) -> int:
+        """Highest id that was ever claimed, 0 for none."""
+        known = [*self.checkpoints, *(result.last_checkpoint_id for result in self.results.values())]
+        known.extend(record.first_checkpoint_id - 1 for record in self.submissions.values())
+        return max(known, default=0)
+
+    @property
+    def newest_completed(self) -> int:
+        """Highest id whose output may have been committed, 0 for none."""
+        completed = [number for number, checkpoint in self.checkpoints.items() if checkpoint.is_recovery_point]
+        completed.extend(result.newest_completed for result in self.results.values())
+        return max(completed, default=0)
+
+    def with_fact(self, fact: CheckpointFact) -> tuple[RecordedCheckpoint, ...]:
+        """Ids that the fact holds for, ascending."""
+        return tuple(self.checkpoints[number] for number in sorted(self.checkpoints) if self.checkpoints[number].fact is fact)
+
+
+def derive_checkpoint(checkpoint_id: int, claim: ClaimRecord | None, metadata: bytes | None) -> RecordedCheckpoint:
+    """The register of one id from its two objects."""
+    path = f"chk-{checkpoint_id}/_metadata"
+    return RecordedCheckpoint(checkpoint_id, claim, None if metadata is None else decode_decision(metadata, path))
+
+
+def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> RestorePoint | None:
+    """Where a failover of `submission` restarts: its newest completed checkpoint, else its base, else empty.
+
+    Raises CorruptStateError when the newest one can't be read: falling back is the user's decision."""
+    own = [
+        checkpoint
+        for number, checkpoint in job.checkpoints.items()
+        if checkpoint.is_recovery_point and number >= submission.first_checkpoint_id
+    ]
+    if not own:
+        return _as_owned(job, submission.base)
+    return max(own, key=lambda checkpoint: checkpoint.checkpoint_id).restore_point()
+
+
+def _as_owned(job: RecordedJob, base: RestorePoint | None) -> RestorePoint | None:
+    """What a submission started from; no longer the job's if it has given it back."""
+    if base is None or base.claim not in job.returned:
+        return base
+    return msgspec.structs.replace(base, claim="")
+
+
+def derive_latest(job: RecordedJob) -> RestorePoint | None:
+    """What `restore="latest"` means: where the newest submission would recover, whether it is over or not.
+
+    None when it went on from its base and has ended without keeping what it completed since: its base is not its latest."""
+    submission, result = job.newest_submission, job.result
+    if submission is None:
+        return None
+    point = derive_recovery_point(job, submission)
+    has_dropped = result is not None and result.newest_completed >= submission.first_checkpoint_id
+    return None if has_dropped and point == _as_owned(job, submission.base) else point
+
+
+def derive_descent(job: RecordedJob) -> Iterator[RecordedCheckpoint | RestorePoint]:
+    """What the newest submission descends from, newest first: its own recovery points, those of the submission whose checkpoint it
+    was started from, and so on; last a snapshot that was given by its path. Nothing that the job completed in another life."""
+    submission = job.newest_submission
+    below: int | None = None
+    while submission is not None:
+        for number in sorted(job.checkpoints, reverse=True):
+            entry = job.checkpoints[number]
+            in_reach = number >= submission.first_checkpoint_id and (below is None or number <= below)
+            if in_reach and entry.is_recovery_point:
+                yield entry
+        base = _as_owned(job, submission.base)
+        if base is None:
+            return
+        if base.explicit:
+            yield base
+            return
+        below = base.checkpoint_id
+        earlier = [
+            each for each in job.submissions.values() if each.number < submission.number and each.first_checkpoint_id <= below
+        ]
+        submission = max(earlier, key=lambda each: each.number, default=None)
+
+
+def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:
+    """Id of the completed final or stop checkpoint that ends `submission`, or 0: tasks then only commit and finish."""
+    ending = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
+    ids = [
+        number
+        for number, checkpoint in job.checkpoints.items()
+        if checkpoint.is_recovery_point and checkpoint.kind in ending and number >= submission.first_checkpoint_id
+    ]
+    return max(ids, default=0)
+
+
+def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> bool:
+    """A stop-with-savepoint was aborted, and its attempt is still the newest: sources may have stopped, so the job must fail over.
+
+    Whoever aborted it and why: a leader that stored ABORTED may have died before it failed the job over."""
+    newest = job.newest_attempt
+    for number, checkpoint in job.checkpoints.items():
+        decision = checkpoint.decision
+        if (
+            number >= submission.first_checkpoint_id
+            and checkpoint.claim is not None
+            and checkpoint.claim.kind is CheckpointKind.STOP_SAVEPOINT
+            and isinstance(decision, AbortRecord)
+            and newest is not None
+            and newest.attempt <= checkpoint.claim.attempt
+        ):
+            return True
+    return False
+
+
+def derive_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """Ids that a job which has ended, and keeps nothing, still has on storage: all but savepoints, which are their user's.
+
+    Only those that its result knows of: one above was taken by whoever began to start the job again, and is the id counter."""
+    last = job.result.last_checkpoint_id if job.result is not None else 0
+    return tuple(
+        checkpoint
+        for number, checkpoint in sorted(job.checkpoints.items())
+        if number <= last
+        and checkpoint.fact is not CheckpointFact.CLAIMED
+        and (checkpoint.fact is not CheckpointFact.COMPLETED or not checkpoint.kind.is_savepoint)
+    )
+
+
+def derive_garbage(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """Ids whose whole folder may go: orphans, and aborted ids below the newest completed one.
+
+    Aborted ids above it keep claim and decision: they stop a stale leader from claiming them again, and they are the id counter."""
+    newest = max((number for number, checkpoint in job.checkpoints.items() if checkpoint.is_recovery_point), default=0)
+    return tuple(
+        checkpoint
+        for number, checkpoint in sorted(job.checkpoints.items())
+        if checkpoint.fact is CheckpointFact.ORPHANED or (checkpoint.fact is CheckpointFact.ABORTED and number < newest)
+    )
+
+
+def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
+    """Names of shared files to which no checkpoint refers and none ever will.
+
+    A checkpoint refers to files of its own and of its base, and the base of any later one is completed: so a file of a decided id
+    that no completed one names stays unused. What an unreadable one refers to can't be known: files of its time stay."""
+    needed: set[str | None] = set()
+    unreadable, last = 0, job.last_checkpoint_id
+    for number, checkpoint in job.checkpoints.items():
+        if checkpoint.fact is CheckpointFact.UNDECIDED:
+            last = min(last, number - 1)
+        elif checkpoint.fact is CheckpointFact.COMPLETED and isinstance(checkpoint.decision, Completed):
+            needed.update(shared_name(handle.path) for handle in checkpoint.decision.shared)
+        elif checkpoint.fact is CheckpointFact.COMPLETED and isinstance(checkpoint.decision, Unreadable):
+            # also of a savepoint, which shares nothing: of a decision that can't be read, the claim is the only witness
+            unreadable = max(unreadable, number)
+    writers = ((name, writer_of(name)) for name in job.shared if name not in needed)
+    return tuple(name for name, writer in writers if writer is not None and unreadable < writer <= last)
+
+
+def keeps_checkpoints(job_state: str, config: JobConfig) -> bool:
+    """Whether retained checkpoints outlive the job. FINISHED and CANCELED keep them if that is set; FAILED always does."""
+    match job_state:
+        case "FINISHED":
+            return config.retain_on_finish
+        case "CANCELED":
+            return config.retention_on_cancel == "retain"
+        case _:
+            return True

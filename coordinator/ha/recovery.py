@@ -1,0 +1,127 @@
+"""A job that an older leader left is brought to rest: every id decided, the next one fenced, and what nobody owns swept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.ha.leadership import check_newest
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_garbage, derive_shared_garbage
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths
+from holdfast.coordinator.ha.store import (
+    abort_checkpoint,
+    claim_checkpoint,
+    discard_shared,
+    drop_checkpoint,
+    read_job,
+    read_submission,
+    sweep_checkpoints,
+)
+from holdfast.statebackends.errors import FencedError, ObjectMissingError
+from holdfast.statebackends.snapshot.parts import read_metadata_file
+from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.port import Flow, InParallel
+
+SETTLE_TRIES_MAX = 4
+"""A leader that is being replaced has few deletions under way, and begins none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Who settles a job: a leader of this epoch, at this wall-clock time."""
+
+    epoch: int
+    nonce: str
+    now_ms: int
+
+
+def settle_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None = None) -> Flow[RecordedJob]:
+    """Bring a job that an older leader left to rest: decide every claimed, undecided id, fence the next one, sweep.
+
+    Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
+    next is ours and ABORTED. Running it again gives the same result. `known`: as `read_job`."""
+    for _ in range(SETTLE_TRIES_MAX - 1):
+        try:
+            return (yield from _settle(paths, takeover, known))
+        except ObjectMissingError:
+            continue  # a deletion that an ended job's last leader had begun came between: it comes once
+    return (yield from _settle(paths, takeover, known))
+
+
+def _settle(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> Flow[RecordedJob]:
+    """Reads the job again only where it has changed it: a first submission's directory is read once."""
+    job = yield from read_job(paths, known)
+    check_newest(job, takeover.epoch)
+    undecided = job.with_fact(CheckpointFact.UNDECIDED)
+    for checkpoint in undecided:
+        yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
+    is_behind_another = bool(job.epochs) and min(job.epochs) < takeover.epoch
+    if is_behind_another:
+        yield from _fence_next(paths, job, takeover)
+    if undecided or is_behind_another:
+        job = yield from read_job(paths, job)
+    yield from sweep_checkpoints(paths, job.with_fact(CheckpointFact.ABORTED))
+    garbage = derive_garbage(job)
+    yield InParallel([drop_checkpoint(paths, checkpoint.checkpoint_id) for checkpoint in garbage], [0] * len(garbage))
+    if garbage:
+        job = yield from read_job(paths, job)
+    if orphans := derive_shared_garbage(job):
+        yield from discard_shared(paths, orphans)
+        job = replace(job, shared=tuple(name for name in job.shared if name not in orphans))
+    yield from _make_durable(paths, job)
+    return job
+
+
+def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
+    """What the job goes on from must not vanish any more, though its writer died before it knew that it stays.
+
+    Of the older checkpoints nobody depends, and they may be going just now."""
+    record = job.newest_submission
+    if record is not None:
+        yield from make_durable(paths.submission(record.number), read_submission)
+    kept = job.with_fact(CheckpointFact.COMPLETED)
+    newest = max((checkpoint.checkpoint_id for checkpoint in kept if checkpoint.is_recovery_point), default=0)
+    if newest > 0:
+        yield from make_durable(paths.claim(newest))
+        yield from make_durable(paths.decision(newest), read_metadata_file)
+
+
+def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[None]:
+    """Claim and abort the id that a stale leader would take next; ids that it took meanwhile are aborted too."""
+    number = job.last_checkpoint_id + 1
+    while True:
+        claim = ClaimRecord(
+            checkpoint_id=number,
+            epoch=takeover.epoch,
+            submission=0,
+            attempt=0,
+            kind=CheckpointKind.CHECKPOINT,
+            folder=paths.checkpoint(number),
+            nonce=takeover.nonce,
+            created_ms=takeover.now_ms,
+        )
+        standing = yield from claim_checkpoint(paths, claim)
+        if standing.epoch > takeover.epoch:
+            raise FencedError(
+                f"epoch {standing.epoch} leads this job, not {takeover.epoch}", epoch=takeover.epoch, newer=standing.epoch
+            )
+        yield from abort_checkpoint(paths, _leader_changed(number, takeover))
+        if standing.nonce == takeover.nonce:
+            return
+        number += 1
+
+
+def abort_undecided(paths: JobPaths, checkpoint_id: int, takeover: Takeover) -> Flow[None]:
+    """Decide an id that an older leader left undecided."""
+    yield from abort_checkpoint(paths, _leader_changed(checkpoint_id, takeover))
+
+
+def _leader_changed(checkpoint_id: int, takeover: Takeover) -> AbortRecord:
+    return AbortRecord(
+        checkpoint_id=checkpoint_id,
+        reason=FailureReason.LEADER_CHANGED,
+        epoch=takeover.epoch,
+        nonce=takeover.nonce,
+        message=f"epoch {takeover.epoch} leads",
+        created_ms=takeover.now_ms,
+    )

@@ -1,0 +1,323 @@
+"""Flows over a job's directory: claim, decide, discard, drop, and read it all back.
+
+Every flow may be killed between any two operations; `read_job` and `settling.settle_job` then bring the directory to rest.
+No flow decides by what it remembers: after an ambiguous or lost write it reads what stands, and obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from holdfast.coordinator.ha.recorded_job import Decision, RecordedCheckpoint, RecordedJob, decode_decision, derive_checkpoint
+from holdfast.coordinator.ha.records import (
+    CLAIM,
+    METADATA,
+    AbortRecord,
+    AttemptRecord,
+    ClaimRecord,
+    JobPaths,
+    OwnerRecord,
+    R,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    VoidRecord,
+    decode_record,
+    encode_record,
+    is_job_id,
+    is_void,
+    parse_checkpoint_folder,
+)
+from holdfast.statebackends.errors import (
+    AmbiguousWriteError,
+    FencedError,
+    InvalidConfigError,
+    ObjectMissingError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
+from holdfast.statebackends.snapshot.parts import read_metadata_file
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.flows import read_in_group, read_whole
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
+
+SUBMISSION_BYTES_MAX = 256 << 20
+"""Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""
+
+
+def put_once(path: str, content: bytes, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
+    """Create `path` unless it exists; returns the content that stands there durably, ours or another's, as `read` gives it.
+
+    When storage can't tell, it is asked again: only an answer says that what can be read there will stay. Raises
+    AmbiguousWriteError when it can't tell again, or does not answer then: the write may still land."""
+    try:
+        created: bool = yield PutIfAbsent(path, content)
+    except AmbiguousWriteError:
+        try:
+            return (yield from _settle_write(path, content, read))
+        except AmbiguousWriteError:
+            raise
+        except StorageUnavailableError as error:
+            raise AmbiguousWriteError(f"{path} may or may not have been written: {error}", path=path) from error
+    return content if created else (yield from _read_standing(path, read))
+
+
+def _settle_write(path: str, content: bytes, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
+    created: bool = yield PutIfAbsent(path, content)
+    return content if created else (yield from _read_standing(path, read))
+
+
+def _read_standing(path: str, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
+    try:
+        return (yield from read(path))
+    except ObjectMissingError as error:
+        raise AmbiguousWriteError(f"{path} may or may not have been written", path=path) from error
+
+
+def read_optional(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes | None]:
+    """Content of a file, None if it is missing. Raises CorruptStateError for one that is longer than records are."""
+    try:
+        return (yield from read(path))
+    except ObjectMissingError:
+        return None
+
+
+def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
+    """Take an id; returns the claim that stands: compare its nonce. Nothing else happens to the id before."""
+    path = paths.claim(claim.checkpoint_id)
+    standing = yield from put_once(path, encode_record(claim))
+    return decode_record(ClaimRecord, standing, path)
+
+
+def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[Decision | None]:
+    """Decide an id by one put-if-absent; returns the decision that stands instead, None if these bytes stand."""
+    standing = yield from put_once(paths.decision(checkpoint_id), content, read_metadata_file)
+    return None if standing == content else decode_decision(standing)
+
+
+def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[Decision | None]:
+    """Write the savepoint's own `_metadata` into its folder, then decide the id: the pointer is the commit point."""
+    path = f"{record.folder}/{METADATA}"
+    standing = yield from put_once(path, snapshot, read_metadata_file)
+    if standing != snapshot:
+        raise FencedError(f"{path} was written by another process", path=path)
+    return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
+
+
+def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[Decision | None]:
+    """Decide an id as ABORTED, unless it is decided: returns what else stands."""
+    return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
+
+
+def probe_folder(folder: str, nonce: str) -> Flow[None]:
+    """Prove that a savepoint's folder can be written, before an id is taken for it. Raises the storage's own error."""
+    path = f"{folder}/_probe-{nonce}"
+    yield PutIfAbsent(path, b"")
+    yield DeleteFile(path)
+
+
+def discard_folder(folder: str) -> Flow[int]:
+    """Delete the files of an aborted id, all but its claim and its decision; returns how many."""
+    return (yield from delete_files((yield from _list_discarded(folder))))
+
+
+def _list_discarded(folder: str) -> Flow[list[str]]:
+    files: list[str] = yield ListFiles(folder)
+    kept = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+    return [path for path in files if path not in kept]
+
+
+def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()) -> Flow[None]:
+    """Delete an id for good: its claim first, so that what a crash leaves behind is an orphan and no checkpoint.
+
+    `shared`: names of shared files that go with it, since only the ids of `after` refer to them, which are being deleted as well.
+    They go when none of these is a checkpoint any more."""
+    yield DeleteFile(paths.claim(checkpoint_id))
+    yield DeleteFolder(paths.checkpoint(checkpoint_id))
+    for other in after:
+        yield DeleteFile(paths.claim(other))
+    yield from discard_shared(paths, shared)
+
+
+def discard_shared(paths: JobPaths, names: Sequence[str]) -> Flow[None]:
+    """Delete shared files, in any order: no checkpoint refers to any of them."""
+    yield from delete_files(f"{paths.shared}/{name}" for name in names)
+
+
+def sweep_shared(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
+    """Delete what an aborted id wrote for others to share: nobody does, and its names say so. Lists the folder."""
+    names: list[str] = yield ListFolder(paths.shared)
+    yield from discard_shared(paths, [name for name in names if writer_of(name) == checkpoint_id])
+
+
+def sweep_checkpoints(paths: JobPaths, checkpoints: Sequence[RecordedCheckpoint]) -> Flow[None]:
+    """Delete the state of aborted ids: names of these ids only; a savepoint's folder was made for it alone.
+
+    Their files go in any order: what a crash leaves of an id is found again, whichever they are."""
+    found: list[list[str]] = yield InParallel([_sweep(paths, each) for each in checkpoints], [0] * len(checkpoints))
+    yield from delete_files(path for files in found for path in files)
+
+
+def _sweep(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[list[str]]:
+    """What is to be deleted in the job's directory. A savepoint's storage that can't be reached, or be named any more, keeps its
+    files: they are garbage, and no reason to refuse a recovery."""
+    claim = checkpoint.claim
+    if claim is not None and claim.kind.is_savepoint:
+        try:
+            yield DeleteFolder(claim.folder)
+        except (StorageUnavailableError, InvalidConfigError):
+            return []
+    return (yield from _list_discarded(paths.checkpoint(checkpoint.checkpoint_id)))
+
+
+def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[SubmissionRecord]:
+    """Returns the record that stands under the number: compare its nonce. Raises FencedError when the number is void: another
+    leader has led the job on meanwhile; InvalidConfigError for a record that nobody would read."""
+    path, content = paths.submission(record.number), encode_record(record)
+    if len(content) > SUBMISSION_BYTES_MAX:
+        raise InvalidConfigError(
+            f"the submission of job {paths.job_id} has {len(content)} bytes with the functions of its graph; "
+            f"at most {SUBMISSION_BYTES_MAX} are stored",
+            job=paths.job_id,
+        )
+    standing = yield from put_once(path, content, read_submission)
+    if is_void(standing):
+        raise FencedError(f"another coordinator leads job {paths.job_id} on, not epoch {record.epoch}", job=paths.job_id)
+    return decode_record(SubmissionRecord, standing, path)
+
+
+def void_submission(paths: JobPaths, record: VoidRecord) -> Flow[bool]:
+    """Take a number so that no stale leader records a submission under it; False if a submission has it."""
+    return is_void((yield from put_once(paths.submission(record.number), encode_record(record), read_submission)))
+
+
+def write_attempt(paths: JobPaths, record: AttemptRecord) -> Flow[AttemptRecord]:
+    """Returns the record that stands under the number: compare its nonce."""
+    path = paths.attempt(record.attempt)
+    return decode_record(AttemptRecord, (yield from put_once(path, encode_record(record))), path)
+
+
+def write_result(paths: JobPaths, record: ResultRecord) -> Flow[ResultRecord]:
+    """Returns the terminal record that stands for the submission: the first one wins."""
+    path = paths.result(record.submission)
+    return decode_record(ResultRecord, (yield from put_once(path, encode_record(record))), path)
+
+
+def list_jobs() -> Flow[list[str]]:
+    """Ids of all jobs in the state directory."""
+    names: list[str] = yield ListFolder("")
+    jobs = [name.rstrip("/") for name in names if name.endswith("/")]
+    return [name for name in jobs if is_job_id(name)]
+
+
+def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[RecordedJob]:
+    """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it.
+
+    `known`: what was read of the job before. What is written once and stays is not read again: submissions, which may be megabytes
+    with the functions of their graphs, results, and aborted ids. Each leader leaves a number and an id more. Of an aborted id only
+    the deletion may follow, which is the same as if it were found now and deleted again."""
+    listed = yield from _list_job(paths)
+    known = known if known is not None else RecordedJob(paths.job_id, (), {}, {}, {}, {})
+    unread = [number for number in listed.numbers if number not in known.submissions and number not in known.voids]
+    ended = [number for number in listed.results if number not in known.results]
+    aborted = {number: each for number, each in known.checkpoints.items() if each.is_aborted}
+    # What has been listed is written once, so its contents may be read in any order, and at one time.
+    readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in unread]
+    readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in listed.attempts]
+    readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
+    readers += [partial(read_checkpoint, paths, number) for number in listed.ids if number not in aborted]
+    read = iter((yield from read_in_group(readers)))  # in the order of the readers
+    job = _with_numbers(known, listed.numbers, {number: next(read) for number in unread})
+    attempts = {number: next(read) for number in listed.attempts}
+    results = {number: known.results[number] for number in listed.results if number in known.results}
+    results |= {number: next(read) for number in ended}
+    found = {number: aborted[number] if number in aborted else next(read) for number in listed.ids}
+    checkpoints = {number: _owned(each, job.given.get(number)) for number, each in found.items()}
+    return replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints, shared=listed.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What a job's directory has, by name."""
+
+    epochs: tuple[int, ...]
+    numbers: list[int]
+    """Of submissions, and those that none can have."""
+    attempts: list[int]
+    """The last two."""
+    results: list[int]
+    ids: list[int]
+    """Of checkpoints."""
+    shared: tuple[str, ...]
+
+
+def _list_job(paths: JobPaths) -> Flow[_Listed]:
+    epochs: list[str] = yield ListFolder(paths.leaders)
+    numbers: list[int] = yield from _numbers(paths.submissions)
+    attempts: list[int] = yield from _numbers(paths.attempts)
+    results: list[int] = yield from _numbers(paths.results)
+    folders: list[str] = yield ListFolder(paths.job_id)
+    shared: list[str] = []
+    if f"{SHARED_FOLDER}/" in folders:
+        shared = yield ListFolder(paths.shared)
+    return _Listed(
+        epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
+        numbers=numbers,
+        attempts=attempts[-2:],
+        results=results,
+        ids=[number for number in map(parse_checkpoint_folder, folders) if number is not None],
+        shared=tuple(shared),
+    )
+
+
+def _with_numbers(known: RecordedJob, numbers: list[int], read: Mapping[int, SubmissionRecord | VoidRecord]) -> RecordedJob:
+    """A job as far as its submissions tell: those that are there, and what others took their numbers for."""
+    voids = {number: record for number, record in read.items() if isinstance(record, VoidRecord)}
+    submissions = {number: known.submissions[number] for number in numbers if number in known.submissions}
+    return replace(
+        known,
+        submissions=submissions | {number: record for number, record in read.items() if isinstance(record, SubmissionRecord)},
+        last_submission=max(numbers, default=0),
+        given={**known.given, **{void.given: void.owner for void in voids.values() if void.given and void.owner is not None}},
+        returned=known.returned | {void.returned for void in voids.values() if void.returned},
+        voids=known.voids | voids.keys(),
+    )
+
+
+def _owned(checkpoint: RecordedCheckpoint, owner: OwnerRecord | None) -> RecordedCheckpoint:
+    """`owner`: who took it from its job; a record without a job is its user's, who deletes it."""
+    if owner is None:
+        return checkpoint
+    return msgspec.structs.replace(checkpoint, owner=owner.job_id, is_disposed=not owner.job_id)
+
+
+def _read_number(path: str) -> Flow[SubmissionRecord | VoidRecord]:
+    content = yield from read_submission(path)
+    return decode_record(VoidRecord, content, path) if is_void(content) else decode_record(SubmissionRecord, content, path)
+
+
+def _read_record(kind: type[R], path: str) -> Flow[R]:
+    return decode_record(kind, (yield from read_whole(path)), path)
+
+
+def read_submission(path: str) -> Flow[bytes]:
+    """The record of a submission, or of a number that is void."""
+    return read_whole(path, SUBMISSION_BYTES_MAX)
+
+
+def read_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[RecordedCheckpoint]:
+    """The register of one id. The decision is read behind the claim, so a deletion in between shows as undecided at worst."""
+    claim = yield from read_optional(paths.claim(checkpoint_id))
+    metadata = yield from read_optional(paths.decision(checkpoint_id), read_metadata_file)
+    record = None if claim is None else decode_record(ClaimRecord, claim, paths.claim(checkpoint_id))
+    return derive_checkpoint(checkpoint_id, record, metadata)
+
+
+def _numbers(folder: str) -> Flow[list[int]]:
+    names: list[str] = yield ListFolder(folder)
+    stems = (name.removesuffix(".json") for name in names)
+    return sorted(int(stem) for stem in stems if stem.isdecimal())

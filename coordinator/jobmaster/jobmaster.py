@@ -1,0 +1,457 @@
+"""CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
+
+It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
+job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import assert_never
+
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckStatus,
+    Answerable,
+    CancelTasks,
+    CheckpointKind,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    Registered,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TriggerCheckpoint,
+    clip,
+)
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.events import Action, Event, JobSetup, JobState
+from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
+from holdfast.coordinator.jobmaster.releases import Releases
+from holdfast.coordinator.jobmaster.slots import Slot, Verdict
+from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
+from holdfast.coordinator.jobmaster.triggers import TriggerRegister
+from holdfast.coordinator.jobmaster.workforce import JobTurn, Workforce
+from holdfast.coordinator.notes import Note, RequestEnded
+from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
+from holdfast.statebackends.storage import is_absolute_folder
+
+
+class JobMaster:
+    """`now_ms` is monotonic, `wall_ms` is what users are shown; both only ever come in with an event."""
+
+    def __init__(self, setup: JobSetup, *, rng: random.Random, draw_secret: Callable[[], str]) -> None:
+        """`draw_secret`: what the workers of one attempt show each other, unguessable, unlike what `rng` gives."""
+        self.setup = setup
+        self._rng = rng
+        self._turn = JobTurn()
+        self.coordinator = CheckpointCoordinator(
+            setup.job_id,
+            setup.graph,
+            rng=rng,
+            next_checkpoint_id=setup.next_checkpoint_id,
+            completed=setup.completed,
+            aborted=setup.aborted,
+            pinned=setup.base.checkpoint_id if setup.base is not None else 0,
+            buildable=_buildable(setup),
+            first_checkpoint_id=setup.first_checkpoint_id,
+        )
+        self.workforce = Workforce(setup, rng, self._turn)
+        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn, draw_secret)
+        self.triggers = TriggerRegister(setup.triggers)
+        self.stops = StopRetries()
+        self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
+        self._deadline: tuple[int | None] | None = None
+        """What next_deadline_ms has found since the last event."""
+        self._source_slots = max(vertex.parallelism for vertex in setup.graph.vertices if vertex.is_source)
+
+    @property
+    def state(self) -> JobState:
+        return self.lifecycle.state
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What happened at the newest event, for the log."""
+        return self._turn.notes
+
+    def next_deadline_ms(self) -> int | None:
+        """When DeadlineReached is due; None once nothing is led from here."""
+        if self.state is JobState.SUSPENDED:
+            return None
+        if self._deadline is not None:  # asked around every turn, and only an event can change the answer
+            return self._deadline[0]
+        times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
+        if not self.state.is_terminal:
+            times += (self.workforce.next_deadline_ms(), self.stops.next_deadline_ms())
+        self._deadline = (min([time for time in times if time is not None], default=None),)
+        return self._deadline[0]
+
+    def handle(self, event: Event, *, now_ms: int, wall_ms: int) -> list[Action]:
+        """Take one event; returns what is to be done, in order."""
+        out: list[Action] = []
+        self._deadline = None
+        self._turn.now_ms, self._turn.wall_ms, self._turn.out = now_ms, wall_ms, out
+        self._turn.notes = []
+        if self.state is JobState.SUSPENDED:
+            self._refuse_suspended(event)
+            return out
+        self._dispatch(event)
+        self._settle()
+        self._retry_stops()
+        self._release()
+        return out
+
+    def _release(self) -> None:
+        """Let go of claimed snapshots that no restore needs any more."""
+        if self.state is JobState.SUSPENDED or self.releases.is_done:
+            return
+        first, newest = self.setup.first_checkpoint_id, self.coordinator.newest
+        self._turn.out += self.releases.advance(
+            sum(entry.checkpoint_id >= first and entry.shared is not None for entry in self.coordinator.retained),
+            stopped=newest is not None and newest.checkpoint_id >= first and newest.is_savepoint,
+            dropped=self.lifecycle.keeps_nothing,
+            now_ms=self._turn.now_ms,
+        )
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case job.AckBatchReceived():
+                self._call(event.ticket, lambda: self._acks(event))
+            case job.RegistrationReceived():
+                self._call(event.ticket, lambda: self._register(event))
+            case job.StatesReceived():
+                self._call(event.ticket, lambda: self._states(event))
+            case job.HeartbeatReceived():
+                self._call(event.ticket, lambda: self._heartbeat(event))
+            case job.StreamOpened():
+                self._call(event.ticket, lambda: self._open_stream(event))
+            case job.StreamClosed():
+                self.workforce.close_stream(event.slot, event.session, event.stream)
+            case job.SnapshotRequested():
+                self._call(event.ticket, lambda: self._request(event))
+            case job.CancelRequested():
+                self._call(event.ticket, self._cancel)
+            case job.SuspendRequested():
+                self.lifecycle.suspend(event.ticket, event.reason)
+            case job.ReleaseEnded():
+                if event.failure:
+                    self.releases.failed(event.release, self._turn.now_ms)
+            case on.DeadlineReached():
+                self._pass_on(event)
+                for slot in self.workforce.expire():
+                    self.lifecycle.lose(slot, f"WorkerLost: nothing was heard from the worker in slot {slot.index}")
+            case (
+                job.JobStarted()
+                | job.LeadershipEnded()
+                | job.AttemptPrepared()
+                | job.AttemptTaken()
+                | job.AttemptDelayed()
+                | job.AttemptImpossible()
+                | job.ResultWritten()
+                | job.ResultFailed()
+            ):
+                self._lifecycle_event(event)
+            case _:
+                self._pass_on(event)
+
+    def _lifecycle_event(
+        self,
+        event: job.JobStarted
+        | job.LeadershipEnded
+        | job.AttemptPrepared
+        | job.AttemptTaken
+        | job.AttemptDelayed
+        | job.AttemptImpossible
+        | job.ResultWritten
+        | job.ResultFailed,
+    ) -> None:
+        match event:
+            case job.JobStarted():
+                self.lifecycle.start()
+                for intent in self.setup.stops:
+                    self.stops.resume(intent, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+                    self.triggers.reopen(intent.trigger_id)
+            case job.LeadershipEnded():
+                self.lifecycle.stop_leading(event.reason)
+            case job.AttemptPrepared():
+                self.lifecycle.next.prepared(event)
+            case job.AttemptTaken():
+                self.lifecycle.next.taken(event)
+            case job.AttemptDelayed():
+                if not self.lifecycle.next.delayed(event):
+                    self.lifecycle.impossible(HoldfastError(event.message))
+            case job.AttemptImpossible():
+                self.lifecycle.impossible(event.error)
+            case job.ResultWritten():
+                self.lifecycle.result_written(event)
+            case job.ResultFailed():
+                self.lifecycle.result_failed()
+            case _:
+                assert_never(event)
+
+    def _settle(self) -> None:
+        """Let both parts react to each other until nothing changes."""
+        while True:
+            self.lifecycle.advance()
+            events = self.lifecycle.take_events()
+            if not events:
+                return
+            for event in events:
+                self._pass_on(event)
+
+    # --------------------------------------------------------------------------------------------- calls from outside
+
+    def _call(self, ticket: int, handler: job.Handler) -> None:
+        """Answer a call exactly once. An error is data here: the caller gets it, the machine goes on."""
+        try:
+            value = handler()
+        except HoldfastError as error:
+            self._turn.out.append(job.Refuse(ticket, error))
+        else:
+            if value is not job.LATER:
+                self._turn.out.append(job.Answer(ticket, value))
+
+    def _refuse_suspended(self, event: Event) -> None:
+        ticket = getattr(event, "ticket", None)
+        if isinstance(ticket, int):
+            message = f"job {self.setup.job_id} is not led from here any more: {self.lifecycle.failure}"
+            self._turn.out.append(job.Refuse(ticket, NotLeaderError(message, job=self.setup.job_id)))
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.setup.epoch:
+            message = f"epoch {self.setup.epoch} leads job {self.setup.job_id}, the message is for {epoch}"
+            raise FencedError(message, held=epoch, newer=self.setup.epoch)
+
+    def _acks(self, event: job.AckBatchReceived) -> AckAnswers:
+        batch = event.batch
+        self._check_epoch(batch.epoch)
+        self.workforce.current(batch.slot, batch.session)
+        answers = self._feed(batch.items, batch.slot)
+        attempt = self.lifecycle.attempt
+        if batch.items and all(item.attempt < attempt for item in batch.items):
+            raise FencedError(f"attempt {attempt} runs: acknowledgements of older ones are discarded", attempt=attempt)
+        return AckAnswers(self.setup.epoch, answers)
+
+    def _feed(self, items: Sequence[Answerable], slot: int) -> tuple[AckStatus, ...]:
+        """Give acknowledgements to the checkpoint coordinator; one answer each."""
+        answers: tuple[AckStatus, ...] = ()
+        actions = self.coordinator.handle(on.AcksReceived(tuple(items), slot), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        self._turn.notes += self.coordinator.take_notes()
+        for action in actions:
+            if isinstance(action, on.AnswerAcks):
+                answers = action.answers
+            else:
+                self._perform(action)
+        return answers if answers else (AckStatus.UNKNOWN,) * len(items)
+
+    def _states(self, event: job.StatesReceived) -> None:
+        self._check_epoch(event.batch.epoch)
+        slot = self.workforce.current(event.batch.slot, event.batch.session)
+        _check_own(slot.index, event.batch.subtasks)
+        self.lifecycle.report(slot, event.batch.subtasks)
+
+    def _heartbeat(self, event: job.HeartbeatReceived) -> int:
+        slot = self.workforce.current(event.message.slot, event.message.session)
+        _check_own(slot.index, event.message.metrics)
+        slot.count_refused(event.message.frames_refused)
+        execution = self.lifecycle.execution
+        if execution is not None and event.message.attempt == execution.attempt:
+            execution.measure(event.message.metrics)
+        return self.setup.epoch
+
+    def _open_stream(self, event: job.StreamOpened) -> object:
+        """Answered before any command is delivered: the caller must have its stream first."""
+        commands = self.workforce.open_stream(event.slot, event.session, event.after, event.ticket)
+        self._turn.out.append(job.Answer(event.ticket, commands))
+        return job.LATER
+
+    def _cancel(self) -> None:
+        if not self.state.is_terminal:
+            self.lifecycle.end(JobState.CANCELED, "")
+
+    def _request(self, event: job.SnapshotRequested) -> str:
+        """Idempotent by trigger id. Raises InvalidConfigError for the id of a request of another kind, whose answer would be taken
+        for one of this."""
+        known = self.triggers.get(event.trigger_id)
+        if known is not None and known.kind is not event.kind:
+            raise InvalidConfigError(
+                f"trigger id {event.trigger_id} is that of a {known.kind.value.replace('_', '-')}: choose another one",
+                setting="triggerId",
+                trigger=event.trigger_id,
+            )
+        if not self.triggers.begin(event.trigger_id, event.kind, cancel=event.cancel):
+            return event.trigger_id
+        if event.kind is CheckpointKind.STOP_SAVEPOINT and event.target is not None:
+            now_ms, wall_ms = self._turn.now_ms, self._turn.wall_ms
+            intent = StopIntent(event.trigger_id, event.target, event.drain, event.native, wall_ms)
+            self.stops.begin(intent, now_ms=now_ms, wall_ms=wall_ms)
+            self.stops.note_try(event.trigger_id)
+        folder = self._savepoint_folder(event.target) if event.target is not None else None
+        request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain, native=event.native)
+        self._pass_on(on.CheckpointRequested(request))
+        return event.trigger_id
+
+    def _savepoint_folder(self, target: str) -> str:
+        """Never used before."""
+        nonce = f"{self._rng.getrandbits(48):012x}"
+        return f"{target.rstrip('/')}/savepoint-{self.setup.job_id[:6]}-{nonce}"
+
+    def _retry_stops(self) -> None:
+        """Ask again for the stops that a failover cut off, once every task runs; answer those for which that is too late."""
+        for outcome in self.stops.take_hopeless(now_ms=self._turn.now_ms, is_ending=self.lifecycle.is_ending):
+            self._end_request(outcome)
+        due = self.stops.take_due(is_up=self.lifecycle.is_up)
+        for intent in due:
+            folder = self._savepoint_folder(intent.target)
+            request = CheckpointRequest(
+                CheckpointKind.STOP_SAVEPOINT, intent.trigger_id, folder=folder, drain=intent.drain, native=intent.native
+            )
+            self._pass_on(on.CheckpointRequested(request))
+        if due:
+            self._settle()
+
+    # --------------------------------------------------------------------------------------------------- registration
+
+    def _register(self, event: job.RegistrationReceived) -> Registered:
+        """A full snapshot of a worker in, the full desired state out."""
+        message = event.message
+        if self.state.is_terminal:
+            raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
+        verdict = self.workforce.judge(message)
+        _check_own(message.slot, message.subtasks)
+        if message.attempt > self.lifecycle.attempt:
+            text = f"attempt {message.attempt} is newer than any known here: another coordinator leads job {message.job_id}"
+            raise NotLeaderError(text, job=message.job_id)
+        slot = self.workforce.slots[message.slot]
+        if verdict is Verdict.SUCCESSOR:
+            self.lifecycle.lose(slot, f"WorkerSuperseded: a new process holds slot {slot.index}")
+        slot = self.workforce.take(message)
+        self._check_attempt(slot, message.attempt, verdict)
+        self.lifecycle.report(slot, message.subtasks)
+        answers = self._feed(message.unanswered, slot.index) if message.unanswered else ()
+        self._settle()
+        return self._desired_state(slot, message.attempt, answers)
+
+    def _check_attempt(self, slot: Slot, attempt: int, verdict: Verdict) -> None:
+        """A process that can't be running the attempt, and was not given it here, makes the job fail over."""
+        if not self.lifecycle.is_deployed or attempt == self.lifecycle.attempt:
+            return
+        if verdict is Verdict.RECONNECT and slot.index in self.lifecycle.next.deployments:
+            return  # its deployment was lost on the way: the answer repeats it
+        self.lifecycle.lose(slot, f"WorkerRestarted: the process in slot {slot.index} does not run the job's attempt")
+
+    def _desired_state(self, slot: Slot, running: int, answers: tuple[AckStatus, ...]) -> Registered:
+        lifecycle, config = self.lifecycle, self.setup.graph.config
+        deployed = lifecycle.is_deployed
+        runs_it = deployed and running == lifecycle.attempt
+        restored = lifecycle.restore_point
+        if runs_it:
+            for trigger in self.coordinator.triggers_to_repeat():
+                self._trigger(slot, trigger)
+        elif self.state in (JobState.CANCELLING, JobState.FAILING):
+            self.workforce.send(slot, CancelTasks(lifecycle.attempt))
+        return Registered(
+            epoch=self.setup.epoch,
+            session=slot.session,
+            attempt=lifecycle.attempt,
+            deployment=lifecycle.next.deployments.get(slot.index) if deployed and not runs_it else None,
+            newest_completed=restored.checkpoint_id if restored is not None else 0,
+            live_checkpoints=self.coordinator.live_ids,
+            heartbeat_interval_ms=config.heartbeat_interval_ms,
+            heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+            answers=answers,
+            finish=lifecycle.finishing if runs_it and lifecycle.finish_sent else 0,
+        )
+
+    # ---------------------------------------------------------------------- what the checkpoint coordinator wants
+
+    def _pass_on(self, event: on.Event) -> None:
+        actions = self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        self._turn.notes += self.coordinator.take_notes()
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: on.Action) -> None:
+        match action:
+            case on.SendTriggers():
+                for slot in self.workforce.slots:
+                    self._trigger(slot, action)
+            case on.NotifyComplete():
+                self.lifecycle.incidents.progressed()
+                self.workforce.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
+            case on.NotifyAborted():
+                self.workforce.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))
+            case on.FailJob():
+                error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
+                self.lifecycle.fail_over(Incident(error))
+            case on.CompleteRequest():
+                self._request_ended(action)
+            case on.LoseLeadership():
+                self.lifecycle.stop_leading(action.message)
+            case on.AnswerAcks():
+                pass  # acknowledgements go through _feed, which answers its caller
+            case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | on.DiscardState() | on.DropCheckpoint():
+                self._turn.out.append(action)
+            case _:
+                assert_never(action)
+
+    def _request_ended(self, action: on.CompleteRequest) -> None:
+        self.lifecycle.request_ended(action)
+        may_recover = not self.lifecycle.is_ending and self.state is not JobState.CREATED
+        outcome = self.stops.ended(action, now_ms=self._turn.now_ms, may_recover=may_recover)
+        if outcome is not None:  # else it is tried again
+            self._end_request(outcome)
+
+    def _end_request(self, outcome: on.CompleteRequest) -> None:
+        """Say what became of what a user asked for: in the log, and to whoever asks for its trigger."""
+        request, completed = outcome.request, outcome.completed
+        if request.trigger_id:  # else it is the final checkpoint, which nobody asked for
+            location = completed.folder if completed is not None and completed.is_savepoint else ""
+            note = RequestEnded(
+                request.kind,
+                request.trigger_id,
+                outcome.checkpoint_id,
+                location,
+                outcome.failure,
+                outcome.message,
+                outcome.tries,
+            )
+            self._turn.notes.append(note)
+        if self.triggers.end(outcome):
+            self.lifecycle.end(JobState.CANCELED, "")
+
+    def _trigger(self, slot: Slot, trigger: on.SendTriggers) -> None:
+        """Only processes with a source are told; everybody else hears by barriers."""
+        if slot.index >= self._source_slots:
+            return
+        command = TriggerCheckpoint(
+            attempt=trigger.attempt,
+            checkpoint_id=trigger.checkpoint_id,
+            timestamp_ms=trigger.timestamp_ms,
+            kind=trigger.request.kind,
+            folder=trigger.folder,
+            drain=trigger.request.drain,
+            base=trigger.base,
+            native=trigger.request.native,
+        )
+        self.workforce.send(slot, command)
+
+
+def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> None:
+    """Raise ProtocolError, before anything of it is taken, unless a worker reports of its own slot's subtasks alone."""
+    for report in reports:
+        if report.subtask != slot:
+            whose = f"subtask {report.subtask} of {clip(report.vertex)}"
+            message = f"the worker in slot {slot} reports of {whose}, which runs in another slot"
+            raise ProtocolError(message, slot=slot, subtask=report.subtask)
+
+
+def _buildable(setup: JobSetup) -> int:
+    """Id of the checkpoint that the submission starts from if increments may build on it: one in the job's own directory. 0: none.
+
+    What another job or its user owns may be deleted at any time (NO_CLAIM)."""
+    base = setup.base
+    return 0 if base is None or base.is_savepoint or is_absolute_folder(base.folder) else base.checkpoint_id

@@ -1,0 +1,414 @@
+"""CORE, part of the job master: the state of a job, its attempts and failovers, its last checkpoint and its end.
+
+Any failure fences the attempt at once and counts once; the next attempt is prepared while its workers are still coming,
+and is deployed when every slot is held by a live process and every checkpoint of the old attempt is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from holdfast.barriers.messages import (
+    CancelTasks,
+    CheckpointKind,
+    Deploy,
+    FailureReason,
+    FinishTasks,
+    NotifyCheckpointComplete,
+    ShutdownWorker,
+    SubtaskStatus,
+    TaskState,
+    clip,
+    clip_front,
+)
+from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.ha.recorded_job import keeps_checkpoints
+from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.attempts import NextAttempt
+from holdfast.coordinator.jobmaster.events import JobSetup, JobState
+from holdfast.coordinator.jobmaster.execution import Execution
+from holdfast.coordinator.jobmaster.failover import Incident, Incidents
+from holdfast.coordinator.jobmaster.slots import Slot
+from holdfast.coordinator.jobmaster.workforce import JobTurn, Workforce
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
+from holdfast.coordinator.totals import Totals, reached
+from holdfast.coordinator.views import RestoredView
+from holdfast.statebackends.errors import HoldfastError
+
+FINAL_RETRY_MS = 200
+"""Pause before the final checkpoint is asked for again after it failed."""
+
+RESULT_RETRY_MS = 500
+
+NOT_BACK = "did not come back to the new coordinator"
+"""Of slots whose workers a new leader has waited for in vain."""
+
+
+class Lifecycle:
+    """Owned by JobMaster, which turns the checkpoint coordinator's actions into commands and calls."""
+
+    def __init__(
+        self,
+        setup: JobSetup,
+        coordinator: CheckpointCoordinator,
+        workforce: Workforce,
+        turn: JobTurn,
+        draw_secret: Callable[[], str],
+    ) -> None:
+        self._setup = setup
+        self._config = setup.graph.config
+        self._coordinator = coordinator
+        self._workforce = workforce
+        self._turn = turn
+        self._draw_secret = draw_secret
+        self._inbox: list[on.Event] = []
+        self.incidents = Incidents(self._config.restart, setup.restarts)
+        self.state = JobState.CREATED
+        self.timestamps: dict[str, int] = {}
+        self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn, setup.totals)
+        self.execution: Execution | None = None
+        self._reached: Totals = {}
+        """The most that attempts before this one had counted."""
+        self.finishing = setup.finishing
+        """Id of the completed checkpoint that ends the job, or 0."""
+        self.finish_sent = False
+        self.failure: str | None = None
+        self.end_wall_ms = -1
+        self._restart_at_ms = 0
+        self._reconcile_until_ms: int | None = None
+        self._final_pending = False
+        self._final_retry_ms: int | None = None
+        self._scheduled = False
+        self._ending: tuple[JobState, str] | None = None
+        self._result_asked = False
+        self._result_retry_ms: int | None = None
+        self._result: JobState | None = None
+        self._cancel_until_ms: int | None = None
+        self._suspending: list[int] = []
+        self._suspend_reason = ""
+
+    # -------------------------------------------------------------------------------------------------------- queries
+
+    @property
+    def attempt(self) -> int:
+        """The job's attempt: the one that runs, or the next one once that is fenced."""
+        return self.next.number
+
+    @property
+    def is_deployed(self) -> bool:
+        """The attempt runs, or is taken to run."""
+        ending = self._ending is not None or bool(self._suspending)
+        return self.state in (JobState.RUNNING, JobState.RECONCILING) and not ending
+
+    @property
+    def is_up(self) -> bool:
+        """Every task of the attempt runs, and nothing ends the job yet."""
+        execution = self.execution
+        return self.is_deployed and self._scheduled and not self.finishing and execution is not None and execution.all_running
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing can be asked of the job any more: it ends, or is led elsewhere."""
+        over = self.state.is_terminal or self.state is JobState.SUSPENDED
+        return over or self._ending is not None or bool(self._suspending) or self.finishing > 0
+
+    @property
+    def restore_point(self) -> RestorePoint | None:
+        """Where a new attempt starts: the newest completed checkpoint of this submission, else its base."""
+        newest = self._coordinator.newest
+        if newest is None or newest.checkpoint_id < self._setup.first_checkpoint_id:
+            return self._setup.base
+        return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
+
+    def _totals_restored(self) -> Totals:
+        """What the submission had counted at its restore point; nothing where it begins there."""
+        newest = self._coordinator.newest
+        return {} if newest is None or newest.checkpoint_id < self._setup.first_checkpoint_id else newest.totals
+
+    def totals(self) -> Totals:
+        """What the submission's operators have counted, as far as their workers have told. After a restart they are back at the cut
+        that was restored: what is read again is counted once.
+
+        No less than at the newest cut, which a new leader knows before workers tell it anything."""
+        told = self.next.base if self.execution is None else self.execution.totals()
+        return reached(self._totals_restored(), told)
+
+    def reached(self) -> Totals:
+        """The same, but standing still after a restart until they are where they were."""
+        return reached(self._reached, self.totals())
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """The job is over, and its checkpoints go."""
+        return self._result is not None and not keeps_checkpoints(self._result.value, self._config)
+
+    def take_events(self) -> list[on.Event]:
+        """Events for the checkpoint coordinator, in order."""
+        events, self._inbox = self._inbox, []
+        return events
+
+    def next_deadline_ms(self) -> int | None:
+        times = [self._result_retry_ms, self._cancel_until_ms, self.next.retry_ms, self._final_retry_ms, self._restart_at_ms]
+        if self.state is JobState.RECONCILING:
+            times.append(self._reconcile_until_ms)
+        return min((time for time in times if time is not None and time > self._turn.now_ms), default=None)
+
+    # ---------------------------------------------------------------------------------------------------------- start
+
+    def start(self) -> None:
+        """Wait for workers: new ones to deploy to, or those that run on from before."""
+        self.timestamps["INITIALIZING"] = self._setup.started_ms or self._turn.wall_ms
+        self._enter(JobState.CREATED)
+        if not self._setup.reconcile:
+            return
+        self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
+        self._start_coordinator()
+        self._reconcile_until_ms = self._turn.now_ms + self._config.reconcile_timeout_ms
+        self._enter(JobState.RECONCILING)
+        if self._setup.fail_over:
+            self.fail_over(Incident("LeaderChanged: a stop-with-savepoint was cut off by the end of its coordinator"))
+
+    def _start_coordinator(self) -> None:
+        assert self.execution is not None
+        self._inbox.append(on.AttemptStarted(self.attempt, self.execution.tasks, self.next.base, finishing=self.finishing > 0))
+
+    # ---------------------------------------------------------------------------------------------------------- tasks
+
+    def report(self, slot: Slot, statuses: Sequence[SubtaskStatus]) -> None:
+        """Task states from a worker; what is stale or repeated changes nothing."""
+        if self.execution is None:
+            return
+        changed = [status for status in statuses if self.execution.apply(status, self._turn.wall_ms)]
+        reported = max((status.attempt for status in statuses), default=0)
+        slot.reported_attempt = max(slot.reported_attempt, reported)
+        if not changed or self.execution.attempt != self.attempt:
+            return
+        self._inbox.append(on.TaskStatesChanged(self.attempt, self.execution.states()))
+        if self.is_deployed:
+            self._look_for_failure(slot, changed)
+
+    def _look_for_failure(self, slot: Slot, changed: Sequence[SubtaskStatus]) -> None:
+        for status in changed:
+            if status.state is TaskState.FAILED:
+                error = clip(status.error) or "task failed"
+                self.fail_over(Incident(error, clip_front(status.traceback), status.vertex, status.subtask, slot.index))
+                return
+            ended = status.state is TaskState.CANCELED or (status.state is TaskState.FINISHED and not self.finishing)
+            if ended:
+                error = f"UnexpectedEnd: the task became {status.state.value} without being told to"
+                self.fail_over(Incident(error, "", status.vertex, status.subtask, slot.index))
+                return
+
+    def lose(self, slot: Slot, error: str) -> None:
+        """The process of a slot is gone or superseded; the whole job fails over."""
+        if self.execution is not None:
+            self.execution.lose(slot.index, self._turn.wall_ms)
+        if self.is_deployed:
+            unseen = slot.reported_attempt < self.attempt and self.state is JobState.RUNNING
+            self.fail_over(Incident(error, slot=slot.index), same_incident=unseen and self.incidents.restarts > 0)
+
+    # ------------------------------------------------------------------------------------------------------- failover
+
+    def fail_over(self, incident: Incident, *, same_incident: bool = False) -> None:
+        """Fence the attempt and go for the next one, unless none can do better or is allowed. A fenced attempt can't fail again."""
+        if not self.is_deployed:
+            return
+        fenced = self.attempt
+        self.incidents.record(incident, fenced, self._turn.wall_ms)
+        self.failure = incident.error
+        self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
+        self.finish_sent = self._scheduled = self._final_pending = False
+        self._inbox.append(on.JobFailing(incident.error))
+        self._workforce.broadcast(CancelTasks(fenced))
+        self._workforce.forget_signs_of_life()
+        delay_ms = None if incident.is_final else self.incidents.restart_delay_ms(incident, same_incident=same_incident)
+        where = (incident.vertex, incident.subtask, incident.slot, incident.user_frames)
+        self._turn.notes.append(AttemptFailed(fenced, incident.error, self.incidents.restarts, delay_ms, *where))
+        if delay_ms is None:
+            self.end(JobState.FAILED, incident.error)
+            return
+        self._restart_at_ms = self._turn.now_ms + delay_ms
+        self._enter(JobState.RESTARTING)
+
+    def impossible(self, error: HoldfastError) -> None:
+        """No attempt can start: the snapshot is damaged, or does not fit. Never a silent fall back to an older one."""
+        self.incidents.record(Incident(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
+        self.end(JobState.FAILED, f"{type(error).__name__}: {error}")
+
+    # -------------------------------------------------------------------------------------------------------- advance
+
+    def advance(self) -> None:
+        """Do whatever has become possible; runs after every event."""
+        if self.state is JobState.SUSPENDED:
+            return
+        if self._result is not None:
+            self._terminate_when_done()
+        elif self._ending is not None:
+            self._write_result_when_quiet()
+        elif self._suspending:
+            self._suspend_when_quiet()
+        elif self.state in (JobState.CREATED, JobState.RESTARTING):
+            self._deploy_when_ready()
+        elif self.state is JobState.RECONCILING:
+            self._reconcile()
+        if self.state is JobState.RUNNING and self._ending is None and not self._suspending:
+            self._run()
+
+    def _deploy_when_ready(self) -> None:
+        if not self._coordinator.is_quiet or self._inbox:
+            return
+        self.next.prepare(self.restore_point, self.incidents.restarts, self._totals_restored())
+        if self.next.is_prepared and self._turn.now_ms >= self._restart_at_ms and self._workforce.all_ready():
+            self._deploy()
+
+    def _deploy(self) -> None:
+        self._reached = self.reached()
+        self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
+        self.execution.enter_all(TaskState.SCHEDULED, self._turn.wall_ms)
+        self.execution.enter_all(TaskState.DEPLOYING, self._turn.wall_ms)
+        self._start_coordinator()
+        restored = self.next.restore
+        if restored is not None:
+            view = RestoredView(restored.checkpoint_id, self._turn.wall_ms, restored.is_savepoint, restored.folder)
+            self._coordinator.stats.restored(view)
+        point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0,)
+        self._turn.notes.append(AttemptDeployed(self.attempt, *point))
+        deployments = self.next.deploy(self._workforce.data_ports(), self._draw_secret())
+        for slot in self._workforce.slots:
+            self._workforce.send(slot, Deploy(deployments[slot.index]))
+        self._enter(JobState.RUNNING)
+
+    def _reconcile(self) -> None:
+        """Every slot is back with the attempt on record (any other one has failed the job over): the job never stopped."""
+        missing = self._workforce.missing()
+        if not missing:
+            self._enter(JobState.RUNNING)
+        elif self._reconcile_until_ms is not None and self._turn.now_ms >= self._reconcile_until_ms:
+            self.fail_over(Incident(f"WorkerLost: slots {missing} {NOT_BACK}"))
+
+    def _run(self) -> None:
+        execution = self.execution
+        if execution is None or execution.attempt != self.attempt:
+            return
+        if self.finishing:
+            self._finish(execution)
+            return
+        if execution.all_running and not self._scheduled:
+            self._scheduled = True
+            self.failure = None
+            self.incidents.recovered()
+            self._inbox.append(on.SchedulerStarted())
+        waited = self._final_retry_ms is None or self._turn.now_ms >= self._final_retry_ms
+        if execution.all_drained and not self._final_pending and waited:
+            self._final_pending, self._final_retry_ms = True, None
+            self._inbox.append(on.CheckpointRequested(CheckpointRequest(CheckpointKind.FINAL)))
+
+    def _finish(self, execution: Execution) -> None:
+        """The last checkpoint is complete: tasks commit and end, once no savepoint needs them any more."""
+        if execution.all_finished:
+            self.end(JobState.FINISHED, "")
+        elif execution.all_up and not self.finish_sent and self._coordinator.savepoints_pending == 0:
+            self.finish_sent = True
+            self.failure = None
+            self._workforce.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))
+            self._workforce.broadcast(FinishTasks(self.attempt, self.finishing))
+
+    def request_ended(self, outcome: on.CompleteRequest) -> None:
+        """A request was answered: the one that ends the job begins its end; a failed final one is asked for again."""
+        if not outcome.request.ends_job:
+            return
+        if outcome.completed is not None:
+            self.finishing = outcome.completed.checkpoint_id
+        elif outcome.request.kind is CheckpointKind.FINAL:
+            self._final_pending = False
+            self._final_retry_ms = self._turn.now_ms + FINAL_RETRY_MS
+
+    # ------------------------------------------------------------------------------------------------------------ end
+
+    def end(self, state: JobState, cause: str) -> None:
+        """Go for a terminal state: every id is decided, then the result is stored, then tasks and retention follow."""
+        if self._ending is not None or self._result is not None or self.state is JobState.SUSPENDED:
+            return
+        self._ending = (state, cause)
+        self.failure = cause or None
+        self._cancel_until_ms = self._turn.now_ms + self._config.cancellation_timeout_ms
+        reason = FailureReason.JOB_FINISHING if state is JobState.FINISHED else FailureReason.COORDINATOR_SHUTDOWN
+        self._inbox.append(on.ShutDown(reason))
+        if state is not JobState.FINISHED:
+            self._workforce.broadcast(CancelTasks(self.attempt))
+            self._enter(JobState.CANCELLING if state is JobState.CANCELED else JobState.FAILING, cause)
+
+    def _write_result_when_quiet(self) -> None:
+        assert self._ending is not None
+        waited = self._result_retry_ms is None or self._turn.now_ms >= self._result_retry_ms
+        if not self._coordinator.is_quiet or self._inbox or self._result_asked or not waited:
+            return
+        self._result_asked, self._result_retry_ms = True, None
+        state, cause = self._ending
+        newest = self._coordinator.newest
+        newest_id = newest.checkpoint_id if newest is not None else 0
+        metrics = self.execution.metrics() if self.execution is not None else ()
+        last_id = self._coordinator.next_checkpoint_id - 1
+        self._turn.out.append(job.WriteResult(state, cause, last_id, newest_id, metrics, self.totals()))
+
+    def result_written(self, event: job.ResultWritten) -> None:
+        """The submission is over as the stored record says, whoever wrote it."""
+        self._result = JobState(event.standing.state)
+        self.failure = event.standing.cause or None
+        self._inbox.append(on.JobTerminated(self._result.value))
+
+    def result_failed(self) -> None:
+        self._result_asked = False
+        self._result_retry_ms = self._turn.now_ms + RESULT_RETRY_MS
+
+    def _terminate_when_done(self) -> None:
+        """Leave no task behind, but don't wait for ever for one that can't be cancelled."""
+        if self.state.is_terminal or self._result is None:
+            return
+        done = self.execution is None or self.execution.all_terminal
+        overdue = self._cancel_until_ms is not None and self._turn.now_ms >= self._cancel_until_ms
+        if done or overdue:
+            self._cancel_until_ms = None
+            self._enter(self._result, self.failure or "")
+            self.end_wall_ms = self._turn.wall_ms
+            self._workforce.broadcast(ShutdownWorker(f"the job is {self._result.value}", job_over=True))
+            self._turn.out.append(job.JobEnded(self._result, self.failure or ""))
+            self._answer_suspending()
+
+    def suspend(self, ticket: int, reason: str) -> None:
+        """Another submission takes over: stop as soon as every id is decided."""
+        if self.state.is_terminal or self.state is JobState.SUSPENDED:
+            self._turn.out.append(job.Answer(ticket, self.state))
+            return
+        self._suspending.append(ticket)
+        self._suspend_reason = reason
+        self._inbox.append(on.ShutDown(FailureReason.SUSPENDED))
+
+    def _suspend_when_quiet(self) -> None:
+        if not self._coordinator.is_quiet or self._inbox:
+            return
+        self._workforce.broadcast(ShutdownWorker(self._suspend_reason, superseded=True))
+        self.stop_leading(self._suspend_reason, close=False)
+
+    def stop_leading(self, reason: str, *, close: bool = True) -> None:
+        """Nothing is written or told any more; the job itself goes on elsewhere."""
+        if self.state.is_terminal or self.state is JobState.SUSPENDED:
+            return
+        self._enter(JobState.SUSPENDED, reason)
+        self.failure = reason
+        if close:
+            self._workforce.close_all()
+        self._turn.out.append(job.JobEnded(JobState.SUSPENDED, reason))
+        self._answer_suspending()
+
+    def _answer_suspending(self) -> None:
+        tickets, self._suspending = self._suspending, []
+        self._turn.out.extend(job.Answer(ticket, self.state) for ticket in tickets)
+
+    def _enter(self, state: JobState, reason: str = "") -> None:
+        if state is not self.state:
+            self._turn.notes.append(StateChanged(state.value, self.state.value, reason))
+        self.state = state
+        self.timestamps[state.value] = self._turn.wall_ms

@@ -1,0 +1,418 @@
+"""Flows by which a job takes ownership of a snapshot, and by which it deletes one that it owns.
+
+Ownership is one conditional create: of `_owner` in a savepoint's folder (`_owner-2` and so on, once its owner gave it back); for a
+checkpoint in its job's directory, of the next record of that job's submissions, so that it can't be started again and go on from
+there unnoticed. Whoever finds another's record there is refused. Deleting begins with `_metadata` and ends with `_owner`: what a
+crash leaves is still owned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast.coordinator.ha.recorded_job import Completed, RecordedJob, decode_decision, derive_shared_garbage
+from holdfast.coordinator.ha.records import (
+    CLAIM,
+    DIRECTORY_FILE,
+    METADATA,
+    JobPaths,
+    OwnerRecord,
+    RestorePoint,
+    VoidRecord,
+    decode_nonce,
+    decode_record,
+    encode_record,
+    is_job_id,
+    owner_name,
+    parse_checkpoint_folder,
+    parse_owner_name,
+)
+from holdfast.coordinator.ha.snapshots import rebase
+from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
+from holdfast.coordinator.ownership.ownership import refuse_to_give, refuse_to_return
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    HoldfastError,
+    InvalidConfigError,
+    NotFoundError,
+    ObjectMissingError,
+    SnapshotClaimedError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.snapshot.parts import read_metadata_file
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
+
+T = TypeVar("T")
+
+CLAIM_TRIES_MAX = 16
+"""Numbers that are tried in a row; each that is taken means that somebody started that job again just then."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """A checkpoint in the directory of a job."""
+
+    root: str
+    """Location of the state directory."""
+    job_id: str
+    checkpoint_id: int
+
+
+def job_folder(folder: str) -> JobFolder | None:
+    """What the absolute location of a snapshot says by its names; whether there is such a job its records tell."""
+    parent, _, name = folder.rstrip("/").rpartition("/")
+    root, _, job_id = parent.rpartition("/")
+    number = parse_checkpoint_folder(name)
+    if number is None or not is_job_id(job_id) or not is_absolute_folder(folder):
+        return None
+    return JobFolder(root, job_id, number)
+
+
+def check_target(folder: str) -> Flow[None]:
+    """Raise InvalidConfigError for an absolute folder in the directory of a job, whoever's: what lies in there is the job's, which
+    deletes its checkpoints with all that was put into them."""
+    names = folder.rstrip("/").split("/")
+    for index, name in enumerate(names):
+        if index and is_job_id(name):
+            place = "/".join(names[: index + 1])
+            leaders: list[str] = yield ListFolder(JobPaths(place).leaders)
+            if leaders:
+                raise InvalidConfigError(
+                    f"{folder} lies in the directory of job {name}, which deletes what it does not need: name another folder",
+                    path=folder,
+                    setting="target",
+                )
+
+
+def find_owner(folder: str) -> Flow[OwnerRecord | None]:
+    """Who has claimed the snapshot at a location. Raises CorruptStateError for a record that can't be read.
+
+    A record that came with a copy of the folder says nothing. It may be the same folder by another name, though: that only a claim
+    finds out, which may write."""
+    _, owner = yield from _newest_owner(folder)
+    if owner is not None and owner.folder in ("", folder):
+        return owner
+    place = job_folder(folder)
+    if owner is not None or place is None:
+        return None
+    job = yield from rebase(read_job(JobPaths(place.job_id)), place.root)
+    return job.given.get(place.checkpoint_id)
+
+
+def _newest_owner(folder: str) -> Flow[tuple[int, OwnerRecord | None]]:
+    """The record that counts in a snapshot's folder, and its number; 0 and None where there is none."""
+    names: list[str] = yield ListFolder(folder)
+    newest = max((number for number in map(parse_owner_name, names) if number is not None), default=0)
+    if not newest:
+        return 0, None
+    path = f"{folder}/{owner_name(newest)}"
+    content = yield from read_optional(path)
+    return (newest, decode_record(OwnerRecord, content, path)) if content is not None else (0, None)
+
+
+def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
+    """Own the snapshot; returns the nonce by which it is ours, now or since an earlier try.
+
+    Raises SnapshotClaimedError when another job owns it or has to, CorruptStateError when it is gone."""
+    place = yield from _jobs_own(base.folder)
+    if place is not None:
+        returned = yield from _returned_claim(base.folder, mine)
+        return (yield from rebase(_take_from_job(place, base.folder, mine, returned), place.root))
+    yield from check_name(base.folder)
+    path, nonce = yield from _become_owner(base.folder, mine)
+    if (yield StatFile(f"{base.folder}/{METADATA}")) is None:
+        # Its former owner had deleted it just before, and all that is there now is our record.
+        yield DeleteFile(path)
+        gone = f"{base.folder}/{METADATA}"
+        raise CorruptStateError(f"{gone} does not exist: the snapshot was deleted", path=gone, operator=None, reason="missing")
+    return nonce
+
+
+def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
+    """Path and nonce of the record that is ours; of an older one of this job, if that stands."""
+    for _ in range(CLAIM_TRIES_MAX):
+        number, standing = yield from _newest_owner(folder)
+        path = f"{folder}/{owner_name(max(number, 1))}"
+        if standing is not None and (yield from _speaks_of(standing, folder, mine.nonce)):
+            if _is_same_job(standing, mine) and not (yield from _has_returned(standing, mine)):
+                return path, standing.nonce
+            yield from give_back(standing, mine, folder)
+        path = f"{folder}/{owner_name(number + 1)}"
+        if (yield from put_once(path, encode_record(mine))) == encode_record(mine):
+            return path, mine.nonce
+    raise SnapshotClaimedError(f"snapshot {folder} can't be claimed: it is being claimed all the time", path=folder, owner="")
+
+
+def _returned_claim(folder: str, mine: OwnerRecord) -> Flow[str]:
+    """Nonce of the claim of a job's checkpoint that has been given back; empty where there is none, or it is this job's.
+
+    Raises SnapshotClaimedError where another job holds on to it."""
+    owner = yield from find_owner(folder)
+    if owner is None or not owner.job_id:
+        return ""
+    if _is_same_job(owner, mine) and not (yield from _has_returned(owner, mine)):
+        return ""
+    yield from give_back(owner, mine, folder)
+    return owner.nonce
+
+
+def _is_same_job(standing: OwnerRecord, mine: OwnerRecord) -> bool:
+    return (standing.job_id, standing.directory) == (mine.job_id, mine.directory)
+
+
+def _has_returned(standing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
+    """Whether this very job has given the claim back; its records lie where the flow's relative paths lead."""
+    if not mine.job_id:
+        return False
+    return standing.nonce in (yield from read_job(JobPaths(mine.job_id))).returned
+
+
+def _speaks_of(standing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
+    """Whether a record is of this folder, by whatever name, and not of one that this is a copy of: what appears here is seen there.
+
+    A place that can't be one of this storage is another one. Raises StorageUnavailableError where storage can't tell: who took a
+    hiccup for a copy would take the snapshot from its owner."""
+    if standing.folder in ("", folder):
+        return True
+    probe = f"_probe-{nonce}"
+    yield PutIfAbsent(f"{folder}/{probe}", b"")
+    try:
+        seen = (yield StatFile(f"{standing.folder}/{probe}")) is not None
+    except InvalidConfigError:
+        seen = False
+    except HoldfastError:
+        yield DeleteFile(f"{folder}/{probe}")
+        raise
+    yield DeleteFile(f"{folder}/{probe}")
+    return seen
+
+
+def give_back(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
+    """Write down in the records of the job that owns a snapshot that it does not any more. A start of that job which goes on
+    from there competes for the same number, as with a claim of its checkpoints.
+
+    Raises SnapshotClaimedError where the job holds on to it, or its records can't be read."""
+    yield from _at_owner(standing, folder, _write_return(standing, taker, folder))
+
+
+def check_returnable(standing: OwnerRecord, folder: str, now_ms: int) -> Flow[None]:
+    """Raise SnapshotClaimedError where `give_back` would now, by the wall clock; reads only."""
+    yield from _at_owner(standing, folder, _read_holder(standing, folder, now_ms))
+
+
+def _at_owner(standing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
+    """Run a flow over the state directory of the job that owns a snapshot: that of relative paths, or the one on record."""
+    if not standing.job_id:
+        raise _claimed(standing, folder)
+    is_here = (yield from _holds_directory(standing.directory))
+    if not is_here and not is_absolute_folder(standing.root):
+        raise _claimed(standing, folder, "where its records are is not written down")
+    try:
+        return (yield from (flow if is_here else rebase(flow, standing.root)))
+    except (StorageUnavailableError, InvalidConfigError, CorruptStateError) as error:
+        raise _claimed(standing, folder, f"its records can't be read: {error.message}") from error
+
+
+def _holds_directory(nonce: str) -> Flow[bool]:
+    """Whether relative paths lie in the state directory of this nonce."""
+    content = yield from read_optional(DIRECTORY_FILE)
+    return content is not None and decode_nonce(content) == nonce
+
+
+def _read_holder(standing: OwnerRecord, folder: str, now_ms: int) -> Flow[RecordedJob]:
+    """The job that owns a snapshot, which does not need it. Paths are relative to its state directory."""
+    if not (yield from _holds_directory(standing.directory)):
+        raise _claimed(standing, folder, f"its records are not at {standing.root} any more")
+    job = yield from read_job(JobPaths(standing.job_id))
+    reason = "" if standing.nonce in job.returned else refuse_to_return(job, standing.nonce, now_ms - standing.created_ms)
+    if reason:
+        raise _claimed(standing, folder, reason)
+    return job
+
+
+def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
+    for _ in range(CLAIM_TRIES_MAX):
+        job = yield from _read_holder(standing, folder, taker.created_ms)
+        if standing.nonce in job.returned:
+            return
+        record = VoidRecord(
+            number=job.last_submission + 1,
+            epoch=max(job.epochs, default=0),
+            nonce=taker.nonce,
+            created_ms=taker.created_ms,
+            returned=standing.nonce,
+        )
+        path = JobPaths(standing.job_id).submission(record.number)
+        if (yield from put_once(path, encode_record(record), read_submission)) == encode_record(record):
+            return
+    raise _claimed(standing, folder, "its job is started all the time")
+
+
+def _claimed(standing: OwnerRecord, folder: str, reason: str = "") -> SnapshotClaimedError:
+    why = f" ({reason})" if reason else ""
+    return SnapshotClaimedError(f"snapshot {folder} {_whose(standing)}{why}", path=folder, owner=standing.job_id)
+
+
+def _jobs_own(folder: str) -> Flow[JobFolder | None]:
+    """The checkpoint of a job that there is in this directory."""
+    place = job_folder(folder)
+    if place is None or not (yield from rebase(read_job(JobPaths(place.job_id)), place.root)).exists:
+        return None
+    return place
+
+
+def check_name(folder: str) -> Flow[None]:
+    """Raise SnapshotClaimedError for a checkpoint of a job by another name than its own, such as a link: whoever took it by an
+    `_owner` would take it from a job that does not know, goes on from it, and drops it when it likes."""
+    if (yield StatFile(f"{folder}/{CLAIM}")) is not None and (yield from _jobs_own(folder)) is None:
+        raise SnapshotClaimedError(
+            f"{folder} is a checkpoint of a job by another name, or a plain copy of one: name it as it lies in its job's "
+            "directory, or copy it (holdfast snapshot copy)",
+            path=folder,
+            owner="",
+        )
+
+
+def check_owner(standing: OwnerRecord, mine: OwnerRecord, folder: str) -> str:
+    """The nonce of a record that is this job's. Raises SnapshotClaimedError for another one's."""
+    if _is_same_job(standing, mine):
+        return standing.nonce
+    raise _claimed(standing, folder)
+
+
+def _whose(standing: OwnerRecord) -> str:
+    if not standing.job_id:
+        return "is being deleted by its user"
+    return (
+        f"was claimed by job {standing.job_id}, which deletes it once it has checkpoints of its own: "
+        "start from a copy of it (holdfast snapshot copy), or with claim_mode=NO_CLAIM"
+    )
+
+
+def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[str]:
+    """Take the next number of the job's submissions for our record. Paths are relative to its state directory.
+
+    `returned`: nonce of a claim that counts no more."""
+    paths = JobPaths(place.job_id)
+    for _ in range(CLAIM_TRIES_MAX):
+        job = yield from read_job(paths)
+        standing = job.given.get(place.checkpoint_id)
+        if standing is not None and standing.nonce != returned:
+            return check_owner(standing, mine, folder)
+        reason = refuse_to_give(job, place.checkpoint_id) if standing is None else ""  # else it is not that job's any more
+        if reason and not mine.job_id:
+            message = f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself: {reason}"
+            raise SnapshotClaimedError(message, path=folder, owner=place.job_id)
+        if reason:
+            raise SnapshotClaimedError(
+                f"snapshot {folder} can't be claimed: {reason}. Take a savepoint, copy it (holdfast snapshot copy), or use "
+                "claim_mode=NO_CLAIM",
+                path=folder,
+                owner=place.job_id,
+            )
+        record = VoidRecord(
+            number=job.last_submission + 1,
+            epoch=max(job.epochs, default=0),
+            nonce=mine.nonce,
+            created_ms=mine.created_ms,
+            given=place.checkpoint_id,
+            owner=mine,
+        )
+        path = paths.submission(record.number)
+        if (yield from put_once(path, encode_record(record))) == encode_record(record):
+            return mine.nonce
+    raise SnapshotClaimedError(
+        f"snapshot {folder} can't be claimed: its job is started all the time", path=folder, owner=place.job_id
+    )
+
+
+def release_snapshot(folder: str, claim: str) -> Flow[None]:
+    """Delete a snapshot that is owned by this claim, and nothing else; again if a crash cut it off."""
+    _, owner = yield from _newest_owner(folder)
+    if owner is not None:
+        if owner.nonce == claim:
+            yield from delete_owned(folder)
+        return
+    place = job_folder(folder)
+    if place is not None:
+        yield from rebase(_delete_given(place, claim), place.root)
+
+
+def holds_claim(folder: str, claim: str) -> Flow[bool]:
+    """Whether there is still something to delete: a snapshot owned by this claim."""
+    _, owner = yield from _newest_owner(folder)
+    owner = owner or (yield from find_owner(folder))
+    if owner is None or owner.nonce != claim:
+        return False
+    files: list[str] = yield ListFiles(folder)
+    return bool(files)
+
+
+def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
+    """Delete a savepoint for its user, or a checkpoint that its ended job retains; again if that was cut off.
+
+    Raises SnapshotClaimedError where a job owns it and may need it, NotFoundError where there is no snapshot."""
+    mine = OwnerRecord("", "", nonce, now_ms, folder=folder)
+    place = yield from _jobs_own(folder)
+    if place is not None:
+        returned = yield from _returned_claim(folder, mine)
+        yield from rebase(_dispose_of_job(place, folder, mine, returned), place.root)
+        return
+    yield from check_name(folder)
+    for _ in range(CLAIM_TRIES_MAX):
+        number, standing = yield from _newest_owner(folder)
+        if standing is not None and (yield from _speaks_of(standing, folder, nonce)):
+            if not standing.job_id:
+                yield from delete_owned(folder)
+                return
+            yield from give_back(standing, mine, folder)
+        yield from _check_snapshot(folder)
+        yield from put_once(f"{folder}/{owner_name(number + 1)}", encode_record(mine))
+    raise SnapshotClaimedError(f"snapshot {folder} is being claimed all the time", path=folder, owner="")
+
+
+def _check_snapshot(folder: str) -> Flow[None]:
+    """Raise NotFoundError for a folder that holds none."""
+    try:
+        decision = decode_decision((yield from read_metadata_file(f"{folder}/{METADATA}")))
+    except ObjectMissingError:
+        decision = None
+    if not isinstance(decision, Completed):
+        raise NotFoundError(f"{folder} holds no snapshot", path=folder)
+
+
+def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[None]:
+    """Delete what an ended job retains: with it the shared files that nothing else refers to, and never uses again."""
+    paths = JobPaths(place.job_id)
+    yield from _take_from_job(place, folder, mine, returned)
+    found = (yield from read_job(paths)).checkpoints.get(place.checkpoint_id)
+    decision = found.decision if found is not None else None
+    names = {shared_name(handle.path) for handle in decision.shared} if isinstance(decision, Completed) else set()
+    yield from drop_checkpoint(paths, place.checkpoint_id)
+    job = yield from read_job(paths)
+    yield from discard_shared(paths, [name for name in derive_shared_garbage(job) if name in names])
+
+
+def delete_owned(folder: str) -> Flow[None]:
+    """Delete a snapshot whose `_owner` stands: `_metadata` first, for nobody may take the rest for a snapshot; `_owner` last,
+    and what is between in any order."""
+    yield DeleteFile(f"{folder}/{METADATA}")
+    files: list[str] = yield ListFiles(folder)
+    owners = [path for path in files if path.rpartition("/")[0] == folder and parse_owner_name(path.rpartition("/")[2])]
+    yield from delete_files(path for path in files if path not in owners)
+    for path in sorted(owners, key=lambda path: parse_owner_name(path.rpartition("/")[2]) or 0)[:-1]:
+        yield DeleteFile(path)
+    yield DeleteFolder(folder)  # with the newest: as long as anything is there, it is that one's
+
+
+def _delete_given(place: JobFolder, claim: str) -> Flow[None]:
+    """Delete a checkpoint's folder and nothing beside it: the job's directory stays its own. Its record says whose it is for ever,
+    and no job uses an id twice."""
+    paths = JobPaths(place.job_id)
+    job = yield from read_job(paths)
+    owner = job.given.get(place.checkpoint_id)
+    if owner is not None and owner.nonce == claim:
+        yield DeleteFolder(paths.checkpoint(place.checkpoint_id))

@@ -1,0 +1,341 @@
+"""Who every file of a state directory belongs to, derived from listings, registers and manifests; pure.
+
+A file is an orphan only if nothing that stands can name it, now or later; where something can't be read, or is not decided,
+whatever it might name is owned. Unknown files are nobody's to delete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, Unreadable
+from holdfast.coordinator.ha.records import CLAIM, METADATA, JobPaths, parse_checkpoint_folder
+from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import external_places
+from holdfast.statebackends.layout import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import file_handles, part_path
+from holdfast.statebackends.storage.port import FileFacts
+
+SOURCES = "sources"
+SINKS = "sinks"
+INPUT_MANIFEST = "manifest.json"
+FSCK_FOLDER = "_fsck"
+"""Files of a moment, by which a repair learns what time it is for the storage."""
+
+SMALL_FILE_BYTES = 128 << 10
+"""Object stores' cheaper classes bill smaller files as if they had this size, and every file costs a request."""
+
+_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results)/\d+\.json|job\.json|result\.json")
+_ROOT_RECORDS = re.compile(r"_holdfast|_coordinator\.json(\.\w+)?|_token|_lock")
+_SINK_FOLDER = re.compile(r"(?:^|(?P<root>.*)/)_holdfast/[^/]+/(staged|data|log)/[^/]+")
+_SINK_FILE = re.compile(r"part-.+\.parquet")
+
+
+class OwnerKind(StrEnum):
+    """What a file is part of."""
+
+    CHECKPOINTS = "checkpoints"
+    SHARED = "shared"
+    TASK_OWNED = "taskowned"
+    """Of tasks, which delete them by themselves, or never."""
+    SAVEPOINTS = "savepoints"
+    """Below the state directory; user-owned."""
+    SOURCES = "sources"
+    SINKS = "sinks"
+    """Of sinks that write below the state directory; their own sweep deletes what they don't need."""
+    RECORDS = "records"
+    UNKNOWN = "unknown"
+    """Nothing that Holdfast writes."""
+
+
+class Standing(StrEnum):
+    OWNED = "owned"
+    YOUNG = "young"
+    """Nothing names it, and it is younger than the safety age: its writer may be about to."""
+    ORPHAN = "orphan"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedFile:
+    """One file and what it is."""
+
+    path: str
+    """Relative to the state directory."""
+    size: int
+    modified_ms: int
+    job_id: str
+    """Empty: of no job."""
+    kind: OwnerKind
+    standing: Standing
+    owner: str
+    """In words: what owns it, or why nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvidence:
+    """What was seen of one job."""
+
+    job_id: str
+    job: RecordedJob | None
+    """None: a record can't be read, so nothing is known."""
+    damage: str = ""
+    """Why `job` is None."""
+    snapshots: Mapping[int, SnapshotMetadata] = field(default_factory=dict)
+    """Of every completed checkpoint whose `_metadata` lies in the job's directory and can be read."""
+    inputs: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    """Folder of a materialised input -> the paths that its manifest names; None: it can't be read. Without one: not sealed."""
+    files: tuple[FileFacts, ...] = ()
+    is_settled: bool = False
+    """The registers were the same before and after they were read: they were all so at one moment."""
+
+    @property
+    def has_unreadable(self) -> bool:
+        """Something completed says nobody knows what."""
+        if self.job is None:
+            return True
+        return any(isinstance(checkpoint.decision, Unreadable) for checkpoint in completed_checkpoints(self.job))
+
+
+def completed_checkpoints(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
+    """What is complete, whoever owns it by now: all that it names is needed."""
+    return (*job.with_fact(CheckpointFact.COMPLETED), *job.with_fact(CheckpointFact.CLAIMED))
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What all snapshots of a state directory claim: those of other jobs, and savepoints, may name files of a job, too."""
+
+    paths: AbstractSet[str]
+    has_unreadable: bool
+    """Some snapshot can't be read: it may name any shared file."""
+
+
+def claimed_paths(metadata: SnapshotMetadata, folder: str) -> Iterator[str]:
+    """Storage paths of everything that a snapshot names, in its folder and outside of it. What leaves the storage is left out."""
+    for operator in metadata.operators:
+        for state in operator.subtasks:
+            for handle in file_handles(state):
+                try:
+                    yield part_path(folder, handle.path)
+                except CorruptStateError:
+                    continue
+    for entry in metadata.external:
+        yield from external_places(entry)
+
+
+def derive_claims(jobs: Iterable[JobEvidence], savepoints: Mapping[str, SnapshotMetadata | None]) -> Claims:
+    """`savepoints`: by folder below the state directory; None for one that can't be read."""
+    paths: set[str] = set()
+    unreadable = None in savepoints.values()
+    for evidence in jobs:
+        unreadable = unreadable or evidence.has_unreadable
+        for number, metadata in evidence.snapshots.items():
+            paths.update(claimed_paths(metadata, JobPaths(evidence.job_id).checkpoint(number)))
+    for folder, known in savepoints.items():
+        if known is not None:
+            paths.update(claimed_paths(known, folder))
+    return Claims(paths, unreadable)
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """When a file is old enough to be an orphan."""
+
+    now_ms: int
+    safety_age_ms: int
+
+    def standing(self, fact: FileFacts) -> Standing:
+        """Of a file that nothing names."""
+        return Standing.ORPHAN if self.now_ms - fact.modified_ms >= self.safety_age_ms else Standing.YOUNG
+
+
+def assign_owners(evidence: JobEvidence, claims: Claims, ages: Ages) -> list[OwnedFile]:
+    """Every file of a job's directory with its owner, in the order of the listing."""
+    return [_judged(evidence, fact, claims, ages) for fact in evidence.files]
+
+
+def _judged(evidence: JobEvidence, fact: FileFacts, claims: Claims, ages: Ages) -> OwnedFile:
+    kind, verdict = _verdict(evidence, fact.path.removeprefix(f"{evidence.job_id}/"), fact.path, claims)
+    standing = Standing.OWNED if verdict.is_owned else ages.standing(fact)
+    return OwnedFile(*fact, evidence.job_id, kind, standing, verdict.reason)
+
+
+class _Verdict(NamedTuple):
+    is_owned: bool
+    reason: str
+
+
+def _owned(reason: str) -> _Verdict:
+    return _Verdict(True, reason)
+
+
+def _nobodys(reason: str) -> _Verdict:
+    return _Verdict(False, reason)
+
+
+def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tuple[OwnerKind, _Verdict]:
+    top, _, rest = name.partition("/")
+    number = parse_checkpoint_folder(top)
+    if number is not None and rest:
+        return OwnerKind.CHECKPOINTS, _of_checkpoint(evidence, number, rest, path, claims)
+    if _RECORD.fullmatch(name):
+        return OwnerKind.RECORDS, _owned("the job")
+    if top == SHARED_FOLDER and rest:
+        return OwnerKind.SHARED, _of_shared(evidence, rest, path, claims)
+    if top == TASK_OWNED_FOLDER and rest:
+        return OwnerKind.TASK_OWNED, _owned("the job's tasks")
+    if top == SOURCES and rest.count("/") >= 2:
+        return OwnerKind.SOURCES, _of_input(evidence, rest, path, claims)
+    if top == SINKS and rest:
+        return OwnerKind.SINKS, _owned("the sink")
+    return OwnerKind.UNKNOWN, _owned("nobody knows")
+
+
+def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, claims: Claims) -> _Verdict:
+    if evidence.job is None:
+        return _owned(f"not known: {evidence.damage}")
+    checkpoint = evidence.job.checkpoints.get(number)
+    if checkpoint is None:
+        return _owned("it is being deleted")
+    if path in claims.paths:
+        return _owned(f"checkpoint {number}")
+    match checkpoint.fact:
+        case CheckpointFact.ORPHANED if number > counted_id(evidence.job):
+            return _owned(f"checkpoint {number}, the highest id")  # the id counter rests on it
+        case CheckpointFact.ORPHANED:
+            return _nobodys(f"checkpoint {number} has no claim: its deletion had begun, or nobody ever took the id")
+        case CheckpointFact.UNDECIDED:
+            return _owned(f"checkpoint {number}, pending")
+        case CheckpointFact.CLAIMED:
+            return _owned(f"checkpoint {number}, which job {checkpoint.owner} claimed")
+    if name in (CLAIM, METADATA):
+        return _owned(f"checkpoint {number}")
+    match checkpoint.decision:
+        case Unreadable():
+            return _owned(f"checkpoint {number}, which can't be read")
+        case Completed() if number not in evidence.snapshots:
+            return _owned(f"checkpoint {number}, which was not read")
+        case Completed():
+            return _nobodys(f"checkpoint {number} does not name it")
+    return _nobodys(f"checkpoint {number} keeps no files here")
+
+
+def counted_id(job: RecordedJob) -> int:
+    """Highest id that something other than an orphaned folder proves to be taken."""
+    known = [checkpoint.checkpoint_id for checkpoint in job.checkpoints.values() if checkpoint.claim is not None]
+    known.extend(result.last_checkpoint_id for result in job.results.values())
+    known.extend(record.first_checkpoint_id - 1 for record in job.submissions.values())
+    return max(known, default=0)
+
+
+def _of_shared(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _Verdict:
+    if evidence.job is None:
+        return _owned(f"not known: {evidence.damage}")
+    if path in claims.paths:
+        return _owned("checkpoints")
+    if claims.has_unreadable:
+        return _owned("not known: a snapshot can't be read, and may name it")
+    undecided = evidence.job.with_fact(CheckpointFact.UNDECIDED)
+    if undecided:
+        return _owned(f"checkpoint {undecided[0].checkpoint_id}, pending, may name it")
+    written_for = writer_of(name)
+    if written_for is None or written_for > evidence.job.last_checkpoint_id:
+        return _owned("a checkpoint that is not known yet")
+    return _nobodys("no retained checkpoint names it")
+
+
+def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _Verdict:
+    """`name`: `<uid>/<submission>/<file>`, the file being the manifest, or in a folder of its writer."""
+    uid, submission, _ = name.split("/", 2)
+    folder = f"{evidence.job_id}/{SOURCES}/{uid}/{submission}"
+    if evidence.job is None:
+        return _owned(f"not known: {evidence.damage}")
+    if path in claims.paths or not submission.isdecimal():
+        return _owned(f"the input of source {uid}")
+    if folder in evidence.inputs:
+        named = evidence.inputs[folder]
+        if named is None:
+            return _owned(f"the input of source {uid}, which can't be read")
+        if path in named or path == f"{folder}/{INPUT_MANIFEST}":
+            return _owned(f"the input of source {uid}")
+        return _nobodys(f"the input of source {uid} does not name it")
+    if int(submission) >= evidence.job.last_submission:
+        return _owned(f"source {uid}, whose input is being written")
+    return _nobodys(f"submission {int(submission)} never sealed its input of source {uid}")
+
+
+def assign_directory(
+    files: Sequence[FileFacts], savepoints: Mapping[str, SnapshotMetadata | None], targets: Iterable[str], ages: Ages
+) -> list[OwnedFile]:
+    """Files of the state directory that lie in no job's. `targets`: folders that savepoints were, or are, to be written to."""
+    jobs = {folder: "" if metadata is None else metadata.job_id for folder, metadata in savepoints.items()}
+    jobs = {**dict.fromkeys(targets, ""), **jobs}
+    sinks = {match["root"] or "" for fact in files if (match := _SINK_FOLDER.match(fact.path))}
+    found = []
+    for fact in files:
+        parent, _, name = fact.path.rpartition("/")
+        folder = next((above for above in _parents(fact.path) if above in jobs), None)
+        if parent == FSCK_FOLDER:
+            found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, ages.standing(fact), "a repair that has ended"))
+        elif _ROOT_RECORDS.fullmatch(fact.path):
+            found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, Standing.OWNED, "the state directory"))
+        elif folder is not None:
+            found.append(OwnedFile(*fact, jobs[folder], OwnerKind.SAVEPOINTS, Standing.OWNED, f"savepoint {folder}"))
+        elif _SINK_FOLDER.match(fact.path) or (parent in sinks and _SINK_FILE.fullmatch(name)):
+            found.append(OwnedFile(*fact, "", OwnerKind.SINKS, Standing.OWNED, "a sink"))
+        else:
+            found.append(OwnedFile(*fact, "", OwnerKind.UNKNOWN, Standing.OWNED, "nobody knows"))
+    return found
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def refusal(evidence: JobEvidence, leader_may_live: str) -> str:
+    """Why nothing of this job may be deleted; empty: it may.
+
+    `leader_may_live`: why a coordinator may be leading jobs of this directory; empty when none can. An ended job has no leader,
+    and whatever is started again begins from what is retained."""
+    if evidence.job is None:
+        return f"its records can't be read: {evidence.damage}"
+    if not evidence.is_settled:
+        return "it changed while it was looked at"
+    if leader_may_live and (evidence.job.is_live or not evidence.job.exists):
+        return f"its leader may be alive: {leader_may_live}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCost:
+    """What the files of one kind of one job add up to."""
+
+    job_id: str
+    """Empty: of no job."""
+    kind: OwnerKind
+    files: int
+    small_files: int
+    """Below SMALL_FILE_BYTES."""
+    size: int
+    """Bytes."""
+
+
+def add_costs(files: Iterable[OwnedFile]) -> tuple[OwnerCost, ...]:
+    """By job and kind, in this order."""
+    sums: dict[tuple[str, OwnerKind], list[int]] = {}
+    for file in files:
+        total = sums.setdefault((file.job_id, file.kind), [0, 0, 0])
+        total[0] += 1
+        total[1] += file.size < SMALL_FILE_BYTES
+        total[2] += file.size
+    order = list(OwnerKind)
+    return tuple(
+        OwnerCost(job_id, kind, *sums[job_id, kind]) for job_id, kind in sorted(sums, key=lambda key: (key[0], order.index(key[1])))
+    )

@@ -1,0 +1,316 @@
+"""From a submission to what a job master starts with: which snapshot, does it fit, which ids come next.
+
+Nothing is written before the plan stands: a submission that can't run leaves the job as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
+from holdfast.coordinator.checkpoints.events import CompletedCheckpoint
+from holdfast.coordinator.ha.recorded_job import (
+    CheckpointFact,
+    Completed,
+    RecordedCheckpoint,
+    RecordedJob,
+    Unreadable,
+    derive_abandoned_stop,
+    derive_finishing,
+)
+from holdfast.coordinator.ha.records import AbortRecord, RestorePoint, SavepointRecord, SubmissionRecord
+from holdfast.coordinator.ha.snapshots import damage_error, find_missing_external, find_problems, load_snapshot
+from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
+from holdfast.coordinator.ownership.ownership import derive_releases
+from holdfast.coordinator.restore.compatibility import Judgement, find_sinks, judge_snapshot
+from holdfast.coordinator.restore.examining import Ownership, examine_owner
+from holdfast.coordinator.restore.preflight import (
+    PreflightReport,
+    Refusal,
+    SkippedFinding,
+    SnapshotFinding,
+    file_finding,
+    gravest_first,
+)
+from holdfast.coordinator.restore.resolve import FALLBACK_HINT, deleted_error, is_path, resolve_snapshot
+from holdfast.coordinator.restore.rewinding import Rewind, find_rewind
+from holdfast.coordinator.restore.sink_forks import SinkJudgement, examine_sinks
+from holdfast.coordinator.views import TriggerView
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    GraphError,
+    HoldfastError,
+    InvalidConfigError,
+    NotFoundError,
+    SnapshotClaimedError,
+)
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.snapshot.parts import SnapshotProblem
+from holdfast.statebackends.storage.port import Flow, ListFolder
+
+SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
+"""How the names of a snapshot's folder begin, below the folder that a user gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionPlan:
+    """A submission judged; it can run if its report has no refusals."""
+
+    submission: Submission
+    """With the snapshot's max parallelism adopted."""
+    base: RestorePoint | None
+    first_checkpoint_id: int
+    report: PreflightReport
+
+
+def check_graph(graph: JobGraph) -> None:
+    """Raise InvalidConfigError or GraphError on what no snapshot can mend."""
+    graph.config.check()
+    check_job_name(graph.name)
+    if not graph.vertices:
+        raise GraphError(f"job {graph.name!r} has no vertices")
+    if not all(vertex.operators for vertex in graph.vertices):
+        raise GraphError(f"job {graph.name!r} has a vertex without operators")
+    known = {vertex.vertex_id for vertex in graph.vertices}
+    if len(known) < len(graph.vertices) or not {end for edge in graph.edges for end in (edge.source, edge.target)} <= known:
+        raise GraphError(f"the vertices and edges of job {graph.name!r} don't fit together")
+    if not any(vertex.is_source for vertex in graph.vertices):
+        raise GraphError(f"job {graph.name!r} has no source")
+    seen: set[str] = set()
+    for vertex in graph.vertices:
+        if not 1 <= vertex.parallelism <= vertex.max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise GraphError(
+                f"vertex {vertex.name!r} has parallelism {vertex.parallelism} and max parallelism {vertex.max_parallelism}: "
+                f"1 <= parallelism <= max parallelism <= {MAX_PARALLELISM_LIMIT}",
+                operator=vertex.operators[0].uid,
+            )
+        for operator in vertex.operators:
+            if not operator.uid or not all(state.name for state in operator.states):
+                raise GraphError(
+                    f"vertex {vertex.name!r} has an operator without uid, or a state without name", operator=operator.uid
+                )
+            if operator.uid in seen:
+                raise GraphError(f"uid {operator.uid!r} is given twice", operator=operator.uid)
+            seen.add(operator.uid)
+
+
+def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True, now_ms: int = 0) -> Flow[SubmissionPlan]:
+    """Resolve and judge the snapshot that a submission starts from; reads only.
+
+    `checksums`: of a snapshot given by its path every byte is read; without, lengths alone are compared.
+
+    Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
+    plan = yield from examine_submission(job, submission, checksums=checksums, now_ms=now_ms)
+    plan.report.check()
+    return plan
+
+
+def examine_submission(
+    job: RecordedJob, submission: Submission, *, external: bool = True, checksums: bool = True, now_ms: int = 0
+) -> Flow[SubmissionPlan]:
+    """As `plan_submission`, but what is wrong with the snapshot is in the report. `external`: relative paths can be looked up.
+    `now_ms`: wall clock; without it a claim whose submission is not on record counts as made just now.
+
+    Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError where there is no snapshot to
+    judge: none to go on from, or none whose `_metadata` can be read."""
+    _check_restore(submission)
+    try:
+        resolved = yield from resolve_snapshot(job, submission)
+    except CorruptStateError as error:
+        raise (yield from _explain_missing(job, submission, error)) from error
+    base = resolved.base
+    if base is None:
+        return _begin_empty(job, submission)
+    metadata = yield from _load_base(job, base)
+    judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
+    forks = SinkJudgement()
+    problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
+    if not problems:
+        forks = yield from examine_sinks(job, submission, base, metadata, is_directory=external)
+    if external:
+        problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
+    ownership = yield from examine_owner(job, submission, base, metadata, now_ms=now_ms)
+    rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
+    examined = _Examined(base, resolved.skipped, metadata, judgement, forks, tuple(problems), ownership, rewind)
+    report = examined.report(job.job_id, submission, external=external)
+    first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
+    graph = forks.applied_to(judgement.graph)
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first, report)
+
+
+def _check_restore(submission: Submission) -> None:
+    """Raise InvalidConfigError on words that exclude each other."""
+    if submission.fresh and submission.restore is not None:
+        raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
+    if submission.claim_mode is ClaimMode.CLAIM and (submission.restore is None or not is_path(submission.restore)):
+        raise InvalidConfigError(
+            "claim_mode=CLAIM is for restore=PATH: a job owns its own checkpoints anyway", setting="claim_mode"
+        )
+
+
+def _begin_empty(job: RecordedJob, submission: Submission) -> SubmissionPlan:
+    report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
+    graph = SinkJudgement().applied_to(submission.graph)
+    return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), None, job.last_checkpoint_id + 1, report)
+
+
+def _load_base(job: RecordedJob, base: RestorePoint) -> Flow[SnapshotMetadata]:
+    """Raises NotFoundError for a snapshot of its user's that was deleted; a checkpoint that is gone is damage."""
+    try:
+        return (yield from load_snapshot(base.folder))
+    except CorruptStateError as error:
+        if error.fields.get("reason") != "missing" or not (base.explicit or base.kind.is_savepoint):
+            raise
+        raise deleted_error(job, base) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """All that was found of the snapshot that a submission starts from."""
+
+    base: RestorePoint
+    skipped: tuple[SkippedFinding, ...]
+    metadata: SnapshotMetadata
+    judgement: Judgement
+    forks: SinkJudgement
+    problems: tuple[SnapshotProblem, ...]
+    ownership: Ownership
+    rewind: Rewind | None
+
+    def report(self, job_id: str, submission: Submission, *, external: bool) -> PreflightReport:
+        refusals, notes = self._verdict(allow_output_repeat=submission.allow_output_repeat)
+        repeats = self.rewind.sinks if self.rewind is not None else ()
+        return PreflightReport(
+            job_id=job_id,
+            job_name=submission.graph.name,
+            snapshot=self._snapshot(),
+            operators=self.judgement.operators,
+            files=tuple(file_finding(problem) for problem in self.problems),
+            unchecked=() if external else tuple(entry for entry in self.metadata.external if entry not in self.forks.forgone),
+            skipped=self.skipped,
+            sinks=find_sinks(submission.graph, repeats=repeats, moved=self.forks.moved),
+            refusals=gravest_first(refusals),
+            notes=tuple(notes),
+        )
+
+    def _verdict(self, *, allow_output_repeat: bool) -> tuple[list[Refusal], list[str]]:
+        """(refusals, notes)."""
+        refusals = [*self.ownership.refusals, *self.judgement.refusals, *self.forks.refusals]
+        notes = [*self.judgement.notes, *self.ownership.notes, *self.forks.notes]
+        if self.problems:
+            hint = "" if self.base.explicit else FALLBACK_HINT
+            refusals.append(Refusal.of(damage_error(self.base.folder, self.problems, hint=hint)))
+        if self.rewind is not None and allow_output_repeat:
+            notes.append(self.rewind.error().message)
+        elif self.rewind is not None:
+            refusals.append(Refusal.of(self.rewind.error()))
+        return refusals, notes
+
+    def _snapshot(self) -> SnapshotFinding:
+        metadata = self.metadata
+        return SnapshotFinding(
+            location=self.base.folder,
+            job_id=metadata.job_id,
+            job_name=metadata.job_name,
+            checkpoint_id=metadata.checkpoint_id,
+            kind=metadata.kind,
+            size=metadata.size,
+            timestamp_ms=metadata.trigger_timestamp_ms,
+            owner=self.ownership.owner,
+        )
+
+
+def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> Flow[HoldfastError]:
+    """Of a snapshot that is not where its user says: nothing is damaged. This job may have claimed it, and deleted it when it was
+    subsumed."""
+    restore = submission.restore or ""
+    if error.fields.get("reason") != "missing" or not is_path(restore):
+        return error
+    folder = restore.rstrip("/").removesuffix("/_metadata")
+    if folder in [release.folder for release in derive_releases(job)]:
+        return SnapshotClaimedError(
+            f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. "
+            "Use restore='latest'",
+            path=folder,
+            owner=job.job_id,
+        )
+    names = yield ListFolder(folder)
+    inside = [f"{folder}/{name.rstrip('/')}" for name in names if name.startswith(SNAPSHOT_PREFIXES)]
+    if f"{folder}/_metadata" != error.fields.get("path"):
+        reason = f"the savepoint that it points to is gone: {error.message}"
+    elif inside:
+        more = f", and {len(inside) - 1} more" if len(inside) > 1 else ""
+        reason = f"it is a folder of snapshots: restore={inside[-1]!r}{more}"
+    else:
+        reason = "it has no file _metadata" if names else "there is no such folder, or it is empty"
+    return NotFoundError(f"there is no snapshot at {folder}: {reason}", path=folder)
+
+
+def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, directory_nonce: str) -> JobSetup:
+    """What a master of this epoch starts with, from the directory of a settled job."""
+    attempt = job.newest_attempt
+    same = attempt is not None and attempt.submission == record.number
+    return JobSetup(
+        job_id=job.job_id,
+        epoch=epoch,
+        submission=record.number,
+        graph=record.graph,
+        directory_nonce=directory_nonce,
+        base=record.base,
+        first_checkpoint_id=record.first_checkpoint_id,
+        next_checkpoint_id=max(job.last_checkpoint_id + 1, record.first_checkpoint_id),
+        attempt=attempt.attempt if attempt is not None else 0,
+        restarts=attempt.restarts if attempt is not None and same else 0,
+        completed=tuple(_completed(entry) for entry in job.with_fact(CheckpointFact.COMPLETED)),
+        aborted=tuple(entry.checkpoint_id for entry in job.with_fact(CheckpointFact.ABORTED)),
+        begins=record.epoch == epoch,
+        reconcile=same,
+        fail_over=same and derive_abandoned_stop(job, record),
+        finishing=derive_finishing(job, record),
+        triggers=derive_triggers(job),
+        started_ms=record.created_ms,
+        notes=record.notes,
+        subsumed=derive_releases(job),
+        launch_key=record.submission.launch_key,
+        stops=derive_cut_off_stops(job, record) if same else (),
+        totals=attempt.totals if attempt is not None and same else {},
+    )
+
+
+def derive_triggers(job: RecordedJob) -> tuple[TriggerView, ...]:
+    """Requests of users that took an id, and what became of them: of one that took several, of the newest."""
+    newest = {
+        job.checkpoints[number].claim.trigger_id: job.checkpoints[number]  # type: ignore[union-attr]
+        for number in sorted(job.checkpoints)
+        if job.checkpoints[number].claim is not None
+    }
+    return tuple(_trigger(entry) for trigger_id, entry in newest.items() if trigger_id)
+
+
+def _completed(entry: RecordedCheckpoint) -> CompletedCheckpoint:
+    assert entry.claim is not None
+    decision = entry.decision
+    timestamp_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else 0
+    size = decision.size if isinstance(decision, Completed) else 0
+    shared = decision.shared if isinstance(decision, Completed) else None if isinstance(decision, Unreadable) else ()
+    totals = decision.totals if isinstance(decision, Completed | SavepointRecord) else {}
+    return CompletedCheckpoint(entry.checkpoint_id, entry.claim.kind, entry.claim.folder, timestamp_ms, size, shared, totals)
+
+
+def _trigger(entry: RecordedCheckpoint) -> TriggerView:
+    """What became of a request whose answer only the job's directory remembers."""
+    assert entry.claim is not None
+    claim, decision = entry.claim, entry.decision
+    aborted = decision if isinstance(decision, AbortRecord) else None
+    return TriggerView(
+        trigger_id=claim.trigger_id,
+        kind=claim.kind,
+        in_progress=False,
+        checkpoint_id=entry.checkpoint_id,
+        location=claim.folder if aborted is None else None,
+        failure=(aborted.message or aborted.reason.value) if aborted is not None else None,
+        failure_reason=aborted.reason.value if aborted is not None else None,
+    )

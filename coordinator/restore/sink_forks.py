@@ -1,0 +1,505 @@
+"""A job whose sinks write elsewhere than the snapshot knows: which of them begin a new log, and what becomes of the rows that were
+staged for the old ones. Flows that read alone; committers act on what is decided here.
+
+One rule is above the others: a job writes to no log but its own. What another job staged is that job's to commit, whether it runs
+or not: a job that runs would be ended by a commit behind its back at its next failure, and its rows written twice. So what a
+snapshot still has to commit elsewhere is, by place and checkpoint, one of `Fate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JobGraph, OperatorDescription, SinkMode, Submission
+from holdfast.barriers.sinklog import (
+    COMMITTABLES,
+    FORK_PROPERTY,
+    PLACE_PROPERTY,
+    ROOT_FOLDER,
+    CommitEntry,
+    LogPosition,
+    OwnerEntry,
+    PendingCheckpoint,
+    SinkFork,
+    SinkPaths,
+    decode_committer_state,
+    decode_entry,
+    place_of,
+    place_of_staged,
+    split_place,
+)
+from holdfast.coordinator.ha.recorded_job import RecordedCheckpoint, RecordedJob
+from holdfast.coordinator.ha.records import JobPaths, RestorePoint, SavepointRecord, is_job_id
+from holdfast.coordinator.ha.snapshots import find_missing_external, read_lists
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.preflight import Refusal
+from holdfast.statebackends.decoding import UNDECODABLE
+from holdfast.statebackends.errors import (
+    CommittablesLeftError,
+    CorruptStateError,
+    HoldfastError,
+    ObjectMissingError,
+    OutputMayRepeatError,
+    SinkMovedError,
+    StorageUnavailableError,
+)
+from holdfast.statebackends.handles import OperatorState, external_places
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.port import Flow, ListFolder
+
+FILES_SHOWN_MAX = 20
+"""Staged files that a message names; fields have all of them."""
+
+
+class Fate(StrEnum):
+    """What becomes of rows that a snapshot has staged for a log that its job no longer writes to."""
+
+    COMMITTED = "committed"
+    """They are in that log already."""
+    ENDED = "ended"
+    """This very job staged them: it commits them there before it begins the new log."""
+    LEFT = "left"
+    """Their job has no end on record: it commits them, or writes them again, if it runs, or once it is started again."""
+    REPLACED = "replaced"
+    """Their job finished without them: it had failed over behind them, and wrote their rows again."""
+    ABANDONED = "abandoned"
+    """Nobody is known to commit them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSink:
+    """A sink that writes elsewhere than the snapshot knows."""
+
+    sink_id: str
+    operator: str
+    path: str
+    stored: str | None
+    """Path in the snapshot; None: not known."""
+    stored_id: str | None = None
+    """Sink id in the snapshot; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkJudgement:
+    """What `examine_sinks` found."""
+
+    moved: tuple[MovedSink, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    forks: Mapping[str, SinkFork] = field(default_factory=dict)
+    """Uid of a committer -> what it is told."""
+    forgone: frozenset[str] = frozenset()
+    """External files of the snapshot that this job does not need."""
+
+    def applied_to(self, graph: JobGraph) -> JobGraph:
+        """The graph that is deployed: what a committer is told comes from here, whatever the submitted graph says."""
+
+        def told(operator: OperatorDescription) -> OperatorDescription:
+            properties = {name: value for name, value in operator.properties.items() if name != FORK_PROPERTY}
+            if operator.uid in self.forks:
+                properties[FORK_PROPERTY] = msgspec.to_builtins(self.forks[operator.uid])
+            return operator if properties == operator.properties else msgspec.structs.replace(operator, properties=properties)
+
+        return msgspec.structs.replace(
+            graph,
+            vertices=tuple(
+                msgspec.structs.replace(vertex, operators=tuple(told(operator) for operator in vertex.operators))
+                for vertex in graph.vertices
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all sinks of one submission are judged by."""
+
+    job: RecordedJob
+    submission: Submission
+    base: RestorePoint
+    metadata: SnapshotMetadata
+    is_directory: bool
+    """The storage is the state directory of the job: whether other jobs run can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What a snapshot holds of one log."""
+
+    known: LogPosition | None
+    pending: tuple[PendingCheckpoint, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(file.name for each in self.pending for file in each.files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a log holds, read from where the snapshot knows it."""
+
+    committed: frozenset[str] = frozenset()
+    """Of the files that the snapshot has staged for it."""
+    stands: bool = False
+    """It is the snapshot's, and nothing else was committed to it since."""
+    heir: str = ""
+    """The other job that took it over since, and alone commits to it; empty: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Of one log."""
+
+    fates: Mapping[int, Fate] = field(default_factory=dict)
+    """Checkpoint id -> what becomes of what it staged."""
+    heir: str = ""
+    """As of `_Found`."""
+
+
+def examine_sinks(
+    job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, is_directory: bool = True
+) -> Flow[SinkJudgement]:
+    """Which sinks of a submission are elsewhere, and what that means. Raises StorageUnavailableError."""
+    asked = _Asked(job, submission, base, metadata, is_directory)
+    stored = {operator.uid: operator for operator in metadata.operators}
+    judgement = SinkJudgement()
+    for operator in _committers(submission.graph):
+        if operator.uid in stored:
+            try:
+                found = yield from _examine(asked, operator, stored[operator.uid])
+            except CorruptStateError as error:
+                found = SinkJudgement(refusals=(Refusal.of(error),))
+            judgement = _joined(judgement, found)
+    return judgement
+
+
+def _joined(one: SinkJudgement, other: SinkJudgement) -> SinkJudgement:
+    return SinkJudgement(
+        moved=one.moved + other.moved,
+        refusals=one.refusals + other.refusals,
+        notes=one.notes + other.notes,
+        forks={**one.forks, **other.forks},
+        forgone=one.forgone | other.forgone,
+    )
+
+
+def _committers(graph: JobGraph) -> Iterator[OperatorDescription]:
+    """Those of sinks that keep a log of ours."""
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            if operator.kind == "sink_committer" and operator.sink_id and operator.properties.get(PLACE_PROPERTY):
+                yield operator
+
+
+def _examine(asked: _Asked, operator: OperatorDescription, state: OperatorState) -> Flow[SinkJudgement]:
+    """One sink: nothing to say of it unless the snapshot knows a log elsewhere."""
+    path, sink_id = str(operator.properties[PLACE_PROPERTY]), str(operator.sink_id)
+    here, unnamed = place_of(path, sink_id), _stored_place(asked.metadata, operator.uid, state)
+    logs = yield from _read_logs(asked, operator.uid, state, unnamed)
+    elsewhere = {place: log for place, log in logs.items() if place != here}
+    begun = here in logs
+    if not elsewhere:
+        return SinkJudgement()
+    if not begun and (yield from _is_moved_along(here, elsewhere.values())):
+        return SinkJudgement()
+    old = next(iter(elsewhere))
+    moved = MovedSink(sink_id, operator.uid, path, *(split_place(old) if old else (None, None)))
+    if not begun and asked.submission.sinks is SinkMode.KEEP:
+        return SinkJudgement((moved,), (Refusal.of(_moved_error(moved)),), forgone=_external_of(state))
+    refusals, notes = [], []
+    if not begun:
+        notes.append(f"sink {sink_id!r} begins a new log at {path}: no row before checkpoint {asked.base.checkpoint_id} is in it")
+        refusals += yield from _taken(asked, moved)
+    ends = []
+    for place, log in elsewhere.items():
+        judged = yield from _judge(asked, place, log)
+        if Fate.ENDED in judged.fates.values():
+            ends.append(place)
+        _tell(asked, moved, place, log, judged, refusals, notes)
+    forgone = _external_of(state, keep=(here, *ends))
+    fork = SinkFork(unnamed, tuple(ends))
+    return SinkJudgement((moved,), tuple(Refusal.of(error) for error in refusals), tuple(notes), {operator.uid: fork}, forgone)
+
+
+# ----------------------------------------------------------------------------------------------- what the snapshot says
+
+
+def _stored_place(metadata: SnapshotMetadata, uid: str, state: OperatorState) -> str:
+    """Of the log that entries without a place are of; empty: not known."""
+    staged = (place_of_staged(external_places(entry)[0]) for part in state.subtasks for entry in part.external)
+    return next(filter(None, staged), "") or _described_place(metadata, uid)
+
+
+def _described_place(metadata: SnapshotMetadata, uid: str) -> str:
+    if metadata.graph is None:
+        return ""
+    try:
+        graph = msgspec.convert(metadata.graph, JobGraph)
+    except UNDECODABLE:
+        return ""
+    found = (place_of(str(each.properties[PLACE_PROPERTY]), str(each.sink_id)) for each in _committers(graph) if each.uid == uid)
+    return next(found, "")
+
+
+def _read_logs(asked: _Asked, uid: str, state: OperatorState, unnamed: str) -> Flow[dict[str, _Log]]:
+    """Place -> what the committer stored of the log there; in the order in which they were stored."""
+    if not any(handle.state.name == COMMITTABLES for part in state.subtasks for handle in part.operator):
+        return {}
+    known: dict[str, LogPosition] = {}
+    pending: dict[str, list[PendingCheckpoint]] = {}
+    for entries in (yield from read_lists(state, COMMITTABLES, asked.base.folder)):
+        for entry in entries:
+            decoded = decode_committer_state(entry, uid)
+            _check_place(decoded.place, uid)
+            files = pending.setdefault(decoded.place or unnamed, [])
+            if isinstance(decoded, LogPosition):
+                known[decoded.place or unnamed] = decoded
+            else:
+                files.append(decoded)
+    return {
+        place: _Log(known.get(place), tuple(sorted(files, key=lambda each: each.checkpoint_id))) for place, files in pending.items()
+    }
+
+
+def _check_place(place: str, uid: str) -> None:
+    """Raise CorruptStateError for what no committer writes: a snapshot is anybody's, and places are read."""
+    if place and (not is_absolute_folder(place) or f"/{ROOT_FOLDER}/" not in place or ".." in place.split("/") or "\0" in place):
+        raise CorruptStateError(f"operator {uid}: {place!r} is not the place of a sink's log", operator=uid, reason="place")
+
+
+def _external_of(state: OperatorState, keep: Iterable[str] = ()) -> frozenset[str]:
+    """External files of a committer that are not of one of these places."""
+    entries = {entry for part in state.subtasks for entry in part.external}
+    return frozenset(entry for entry in entries if place_of_staged(external_places(entry)[0]) not in set(keep))
+
+
+# ------------------------------------------------------------------------------------------------------ what the logs say
+
+
+def _log_file(place: str, sequence: int) -> str:
+    path, sink_id = split_place(place)
+    return f"{path.rstrip('/')}/{SinkPaths(sink_id).log(sequence)}"
+
+
+def _is_moved_along(here: str, logs: Iterable[_Log]) -> Flow[bool]:
+    """Whether one of these logs is the one that lies here: its folder was moved, and the sink with it."""
+    for log in logs:
+        if log.known is not None and (yield from _holds(here, log.known)):
+            return True
+    return False
+
+
+def _holds(place: str, known: LogPosition) -> Flow[bool]:
+    """Whether the log at a place is the one that a position is of."""
+    if not place or known.next_sequence == 0:
+        return False
+    path = _log_file(place, known.next_sequence - 1)
+    try:
+        return bool(decode_entry((yield from read_whole(path)), path).owner_nonce == known.owner_nonce)
+    except ObjectMissingError:
+        return False
+
+
+def _taken(asked: _Asked, moved: MovedSink) -> Flow[list[HoldfastError]]:
+    """Why no new log can begin where the sink is."""
+    here = place_of(moved.path, moved.sink_id)
+    names = sorted(name for name in (yield ListFolder(f"{here}/log")) if name.endswith(".json"))
+    if not names:
+        return []
+    path = f"{here}/log/{names[-1]}"
+    last = decode_entry((yield from read_whole(path)), path)
+    if last.job_id != asked.job.job_id:
+        error: HoldfastError = SinkMovedError(
+            f"sink {moved.sink_id!r} can't begin a log at {moved.path}: job {last.job_id} has one there. Give it another path",
+            sink=moved.sink_id,
+            path=moved.path,
+            stored=moved.stored,
+            owner=last.job_id,
+        )
+        return [error]
+    has_committed = not isinstance(last, OwnerEntry) or last.sequence + 1 > last.owner
+    if not has_committed or asked.submission.allow_output_repeat:
+        return []
+    return [
+        OutputMayRepeatError(
+            f"sink {moved.sink_id!r}: {moved.path} has rows of an earlier run of this job, and a new log would begin behind them. "
+            "Give it another path, or add to them: allow_output_repeat=True",
+            sink=moved.sink_id,
+            sinks=[moved.sink_id],
+            restored=asked.base.checkpoint_id,
+            committed=last.checkpoint_id if isinstance(last, CommitEntry) else 0,
+        )
+    ]
+
+
+def _judge(asked: _Asked, place: str, log: _Log) -> Flow[_Judged]:
+    """What becomes of what a snapshot has staged for the log at a place."""
+    if not log.pending:
+        return _Judged()
+    owner = log.known.owner_job if log.known is not None else asked.metadata.job_id
+    try:
+        found = yield from _look(place, log, owner)
+    except StorageUnavailableError:
+        if asked.submission.sinks is not SinkMode.ABANDON:
+            raise
+        found = _Found()
+    left = [each for each in log.pending if not {file.name for file in each.files} <= found.committed]
+    fate = Fate.COMMITTED if not left else (yield from _fate_of(asked, place, owner, left, found))
+    return _Judged({each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}, found.heir)
+
+
+def _look(place: str, log: _Log, owner: str) -> Flow[_Found]:
+    """What has become of the log at a place, which was the job's `owner`.
+
+    No more of it is read than tells: behind a commit of other files none of these is committed any more. Behind another owner they
+    may be, by that one: it was restored from this snapshot then, or from one beside it."""
+    found: set[str] = set()
+    heir = ""
+    if not place or (log.known is not None and log.known.next_sequence and not (yield from _holds(place, log.known))):
+        return _Found()
+    sequence = log.known.next_sequence if log.known is not None else 0
+    while not log.names <= found:
+        path = _log_file(place, sequence)
+        try:
+            entry = decode_entry((yield from read_whole(path)), path)
+        except ObjectMissingError:
+            break
+        if isinstance(entry, OwnerEntry):
+            heir = entry.job_id if entry.job_id != owner else ""
+        else:
+            committed = {file.name for file in entry.files}
+            if not committed <= log.names:
+                return _Found(frozenset(found), heir=heir)
+            found |= committed
+        sequence += 1
+    return _Found(frozenset(found), stands=True, heir=heir)
+
+
+def _fate_of(asked: _Asked, place: str, owner: str, left: list[PendingCheckpoint], found: _Found) -> Flow[Fate]:
+    """Of rows that are not committed to a log which was the job's `owner`."""
+    job, metadata = asked.job, asked.metadata
+    if found.heir or owner != metadata.job_id or not is_job_id(owner):
+        # Whoever took the log over fences its owner off, whether it lives to commit them itself or not: no record here tells.
+        return Fate.ABANDONED
+    if owner == job.job_id:
+        is_own = _took(job, asked.base, metadata) and asked.base.checkpoint_id >= job.newest_completed
+        return Fate.ENDED if is_own and found.stands and (yield from _are_staged(place, left)) else Fate.ABANDONED
+    try:
+        other = yield from read_job(JobPaths(owner))
+    except (CorruptStateError, ObjectMissingError):
+        return Fate.ABANDONED
+    if not _took(other, asked.base, metadata):
+        return Fate.ABANDONED
+    if other.is_live:
+        return Fate.LEFT
+    return Fate.REPLACED if other.result is not None and other.result.state == "FINISHED" else Fate.ABANDONED
+
+
+def _took(job: RecordedJob, base: RestorePoint, metadata: SnapshotMetadata) -> bool:
+    """Whether the job in this state directory took the snapshot, wherever that was copied to. One of the same id in another state
+    directory, which may run, is somebody else."""
+    recorded: RecordedCheckpoint | None = job.checkpoints.get(base.checkpoint_id)
+    if recorded is None or recorded.claim is None or recorded.claim.attempt != metadata.attempt:
+        return False
+    decision = recorded.decision
+    timestamp_ms = getattr(decision, "timestamp_ms", None)
+    folder = decision.folder if isinstance(decision, SavepointRecord) else recorded.folder
+    return folder.rstrip("/") == base.folder.rstrip("/") or timestamp_ms == metadata.trigger_timestamp_ms
+
+
+def _are_staged(place: str, left: Iterable[PendingCheckpoint]) -> Flow[bool]:
+    path, sink_id = split_place(place)
+    root, paths = path.rstrip("/"), SinkPaths(sink_id)
+    files = [file.name for each in left for file in each.files]
+    missing = yield from find_missing_external(f"{root}/{paths.staged(name)}|{root}/{paths.data(name)}" for name in files)
+    return not missing
+
+
+# ------------------------------------------------------------------------------------------------------- what is told
+
+
+def _moved_error(moved: MovedSink) -> SinkMovedError:
+    if moved.stored == split_place(place_of(moved.path, moved.sink_id))[0]:
+        where = f"keeps a log of its own at {moved.path}, and the snapshot's is of sink_id {moved.stored_id!r}: name it so again"
+    else:
+        stored = moved.stored or "another place, which it does not name"
+        where = f"writes to {moved.path}, and the snapshot's writes to {stored}: put it back there"
+    return SinkMovedError(
+        f"sink {moved.sink_id!r} (operator {moved.operator!r}) {where}, or begin a new log where it is with sinks='fork'",
+        sink=moved.sink_id,
+        path=moved.path,
+        stored=moved.stored,
+        stored_id=moved.stored_id,
+    )
+
+
+def _tell(
+    asked: _Asked,
+    moved: MovedSink,
+    place: str,
+    log: _Log,
+    judged: _Judged,
+    refusals: list[HoldfastError],
+    notes: list[str],
+) -> None:
+    """What becomes of staged rows, fate by fate."""
+    where = split_place(place)[0] if place else "a place that is not known"
+    owner = f"job {asked.metadata.job_name!r} ({asked.metadata.job_id})"
+    for fate in Fate:
+        some = [each for each in log.pending if judged.fates[each.checkpoint_id] is fate]
+        if not some or fate is Fate.COMMITTED:
+            continue
+        what = f"sink {moved.sink_id!r}: {_counted(some)}, staged at {where}"
+        match fate:
+            case Fate.ENDED:
+                notes.append(f"{what}, are committed there first")
+            case Fate.LEFT:
+                notes.append(
+                    f"{what}, are left to {owner}, which has no end on record: it commits them there, or writes them again, if it "
+                    "runs, or once it is started again; whether it runs now is not known here"
+                )
+            case Fate.REPLACED:
+                notes.append(f"{what}, are left: {owner} has finished, and had written them again")
+            case Fate.ABANDONED if asked.submission.sinks is SinkMode.ABANDON:
+                notes.append(f"{what}, are ABANDONED, nobody commits them: {_named(some)}")
+            case _ if asked.is_directory:
+                refusals.append(_left_error(moved, what, owner, where, some, judged.heir))
+            case _:
+                whose = f"job {judged.heir}, which took that log over," if judged.heir else owner
+                notes.append(f"{what}, are not committed: whether {whose} goes on to commit them its state directory tells")
+
+
+def _left_error(
+    moved: MovedSink, what: str, owner: str, where: str, some: list[PendingCheckpoint], heir: str
+) -> CommittablesLeftError:
+    if heir:
+        why = f"job {heir}, which took that log over and alone commits to it, has not yet. Let it run, with the sink at {where}"
+        advice = "which commits them, or writes them again"
+    else:
+        why = f"{owner} is not known to go on and do it. Start that job from this snapshot once more, with the sink at {where}"
+        advice = "which commits them"
+    return CommittablesLeftError(
+        f"{what}, would be lost: they are not committed, and {why}, {advice}; or give them up with sinks='abandon'",
+        sink=moved.sink_id,
+        path=where,
+        rows=sum(each.rows for each in some),
+        files=[file.name for each in some for file in each.files],
+        checkpoints=[each.checkpoint_id for each in some],
+    )
+
+
+def _counted(some: list[PendingCheckpoint]) -> str:
+    """`40 rows in 2 files of checkpoint 7`."""
+    files = sum(len(each.files) for each in some)
+    ids = ", ".join(str(each.checkpoint_id) for each in some)
+    return f"{sum(each.rows for each in some)} rows in {files} file{'s' if files != 1 else ''} of checkpoint {ids}"
+
+
+def _named(some: list[PendingCheckpoint]) -> str:
+    names = [file.name for each in some for file in each.files]
+    more = f" and {len(names) - FILES_SHOWN_MAX} more" if len(names) > FILES_SHOWN_MAX else ""
+    return ", ".join(names[:FILES_SHOWN_MAX]) + more
