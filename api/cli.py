@@ -388,7 +388,7 @@ def preflight(
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
     from holdfast.api.preflight import named_snapshot, preflight_offline
     from holdfast.api.render_preflight import show_report
-    from holdfast.operators.pipelines import build_environment, load_function
+    from holdfast.operators.datastream.pipelines import build_environment, load_function
     from holdfast.statebackends.state_processor.places import absolute_location
 
     with console.trouble(), interruptible():

@@ -1,6 +1,6 @@
 """Typed client of the REST service, for drivers and the CLI: calls, waiting, retries, typed errors.
 
-It decides how long to keep trying; whom to ask is decided in holdfast.operators.leader_retrieval, and of how a job runs it knows
+It decides how long to keep trying; whom to ask is decided in holdfast.operators.worker.leader_retrieval, and of how a job runs it knows
 nothing. Every call may be repeated safely: submissions carry the driver's nonce and triggers an id drawn here."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.barriers.headers import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.coordinator.ha.records import DIRECTORY_FILE
 from holdfast.coordinator.restore.preflight import PreflightReport
-from holdfast.operators.leader_retrieval import Target, is_safe_step, next_target
+from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
 

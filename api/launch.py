@@ -1,7 +1,7 @@
 """The Environment that users make: it finds its Spark session and its coordinator by itself.
 
 Without a coordinator's URL one is embedded in the driver's process; all jobs of a driver on one state directory share
-it. How workers are started is for holdfast.operators.spark."""
+it. How workers are started is for holdfast.operators.spark.launcher."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.api.settings import client_settings, server_settings, state_url
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment as BaseEnvironment
-from holdfast.operators.environment import claim_mode_of, sink_mode_of
-from holdfast.operators.launcher import JobHandle, Launcher, LaunchOptions
-from holdfast.operators.settings import signature_with_settings
+from holdfast.operators.datastream.environment import Environment as BaseEnvironment
+from holdfast.operators.datastream.environment import claim_mode_of, sink_mode_of
+from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
+from holdfast.operators.datastream.settings import signature_with_settings
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state_processor.places import Location
 from holdfast.statebackends.storage.paths import folder_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from holdfast.api.main import EmbeddedCoordinator
-    from holdfast.operators.spark import Connection, SparkLauncher
+    from holdfast.operators.spark.launcher import Connection, SparkLauncher
 
 
 class Environment(BaseEnvironment):
@@ -147,7 +147,7 @@ _making_launchers = threading.Lock()
 
 
 def _launcher_of(session: SparkSession) -> SparkLauncher:
-    from holdfast.operators.spark import SparkLauncher
+    from holdfast.operators.spark.launcher import SparkLauncher
 
     context = session.sparkContext
     with _making_launchers:
@@ -182,7 +182,7 @@ class Connector:
 
     def __call__(self, options: LaunchOptions) -> Connection:
         """Raises InvalidConfigError if neither a URL nor a state directory is given, or another process serves it."""
-        from holdfast.operators.spark import Connection
+        from holdfast.operators.spark.launcher import Connection
 
         if options.coordinator_url is not None:
             settings = client_settings(

@@ -45,10 +45,10 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.operators.control_client import CoordinatorAddress
-from holdfast.operators.gateway import Gateway
-from holdfast.operators.pool import SystemClock
-from holdfast.operators.sessionevents import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
+from holdfast.operators.task.pool import SystemClock
+from holdfast.operators.worker.control_client import CoordinatorAddress
+from holdfast.operators.worker.gateway import Gateway
+from holdfast.operators.worker.session_events import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 

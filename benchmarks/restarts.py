@@ -47,9 +47,9 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.operators import sessionevents as on
-from holdfast.operators.control_client import RefusedError, RejectedError, check_answer
-from holdfast.operators.session import Session, SessionState
+from holdfast.operators.worker import session_events as on
+from holdfast.operators.worker.control_client import RefusedError, RejectedError, check_answer
+from holdfast.operators.worker.session import Session, SessionState
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import OperatorSubtaskState
 
@@ -62,7 +62,7 @@ CHECKPOINT_INTERVAL_MS = 10_000
 """200 jobs: 20 checkpoints a second."""
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 10.0
-"""As holdfast.operators.control_client."""
+"""As holdfast.operators.worker.control_client."""
 
 
 def make_graph(name: str, workers: int) -> JobGraph:

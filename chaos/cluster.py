@@ -39,10 +39,10 @@ from holdfast.chaos.users import Users
 from holdfast.chaos.workerhost import Surroundings, WorkerHost, repeatable
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.operators.base import JobPlan
-from holdfast.operators.leader_retrieval import Target
 from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.standing import TERMINAL_STATES
-from holdfast.operators.worker_main import WorkerSpec
+from holdfast.operators.spark.standing import TERMINAL_STATES
+from holdfast.operators.worker.leader_retrieval import Target
+from holdfast.operators.worker.main import WorkerSpec
 
 STATE_ROOT = "/state"
 DEATH_US = (20_000, 250_000)

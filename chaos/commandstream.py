@@ -22,13 +22,13 @@ from holdfast.chaos.control import Call, ControlNetwork, Endpoint, unreachable
 from holdfast.chaos.observations import Commanded
 from holdfast.chaos.processes import Process
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.operators.leader_retrieval import Target
+from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.statebackends.errors import HoldfastError
 
 KEEP_ALIVE_US = 2_000_000
 """Silence on a command stream after which a line without a command is sent, as in holdfast.api.command_stream."""
 SILENCE_US = 10_000_000
-"""Silence on a command stream after which its reader gives it up, as in holdfast.operators.control_client."""
+"""Silence on a command stream after which its reader gives it up, as in holdfast.operators.worker.control_client."""
 
 
 class CommandStream:

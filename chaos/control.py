@@ -19,13 +19,13 @@ from holdfast.chaos.injector import Injector
 from holdfast.chaos.observations import Answered, Observation, Requested
 from holdfast.chaos.processes import Kernel, Process
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.operators.leader_retrieval import Target, next_target
+from holdfast.operators.worker.leader_retrieval import Target, next_target
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeaderError
 
 WAY_US = (100, 1_500)
 """Least and most time of a message one way."""
 ANSWER_TIMEOUT_US = 10_000_000
-"""How long a request waits for its answer, as in holdfast.operators.control_client."""
+"""How long a request waits for its answer, as in holdfast.operators.worker.control_client."""
 
 Reply = Callable[[Any], None]
 """Takes the answer, or the HoldfastError that came instead."""

@@ -34,7 +34,7 @@ from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
 from holdfast.coordinator.views import TriggerView
-from holdfast.operators.supervisor import SeenWorker
+from holdfast.operators.spark.supervisor import SeenWorker
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.storage.port import Flow, Storage
 

@@ -16,8 +16,8 @@ from holdfast.chaos.observations import Submitted
 from holdfast.chaos.processes import Process, ProcessClock
 from holdfast.chaos.workerhost import Surroundings
 from holdfast.operators.base import JobPlan
-from holdfast.operators.standing import Standing, judge_look
-from holdfast.operators.supervisor import (
+from holdfast.operators.spark.standing import Standing, judge_look
+from holdfast.operators.spark.supervisor import (
     Action,
     AllEnded,
     CancelWorker,
@@ -34,7 +34,7 @@ from holdfast.operators.supervisor import (
     WorkersSeen,
     derive_end,
 )
-from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
 
 POLL_US = 250_000

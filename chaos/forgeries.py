@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, RegisterWorker
-from holdfast.operators.sessionevents import WorkerIdentity
+from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,

@@ -17,10 +17,10 @@ from holdfast.barriers.messages import AckAnswers, Answerable, Heartbeat, Regist
 from holdfast.chaos.commandstream import CommandStream
 from holdfast.chaos.control import Call, ControlNetwork
 from holdfast.chaos.processes import Kernel, Process, ProcessClock
-from holdfast.operators import sessionevents as on
-from holdfast.operators.control_client import CONTENT_STATUS, REJECTED_STATUS
-from holdfast.operators.leader_retrieval import Target
-from holdfast.operators.session import Session, SessionState
+from holdfast.operators.worker import session_events as on
+from holdfast.operators.worker.control_client import CONTENT_STATUS, REJECTED_STATUS
+from holdfast.operators.worker.leader_retrieval import Target
+from holdfast.operators.worker.session import Session, SessionState
 from holdfast.statebackends.errors import HoldfastError
 
 

@@ -2,7 +2,7 @@
 
 Between an operation's request, its effect at the store and its answer lies time, in which anybody may be killed: the effect
 belongs to nobody, so that what was asked for may still happen when its caller is dead. The same class serves a worker's pool
-(`holdfast.operators.context.Pool`) and a coordinator's flows (`holdfast.coordinator.dispatcher.threads.FlowRunner`)."""
+(`holdfast.operators.task.context.Pool`) and a coordinator's flows (`holdfast.coordinator.dispatcher.threads.FlowRunner`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.chaos.injector import Injector
 from holdfast.chaos.processes import Kernel, Process
 from holdfast.chaos.stores import StoreClient
 from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow
-from holdfast.operators.context import CancelToken, Done, FlowCancelledError
+from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)

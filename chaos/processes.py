@@ -115,7 +115,7 @@ class Kernel:
 
 
 class ProcessClock:
-    """Both clocks of one process and its stopwatch (`holdfast.operators.context.Clock`, and the coordinator's)."""
+    """Both clocks of one process and its stopwatch (`holdfast.operators.task.context.Clock`, and the coordinator's)."""
 
     def __init__(self, kernel: Kernel, process: Process, epoch_ms: int = 1_700_000_000_000) -> None:
         self._kernel = kernel

@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 
 from holdfast.operators.base import JobPlan
-from holdfast.operators.packaging import is_user_module
+from holdfast.operators.spark.packaging import is_user_module
 
 TRACKED = ("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar")
 """What cloudpickle calls to make what it pickled by value, once for each identity that it gave it."""

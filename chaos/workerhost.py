@@ -45,15 +45,15 @@ from holdfast.chaos.stores import StoreClient
 from holdfast.chaos.undeclared import Memory, changed, memory_of, memory_of_imports
 from holdfast.chaos.usermodules import running
 from holdfast.operators.base import JobPlan, Operator
-from holdfast.operators.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
 from holdfast.operators.functions.process import ProcessOperator
 from holdfast.operators.functions.window import TumblingWindowOperator
-from holdfast.operators.pool import POOL_THREADS
-from holdfast.operators.sessionevents import WorkerIdentity
-from holdfast.operators.subtask import Subtask
-from holdfast.operators.worker import Worker
-from holdfast.operators.worker_main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
-from holdfast.operators.workingfolders import WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.operators.task.pool import POOL_THREADS
+from holdfast.operators.task.subtask import Subtask
+from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
+from holdfast.operators.worker.loop import Worker
+from holdfast.operators.worker.main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
+from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.settings import StateBackendSettings
 

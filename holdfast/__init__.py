@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import SinkMode as SinkMode
     from holdfast.coordinator.restore.preflight import PreflightReport as PreflightReport
     from holdfast.operators.base import Counter as Counter
+    from holdfast.operators.datastream.keyed import KeyedStream as KeyedStream
+    from holdfast.operators.datastream.keyed import WindowedStream as WindowedStream
+    from holdfast.operators.datastream.launcher import JobHandle as JobHandle
+    from holdfast.operators.datastream.launcher import OperatorProgress as OperatorProgress
+    from holdfast.operators.datastream.launcher import Progress as Progress
+    from holdfast.operators.datastream.stream import Stream as Stream
     from holdfast.operators.functions.aggregates import Aggregate as Aggregate
     from holdfast.operators.functions.aggregates import count as count
     from holdfast.operators.functions.aggregates import max as max
@@ -37,11 +43,7 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
     from holdfast.operators.functions.rich import RichFunction as RichFunction
-    from holdfast.operators.keyed import KeyedStream as KeyedStream
-    from holdfast.operators.keyed import WindowedStream as WindowedStream
-    from holdfast.operators.launcher import JobHandle as JobHandle
-    from holdfast.operators.launcher import OperatorProgress as OperatorProgress
-    from holdfast.operators.launcher import Progress as Progress
+    from holdfast.operators.functions.time import Tumbling as Tumbling
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
     from holdfast.operators.sinks.simple import CollectSink as CollectSink
@@ -49,9 +51,7 @@ if TYPE_CHECKING:
     from holdfast.operators.sources.dataframe import DataFrameSource as DataFrameSource
     from holdfast.operators.sources.generator import GeneratorSource as GeneratorSource
     from holdfast.operators.sources.parquet import ParquetSource as ParquetSource
-    from holdfast.operators.state_source import register_state_source as register_state_source
-    from holdfast.operators.stream import Stream as Stream
-    from holdfast.operators.time import Tumbling as Tumbling
+    from holdfast.operators.spark.state_source import register_state_source as register_state_source
     from holdfast.statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
     from holdfast.statebackends.errors import AuthenticationError as AuthenticationError
     from holdfast.statebackends.errors import BackendMismatchError as BackendMismatchError
@@ -124,20 +124,20 @@ _EXPORTS = {
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
+    "holdfast.operators.datastream.keyed": ("KeyedStream", "WindowedStream"),
+    "holdfast.operators.datastream.launcher": ("JobHandle", "OperatorProgress", "Progress"),
+    "holdfast.operators.datastream.stream": ("Stream",),
     "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "holdfast.operators.functions.context": ("FunctionContext",),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "holdfast.operators.functions.rich": ("RichFunction",),
-    "holdfast.operators.keyed": ("KeyedStream", "WindowedStream"),
-    "holdfast.operators.launcher": ("JobHandle", "OperatorProgress", "Progress"),
+    "holdfast.operators.functions.time": ("Tumbling",),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "holdfast.operators.sources.dataframe": ("DataFrameSource",),
     "holdfast.operators.sources.generator": ("GeneratorSource",),
     "holdfast.operators.sources.parquet": ("ParquetSource",),
-    "holdfast.operators.state_source": ("register_state_source",),
-    "holdfast.operators.stream": ("Stream",),
-    "holdfast.operators.time": ("Tumbling",),
+    "holdfast.operators.spark.state_source": ("register_state_source",),
     "holdfast.statebackends.errors": (
         "AmbiguousWriteError",
         "AuthenticationError",

@@ -170,7 +170,7 @@ def edit(
     from holdfast.api.snapshots.frames import parquet_rows
     from holdfast.api.snapshots.savepoints import Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot
-    from holdfast.operators.pipelines import load_function
+    from holdfast.operators.datastream.pipelines import load_function
 
     arranging = remove_operator, remove_state, rename_state, rename_operator, max_parallelism
     if any(arranging) == any((uid, state, function, rows)):
@@ -243,7 +243,7 @@ def bootstrap(
 ) -> None:
     """Write a savepoint of rows that a function of yours gives it, for a job to start with history; print where it is."""
     from holdfast.api.snapshots.savepoints import Savepoint, filled_by
-    from holdfast.operators.pipelines import load_function
+    from holdfast.operators.datastream.pipelines import load_function
 
     apply, _ = load_function(function, "function", takes="the Savepoint")
     if base is not None:

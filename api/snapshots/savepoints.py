@@ -16,7 +16,7 @@ from holdfast.api.snapshots.opening import outside_of, target_of
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.barriers.jobgraph import with_uids
 from holdfast.barriers.sinklog import COMMITTABLES
-from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
+from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
 from holdfast.statebackends.layout import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
@@ -386,8 +386,8 @@ def _can_be_spread(given: _Given) -> bool:
 
 
 def _spread(given: _Given, shape: Shape) -> SpreadState:
-    from holdfast.operators.savepoint_tasks import spread_over_tasks
     from holdfast.operators.sources.dataframe_write import arrow_schema_of
+    from holdfast.operators.spark.savepoint_tasks import spread_over_tasks
 
     names, declared = given.frame.columns, given.key_type
     for name in _wanted(given, _layout(given, declared or _any_key(given), shape)).values():

@@ -26,7 +26,7 @@ from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.coordinator.jobmaster.failover import EXCEPTIONS_MAX
 from holdfast.coordinator.jobmaster.outbox import OUTBOX_COMMANDS_MAX
 from holdfast.coordinator.jobmaster.triggers import TRIGGERS_MAX
-from holdfast.operators.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
+from holdfast.operators.worker.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
 
 OVERSHOOT = 2
 """A step starts below the high-water mark of its outputs, and what it emits comes on top."""

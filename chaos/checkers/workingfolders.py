@@ -11,7 +11,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.observations import Report, WorldView
 from holdfast.chaos.scenario import Scenario
-from holdfast.operators.workingfolders import WORKER_FOLDER
+from holdfast.operators.worker.working_folders import WORKER_FOLDER
 
 START_MS = 100
 """A worker that lives has begun to look after so long."""

@@ -36,7 +36,7 @@ from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.stopping import StopRetries
 from holdfast.coordinator.jobmaster.workforce import Workforce
-from holdfast.operators.session import Session
+from holdfast.operators.worker.session import Session
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, ListFolder, PutIfAbsent

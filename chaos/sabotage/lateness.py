@@ -13,8 +13,8 @@ from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.totals import Totals
 from holdfast.operators.functions.window import TumblingWindowOperator
-from holdfast.operators.intake import Intake
-from holdfast.operators.snapshotting import SubtaskSnapshots
+from holdfast.operators.task.input import Intake
+from holdfast.operators.task.snapshots import SubtaskSnapshots
 
 Stamps = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import holdfast.operators.workingfolders as workingfolders_module
+import holdfast.operators.worker.working_folders as workingfolders_module
 import holdfast.statebackends.local_recovery.storage as localrecovery_module
 import holdfast.statebackends.rocksdb.database as rocksdb_store_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant

@@ -8,11 +8,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.operators.chain import ChainNode
-from holdfast.operators.snapshotting import SubtaskSnapshots
-from holdfast.operators.source_operator import SourceOperator
 from holdfast.operators.sources.generator import GeneratorReader
 from holdfast.operators.sources.stripes import StripeCursor
+from holdfast.operators.task.chain import ChainNode
+from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.storage.port import Flow
 

@@ -8,7 +8,7 @@ from typing import Any
 import holdfast.coordinator.restore.assign as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.operators.timers import Timer, TimerQueue
+from holdfast.operators.task.timers import Timer, TimerQueue
 from holdfast.statebackends.columnar.frozen import FrozenColumns
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.state_table import Generations

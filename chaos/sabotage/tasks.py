@@ -10,12 +10,12 @@ import msgspec
 from holdfast.barriers.elements import CheckpointBarrier, EndOfData
 from holdfast.barriers.messages import Registered
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.operators.chain import OperatorChain
-from holdfast.operators.intake import Intake
-from holdfast.operators.session import Session
 from holdfast.operators.sinks.writer import ParquetSinkWriter
-from holdfast.operators.subtask import Subtask
-from holdfast.operators.supervisor import SlotSupervisor
+from holdfast.operators.spark.supervisor import SlotSupervisor
+from holdfast.operators.task.chain import OperatorChain
+from holdfast.operators.task.input import Intake
+from holdfast.operators.task.subtask import Subtask
+from holdfast.operators.worker.session import Session
 from holdfast.statebackends.heap.timers import FrozenGenerationRows
 
 _PREPARE = OperatorChain.prepare_snapshot

@@ -21,10 +21,10 @@ from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import SCHEMA, Feed, no_states
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan, Operator
-from holdfast.operators.environment import Environment
-from holdfast.operators.schema import RowType
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.functions.schema import RowType
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.operators.stream import Stream
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution, StateDescriptor
 
 PATH = "/out/ruled"

@@ -13,7 +13,7 @@ from holdfast.chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_
 from holdfast.chaos.workloads.feeds import Feed, read_before
 from holdfast.chaos.workloads.settings import draw_settings
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.sinks.parquet import ParquetSink
 
 LEDGER = "/out/ledger"

@@ -16,7 +16,7 @@ from holdfast.chaos.workloads.counting import COUNTED_KEY_AND_SEQ, Counted, coun
 from holdfast.chaos.workloads.feeds import Feed, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor

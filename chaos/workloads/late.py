@@ -31,10 +31,10 @@ from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import Feed, is_at_end, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
+from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.operators.time import Tumbling
 
 PATH = "/out/late"
 

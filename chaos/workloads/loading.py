@@ -30,14 +30,14 @@ from holdfast.chaos.usermodules import importable
 from holdfast.chaos.userrows import UserSink, sink_rows
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX
 from holdfast.operators.base import JobPlan, Source
-from holdfast.operators.environment import Environment
-from holdfast.operators.packaging import user_modules
-from holdfast.operators.pipelines import build_environment, load_function, refused
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.pipelines import build_environment, load_function, refused
+from holdfast.operators.datastream.unpicklable import check_pickled_states
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.sources.parquet import ParquetSource
-from holdfast.operators.unpicklable import check_pickled_states
+from holdfast.operators.spark.packaging import user_modules
 from holdfast.statebackends.errors import InvalidConfigError
 
 WHAT = "workload"

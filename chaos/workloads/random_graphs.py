@@ -37,12 +37,12 @@ from holdfast.chaos.workloads.graphs import (
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import watermark_bound
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.operators.stream import Stream
-from holdfast.operators.time import Tumbling
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 Record = dict[str, int]

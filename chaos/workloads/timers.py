@@ -25,10 +25,10 @@ from holdfast.chaos.workloads.feeds import in_segments, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.operators.timers import EVENT_TIMERS
+from holdfast.operators.task.timers import EVENT_TIMERS
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 PATH = "/out/timers"

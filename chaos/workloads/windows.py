@@ -23,12 +23,12 @@ from holdfast.chaos.userrows import Row
 from holdfast.chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
+from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.functions.window import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.operators.stream import Stream
-from holdfast.operators.time import Tumbling
 
 PATH = "/out/windows"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from holdfast.operators.schema import RowType
+from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.columnar.accumulators import Accumulator, check_descriptor
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import nulls_hint
-from holdfast.operators.functions.errors import Described, function_name, raise_told
 from holdfast.operators.functions.rich import UserFunctionOperator
-from holdfast.operators.schema import RowType
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.task.user_failures import Described, function_name, raise_told
 from holdfast.statebackends.errors import SchemaMismatchError
 
 

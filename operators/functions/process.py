@@ -12,10 +12,10 @@ import numpy.typing as npt
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator, OperatorContext, Output, TimerService
 from holdfast.operators.functions.context import FunctionContext
-from holdfast.operators.functions.errors import NO_RECORD, Described, raise_told, shown
-from holdfast.operators.schema import RowType
-from holdfast.operators.selectors import Selector
-from holdfast.operators.timers import InternalTimerService
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.task.timers import InternalTimerService
+from holdfast.operators.task.user_failures import NO_RECORD, Described, raise_told, shown
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
 from holdfast.statebackends.state import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.context import FunctionContext
-from holdfast.operators.functions.errors import raise_told
+from holdfast.operators.task.user_failures import raise_told
 
 
 class RichFunction:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import misfit_error, misfits
-from holdfast.operators.functions.errors import STOPPED, returned_none
 from holdfast.operators.functions.rich import UserFunctionOperator
+from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.schema import RowType
+from holdfast.operators.task.user_failures import STOPPED, returned_none
 from holdfast.statebackends.errors import HoldfastError
 
 _NONE = type(None)

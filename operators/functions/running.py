@@ -8,8 +8,8 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.aggregates import result_fields, state_columns
-from holdfast.operators.schema import RowType
-from holdfast.operators.selectors import Selector
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import Selector
 from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
 
 _NAMESPACE = 0

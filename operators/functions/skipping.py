@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.barriers.messages import SKIPPED_REASON_BYTES_MAX, clip, printable
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.functions.errors import error_line, raise_told, told_error
+from holdfast.operators.task.user_failures import error_line, raise_told, told_error
 from holdfast.statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError, UserFunctionError
 
 log = logging.getLogger("holdfast.functions")

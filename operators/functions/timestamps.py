@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.functions.errors import shown
+from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.schema import RowType
-from holdfast.operators.time import BoundedOutOfOrderness, datetime_ms
+from holdfast.operators.functions.time import BoundedOutOfOrderness, datetime_ms
+from holdfast.operators.task.user_failures import shown
 from holdfast.statebackends.errors import GraphError, InvalidTimestampError
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40

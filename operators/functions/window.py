@@ -15,9 +15,9 @@ import pyarrow as pa
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.aggregates import result_fields, state_columns
-from holdfast.operators.schema import EVENT_TIME_TYPE, RowType
-from holdfast.operators.selectors import Selector
-from holdfast.operators.time import Tumbling
+from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.functions.time import Tumbling
 from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 

@@ -19,7 +19,7 @@ from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.log import read_log_flow
 from holdfast.operators.sinks.manifest import SinkSettings
 from holdfast.operators.sinks.writer import ParquetSinkWriter
-from holdfast.operators.sources.inputs import schema_from_text, schema_text
+from holdfast.operators.sources.materialised import schema_from_text, schema_text
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, ReadFile, Storage, run_flow

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.rows import rows_to_columns
-from holdfast.operators.schema import RowType, declared_type, record_type
+from holdfast.operators.functions.schema import RowType, declared_type, record_type
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import GraphError
 

@@ -11,7 +11,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from holdfast.operators.sources.inputs import ChunkFile, checksum_of, find_sealed_flow, make_manifest, manifest_path, seal_flow
+from holdfast.operators.sources.materialised import (
+    ChunkFile,
+    checksum_of,
+    find_sealed_flow,
+    make_manifest,
+    manifest_path,
+    seal_flow,
+)
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import WriteFile, run_flow

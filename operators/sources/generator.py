@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext, Poll
-from holdfast.operators.functions.errors import Described, raise_told
 from holdfast.operators.sources.rate import check_rate, rate_of_subtask
 from holdfast.operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position, stripe_count_for
+from holdfast.operators.task.user_failures import Described, raise_told
 from holdfast.statebackends.errors import InvalidConfigError
 
 BATCH_ROWS = 65_536

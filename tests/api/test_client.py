@@ -17,7 +17,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.records import DIRECTORY_FILE
 from holdfast.coordinator.jobmaster.stopping import CUT_OFF
 from holdfast.coordinator.views import TriggerView
-from holdfast.operators.leader_retrieval import Target
+from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
 from tests.api.fakes import JOB, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.api import launch, main
 from holdfast.api.client import RestClient
 from holdfast.api.launch import Connector, Exposure
-from holdfast.operators.launcher import LaunchOptions
+from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
 

@@ -21,8 +21,8 @@ import holdfast as hf
 from holdfast.api.cli import app
 from holdfast.api.snapshots.frames import change_of
 from holdfast.operators.functions.process import ProcessFunction, ProcessOperator
-from holdfast.operators.schema import UNDECLARED, RowType
-from holdfast.operators.selectors import key_selector
+from holdfast.operators.functions.schema import UNDECLARED, RowType
+from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError, StateValueError
 from holdfast.statebackends.handles import FileHandle, InlineHandle, StateMeta
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution

@@ -21,7 +21,7 @@ from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.ha.records import OwnerRecord, encode_record
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.service import CoordinatorService
-from holdfast.operators.pipelines import build_environment, load_function
+from holdfast.operators.datastream.pipelines import build_environment, load_function
 from holdfast.statebackends.errors import InvalidConfigError, UnclaimedStateError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata

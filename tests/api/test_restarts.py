@@ -24,7 +24,7 @@ from holdfast.barriers.messages import AckBatch, Heartbeat, Registered, Register
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.service import CoordinatorService
-from holdfast.operators import sessionevents as on
+from holdfast.operators.worker import session_events as on
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Operation, Storage, path_of
 from tests.coordinator.doubles import wait_until

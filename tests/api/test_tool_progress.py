@@ -18,7 +18,7 @@ from holdfast.api import console
 from holdfast.api.preflight import preflight_offline
 from holdfast.api.snapshots.progress import ProgressLine, progress_line
 from holdfast.barriers.jobgraph import Submission
-from holdfast.operators.pipelines import build_environment, load_function
+from holdfast.operators.datastream.pipelines import build_environment, load_function
 from holdfast.statebackends.state_processor.progress import Work, noted
 from tests.statebackends.snapshot_harness import SOME, write
 

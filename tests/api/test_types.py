@@ -17,7 +17,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.operators.settings import Settings
+from holdfast.operators.datastream.settings import Settings
 
 ROOT = Path(hf.__file__).parent.parent
 JOBS = Path(__file__).parent / "typed"

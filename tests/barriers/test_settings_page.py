@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.barriers import jobgraph
 from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
-from holdfast.operators.environment import ENVIRONMENT_SETTINGS
+from holdfast.operators.datastream.environment import ENVIRONMENT_SETTINGS
 from holdfast.statebackends.errors import InvalidConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import find_missing_external
-from holdfast.operators.sources.inputs import ChunkFile, InputManifest, make_manifest, manifest_path
+from holdfast.operators.sources.materialised import ChunkFile, InputManifest, make_manifest, manifest_path
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.snapshot.parts import ProblemKind
 from holdfast.statebackends.state_processor.external import (

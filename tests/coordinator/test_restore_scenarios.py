@@ -21,7 +21,7 @@ from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.compatibility import judge_snapshot
 from holdfast.coordinator.restore.plan import SubmissionPlan, plan_submission
 from holdfast.coordinator.restore.preflight import Presence
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import (

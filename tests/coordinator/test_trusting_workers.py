@@ -34,12 +34,12 @@ from holdfast.barriers.messages import (
 from holdfast.coordinator.dispatcher.submit import Starter, identify_job, resume_submission, start_submission
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.slots import Slot
-from holdfast.operators.environment import Environment
-from holdfast.operators.session import Session
-from holdfast.operators.sessionevents import DeadlineReached, SendRegister, WorkerIdentity
-from holdfast.operators.spark_slots import RddBackend
-from holdfast.operators.spark_task import WorkerTemplate
-from holdfast.operators.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.spark.slots import RddBackend
+from holdfast.operators.spark.spark_task import WorkerTemplate
+from holdfast.operators.spark.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
+from holdfast.operators.worker.session import Session
+from holdfast.operators.worker.session_events import DeadlineReached, SendRegister, WorkerIdentity
 from holdfast.statebackends.errors import AuthenticationError, FencedError, InvalidConfigError, ProtocolError
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import submission, word_count

@@ -19,7 +19,7 @@ import pyarrow as pa
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.ha.shared_state import SharedFiles, shared_handles
-from holdfast.operators.timers import timer_metas
+from holdfast.operators.task.timers import timer_metas
 from holdfast.statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState

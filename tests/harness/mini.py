@@ -31,10 +31,10 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.transport import LocalNetwork, LocalTransport
 from holdfast.operators.base import JobPlan
-from holdfast.operators.context import CancelToken, Done, FlowCancelledError
-from holdfast.operators.deploy import SubtaskBuilder, WorkerPorts
-from holdfast.operators.worker import Worker
-from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
+from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
+from holdfast.operators.worker.loop import Worker
+from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one
 

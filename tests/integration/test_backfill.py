@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import JobExistsError, UnclaimedStateError

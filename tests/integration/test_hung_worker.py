@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.operators import spark_slots
 from holdfast.operators.base import JobPlan
-from holdfast.operators.processidentity import fingerprint_of, kill_process
-from holdfast.operators.progress import seen_workers
-from holdfast.operators.spark_slots import Ended, SlotRunner
-from holdfast.operators.supervisor import SlotSupervisor, StopRequested, WorkerEnd, WorkersSeen
-from holdfast.operators.worker_main import EXIT_RESPAWN, WorkerSpec
+from holdfast.operators.spark import slots as spark_slots
+from holdfast.operators.spark.progress import seen_workers
+from holdfast.operators.spark.slots import Ended, SlotRunner
+from holdfast.operators.spark.supervisor import SlotSupervisor, StopRequested, WorkerEnd, WorkersSeen
+from holdfast.operators.worker.main import EXIT_RESPAWN, WorkerSpec
+from holdfast.operators.worker.processidentity import fingerprint_of, kill_process
 from tests.integration.test_two_processes import ROOT, Cluster, committed, counting_plan, eventually, expected
 
 
@@ -43,7 +43,7 @@ class ProcessBackend:
         path.write_bytes(pickle.dumps(spec))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with open(self._folder / f"worker-{slot}-{spawn}.log", "wb") as log:
-            command = [sys.executable, "-m", "holdfast.operators.worker_main", str(path)]
+            command = [sys.executable, "-m", "holdfast.operators.worker.main", str(path)]
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.processes[slot, spawn] = process
         self._ended[slot, spawn] = ended

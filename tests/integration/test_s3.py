@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.operators.base import JobPlan
-from holdfast.operators.timers import EVENT_TIMERS, PROCESSING_TIMERS
+from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import S3Connection

@@ -24,12 +24,12 @@ from holdfast.api.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import ProcessFunction
-from holdfast.operators.processes import LocalProcessSlots
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
-from holdfast.operators.worker_main import WorkerSpec, pickle_plan
+from holdfast.operators.worker.main import WorkerSpec, pickle_plan
+from holdfast.operators.worker.processes import LocalProcessSlots
 from holdfast.statebackends.state import ValueStateDescriptor
 
 TOKEN = "integration-token-0123456789"

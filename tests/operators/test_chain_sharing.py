@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.chain import ChainNode, OperatorChain
 from holdfast.operators.functions.rows import MapOperator
-from holdfast.operators.schema import UNDECLARED, RowType
+from holdfast.operators.functions.schema import UNDECLARED, RowType
+from holdfast.operators.task.chain import ChainNode, OperatorChain
 from tests.operators.harness import OperatorHarness
 from tests.operators.runtime import Port
 

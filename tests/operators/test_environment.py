@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, RestartStrategy
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
-from holdfast.operators.launcher import JobHandle, LaunchOptions
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.launcher import JobHandle, LaunchOptions
 from holdfast.operators.sinks.simple import Blackhole
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, JobExistsError
 from tests.operators.ends import NamedSink, NamedSource

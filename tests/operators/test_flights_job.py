@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.aggregates import count, max, mean
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
-from holdfast.operators.time import Tumbling
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from holdfast.statebackends.storage.port import Storage
 from tests.examples import examples

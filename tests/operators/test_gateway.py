@@ -37,8 +37,9 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
-from holdfast.operators import worker_main
-from holdfast.operators.control_client import (
+from holdfast.operators.task.pool import SystemClock, ThreadPool
+from holdfast.operators.worker import main as worker_main
+from holdfast.operators.worker.control_client import (
     ADDRESS_FILE,
     CONNECT_TIMEOUT_S,
     PIECE_BYTES,
@@ -47,11 +48,10 @@ from holdfast.operators.control_client import (
     CoordinatorHttp,
     UnreachableError,
 )
-from holdfast.operators.gateway import Gateway
-from holdfast.operators.pool import SystemClock, ThreadPool
-from holdfast.operators.session import REGISTER_BYTES_MAX
-from holdfast.operators.sessionevents import WorkerIdentity
-from holdfast.operators.worker_main import DIRECTORY_FILE, WorkerSpec, run_worker
+from holdfast.operators.worker.gateway import Gateway
+from holdfast.operators.worker.main import DIRECTORY_FILE, WorkerSpec, run_worker
+from holdfast.operators.worker.session import REGISTER_BYTES_MAX
+from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.statebackends.errors import (
     AuthenticationError,
     HoldfastError,
@@ -252,7 +252,7 @@ def test_a_worker_that_leaves_waits_for_one_request_and_not_for_two(monkeypatch:
             nonlocal waited_s
             waited_s += timeout_s
 
-    monkeypatch.setattr("holdfast.operators.gateway.time", SimpleNamespace(monotonic=lambda: waited_s), raising=False)
+    monkeypatch.setattr("holdfast.operators.worker.gateway.time", SimpleNamespace(monotonic=lambda: waited_s), raising=False)
     address = CoordinatorAddress("http://127.0.0.1:9", None)
     gateway = Gateway(IDENTITY, address, SystemClock(), deliver=lambda _: None, metrics=lambda attempt: ())
     monkeypatch.setattr(gateway, "_thread", Asking())

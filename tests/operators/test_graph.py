@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.keyed import KeyedStream
+from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.aggregates import count, max, mean, sum
 from holdfast.operators.functions.process import ProcessFunction
-from holdfast.operators.keyed import KeyedStream
-from holdfast.operators.stream import Stream
-from holdfast.operators.time import Tumbling
+from holdfast.operators.functions.time import Tumbling
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, UnknownColumnError
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor

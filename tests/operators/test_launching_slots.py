@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from holdfast.operators import runningjobs, spark, spark_settings
-from holdfast.operators.launcher import LaunchOptions
-from holdfast.operators.plandigest import PlanDigest
-from holdfast.operators.spark import SparkLauncher
+from holdfast.operators.datastream.launcher import LaunchOptions
+from holdfast.operators.datastream.plan_digest import PlanDigest
+from holdfast.operators.spark import launcher as spark
+from holdfast.operators.spark import running_jobs as runningjobs
+from holdfast.operators.spark import settings as spark_settings
+from holdfast.operators.spark.launcher import SparkLauncher
 from holdfast.statebackends.errors import OutputMayRepeatError
 
 DEADLINE_S = 10.0

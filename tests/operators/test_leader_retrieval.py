@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.operators.leader_retrieval import FOLLOWED_MAX, Target, is_safe_step, next_target
+from holdfast.operators.worker.leader_retrieval import FOLLOWED_MAX, Target, is_safe_step, next_target
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
 
 ADDRESS = "http://10.0.0.1:7000"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource

@@ -9,7 +9,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from holdfast.operators.packaging import build_package, modules_by_value, user_modules, write_package
+from holdfast.operators.spark.packaging import build_package, modules_by_value, user_modules, write_package
 
 
 def test_the_package_is_compiled_complete_and_reproducible(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_package_is_compiled_complete_and_reproducible(tmp_path: Path) -> No
 
 def test_a_bare_interpreter_runs_from_the_zip(tmp_path: Path) -> None:
     path = write_package(tmp_path)
-    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.operators.spark_task as t; print(t.__file__)"
+    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.operators.spark.spark_task as t; print(t.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{path}/holdfast/operators/spark_task.pyc"
 
@@ -68,7 +68,7 @@ def test_modules_of_the_user_travel_by_value_and_ours_by_name(tmp_path: Path, mo
 
     found = {module.__name__ for module in user_modules()}
     assert "my_rules" in found
-    assert not {"holdfast.operators.packaging", "numpy", "json", "pyarrow"} & found
+    assert not {"holdfast.operators.spark.packaging", "numpy", "json", "pyarrow"} & found
     before = cloudpickle.list_registry_pickle_by_value()
     with modules_by_value(user_modules()):
         data = cloudpickle.dumps(my_rules.triple)

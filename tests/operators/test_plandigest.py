@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.operators.packaging import modules_by_value
-from holdfast.operators.plandigest import PlanDigest, describe_difference, digest_plan
+from holdfast.operators.datastream.plan_digest import PlanDigest, describe_difference, digest_plan
 from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.spark.packaging import modules_by_value
 
 CELL = """
 import dataclasses, enum, functools

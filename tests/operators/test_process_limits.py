@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import resource
-from holdfast.operators.worker_main import raise_descriptor_limit
+from holdfast.operators.worker.main import raise_descriptor_limit
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 512)))
 raise_descriptor_limit()

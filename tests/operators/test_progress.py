@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.operators import progress as progress_module
-from holdfast.operators.launcher import OperatorProgress, Progress
-from holdfast.operators.progress import (
+from holdfast.operators.datastream.launcher import OperatorProgress, Progress
+from holdfast.operators.spark import progress as progress_module
+from holdfast.operators.spark.progress import (
     COUNTERS_SHOWN_MAX,
     PLAIN_INTERVAL_S,
     CompletedCheckpoints,

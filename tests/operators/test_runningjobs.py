@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.operators.launcher import LaunchOptions
-from holdfast.operators.plandigest import PlanDigest
-from holdfast.operators.runningjobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
+from holdfast.operators.datastream.launcher import LaunchOptions
+from holdfast.operators.datastream.plan_digest import PlanDigest
+from holdfast.operators.spark.running_jobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError
 
 DEADLINE_S = 10.0

@@ -20,10 +20,10 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.operators.base import Poll
-from holdfast.operators.deploy import DeployedSubtask
-from holdfast.operators.mailbox import CancelSubtask
-from holdfast.operators.source_operator import SourceOperator
-from holdfast.operators.worker import _is_due
+from holdfast.operators.task.mailbox import CancelSubtask
+from holdfast.operators.task.source_operator import SourceOperator
+from holdfast.operators.worker.deploy import DeployedSubtask
+from holdfast.operators.worker.loop import _is_due
 from tests.operators.runtime import Bench, ListReader, ListSource, ManualClock, Recording
 
 ROWS = 40

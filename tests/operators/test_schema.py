@@ -15,7 +15,15 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.rows import PYTHON_TYPES, nulls_hint
-from holdfast.operators.schema import _SCALARS, UNDECLARED, RowType, annotated_type, arrow_type, declared_type, merged_type
+from holdfast.operators.functions.schema import (
+    _SCALARS,
+    UNDECLARED,
+    RowType,
+    annotated_type,
+    arrow_type,
+    declared_type,
+    merged_type,
+)
 from holdfast.statebackends.errors import GraphError, UnknownColumnError
 
 EXPECTED = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.schema import RowType
-from holdfast.operators.selectors import FunctionKeySelector, Selector, key_selector
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import FunctionKeySelector, Selector, key_selector
 from holdfast.statebackends.errors import GraphError, InvalidKeyError, UserFunctionError
 
 ROWS = RowType(pa.schema([("s", pa.string()), ("i", pa.int32()), ("f", pa.float64()), ("d", pa.date32())]))

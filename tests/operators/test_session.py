@@ -35,8 +35,8 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.operators.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
-from holdfast.operators.sessionevents import (
+from holdfast.operators.worker.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
+from holdfast.operators.worker.session_events import (
     AcksAnswered,
     Action,
     AnswerReady,

@@ -15,10 +15,11 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.dispatcher import job_log as joblog
 from holdfast.coordinator.dispatcher.job_log import JobLog
 from holdfast.coordinator.notes import AttemptFailed, CheckpointFailed, Note
-from holdfast.operators import spark_handle, spark_slots
-from holdfast.operators.spark_handle import COORDINATOR_LOGGER, SparkJobHandle
-from holdfast.operators.spark_slots import Ended, SlotRunner
-from holdfast.operators.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
+from holdfast.operators.spark import handle as spark_handle
+from holdfast.operators.spark import slots as spark_slots
+from holdfast.operators.spark.handle import COORDINATOR_LOGGER, SparkJobHandle
+from holdfast.operators.spark.slots import Ended, SlotRunner
+from holdfast.operators.spark.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
 from holdfast.statebackends.errors import CheckpointFailedError, FencedError, JobFailedError, StorageUnavailableError
 
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from holdfast.operators import spark_interrupt
-from holdfast.operators.spark_interrupt import CONNECTION_LOSSES_MAX, CONNECTION_STANDS_S, WORKER_TAG, cancel_other_jobs, collect
+from holdfast.operators.spark import interrupts as spark_interrupt
+from holdfast.operators.spark.interrupts import CONNECTION_LOSSES_MAX, CONNECTION_STANDS_S, WORKER_TAG, cancel_other_jobs, collect
 
 
 class Rdd:

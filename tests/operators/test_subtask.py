@@ -30,8 +30,8 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.operators.base import Operator
-from holdfast.operators.mailbox import CancelSubtask, FailSubtask
-from holdfast.operators.source_operator import SourceOperator
+from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask
+from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.errors import StorageUnavailableError, UserFunctionError
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import Bench, ListSource, ManualClock, Recording

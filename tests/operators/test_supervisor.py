@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.operators.spark_slots import _outcome
-from holdfast.operators.spark_task import WorkerReport
-from holdfast.operators.supervisor import (
+from holdfast.operators.spark.slots import _outcome
+from holdfast.operators.spark.spark_task import WorkerReport
+from holdfast.operators.spark.supervisor import (
     ABSENCE_FIRST_MS,
     ABSENCE_MARGIN_MS,
     ABSENCE_MS_MAX,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
-from holdfast.operators.timers import InternalTimerService, Timer, TimerQueue, timer_metas
+from holdfast.operators.task.timers import InternalTimerService, Timer, TimerQueue, timer_metas
 from holdfast.statebackends.backend import FrozenTimerRows
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.heap.timers import GenerationRows

@@ -15,9 +15,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.unpicklable import check_picklable
 from holdfast.operators.functions.process import ProcessFunction
-from holdfast.operators.unpicklable import check_picklable
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, Pickled, ValueStateDescriptor
 from tests.operators.ends import NamedSink, NamedSource

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from holdfast.operators.functions.context import LOGGER
-from holdfast.operators.worker_main import show_user_log
+from holdfast.operators.worker.main import show_user_log
 
 
 @contextmanager

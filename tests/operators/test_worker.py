@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from holdfast.barriers.jobgraph import RocksDBConfig
 from holdfast.barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
 from holdfast.operators.base import JobPlan
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.aggregates import count
 from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
-from holdfast.operators.time import Tumbling
-from holdfast.operators.worker import IDLE_WAIT_MS_MAX
+from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.rocksdb.write_buffer import FrontTier

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.operators import spark, spark_task
-from holdfast.operators.workingfolders import BEGUN_AGE_S, BEGUN_SUFFIX, WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.operators.spark import launcher as spark
+from holdfast.operators.spark import spark_task
+from holdfast.operators.worker.working_folders import BEGUN_AGE_S, BEGUN_SUFFIX, WORKER_FOLDER, FolderSweep, OwnedFolder
 from tests.harness.disks import NOBODY, needs_root
 
 NAME = "job-0-1-{:016x}"
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 OWNER = """
 import sys, time
-from holdfast.operators.workingfolders import OwnedFolder
+from holdfast.operators.worker.working_folders import OwnedFolder
 folder = OwnedFolder(sys.argv[1], sys.argv[2])
 open(folder.path + "/content", "w").close()
 print("owned", flush=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-import holdfast.operators.subtask as subtask_module
+import holdfast.operators.task.subtask as subtask_module
 from holdfast.chaos.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.results import ViolationRecord

@@ -17,8 +17,8 @@ from holdfast.chaos.workerhost import BACKEND_SETTINGS
 from holdfast.chaos.workloads import find_workload
 from holdfast.chaos.world import FAILURES_MAX, RunRequest
 from holdfast.operators.sources.dataframe import DataFrameSource
-from holdfast.operators.stateloading import StateLoader
-from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.task.restore import StateLoader
+from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.settings import StateBackendSettings
 from tests.simulation.workload_runs import Run

@@ -25,7 +25,7 @@ from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
 from holdfast.chaos.workloads import WORKLOADS
 from holdfast.coordinator.restore import assign as restore_module
 from holdfast.operators.sources.generator import GeneratorSource
-from holdfast.operators.timers import TimerQueue
+from holdfast.operators.task.timers import TimerQueue
 from holdfast.statebackends.columnar.frozen import FrozenColumns
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState

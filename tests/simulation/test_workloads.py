@@ -17,7 +17,7 @@ from holdfast.chaos.workloads.feeds import Feed, read_before
 from holdfast.chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
 from holdfast.chaos.workloads.late import LOST_BATCHES_MAX, LateFeed
 from holdfast.chaos.workloads.settings import BACKENDS, with_config
-from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.simulation.workload_runs import Run
 
@@ -128,7 +128,7 @@ def test_the_counter_is_as_large_as_the_measured_run() -> None:
 _DIGESTS = """
 import hashlib, random
 from holdfast.chaos.workloads import WORKLOADS
-from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.worker.main import pickle_plan
 for family in WORKLOADS.values():
     for seed in range(5):
         scenario = family.make(random.Random(seed))

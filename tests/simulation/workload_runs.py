@@ -14,7 +14,7 @@ from holdfast.chaos.statereading import SnapshotView
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.operators.base import JobPlan
-from holdfast.operators.worker_main import pickle_plan
+from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from tests.harness.mini import Completed, MiniCluster

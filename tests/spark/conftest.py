@@ -36,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .getOrCreate()
         )
         session.sparkContext.setLogLevel("OFF")
-    from holdfast.operators.spark import ship_package
+    from holdfast.operators.spark.launcher import ship_package
 
     ship_package(session.sparkContext)
     yield session

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.operators.spark_settings import apply_settings, await_slots, check_settings, concurrent_tasks
-from holdfast.operators.spark_slots import RddBackend, SlotRunner
-from holdfast.operators.spark_task import WorkerReport, WorkerTemplate
-from holdfast.operators.supervisor import SlotSupervisor, StopRequested
+from holdfast.operators.spark.settings import apply_settings, await_slots, check_settings, concurrent_tasks
+from holdfast.operators.spark.slots import RddBackend, SlotRunner
+from holdfast.operators.spark.spark_task import WorkerReport, WorkerTemplate
+from holdfast.operators.spark.supervisor import SlotSupervisor, StopRequested
 from holdfast.statebackends.errors import InvalidConfigError, NotEnoughSlotsError
 
 if TYPE_CHECKING:
@@ -149,19 +149,19 @@ spark = (SparkSession.builder.master("local-cluster[2,2,1024]").appName("t").con
     .config("spark.executor.memory", "512m").config("spark.driver.memory", "512m").getOrCreate())
 context = spark.sparkContext
 context.setLogLevel("OFF")
-from holdfast.operators.spark import ship_package
-from holdfast.operators.spark_settings import apply_settings, await_slots
+from holdfast.operators.spark.launcher import ship_package
+from holdfast.operators.spark.settings import apply_settings, await_slots
 apply_settings(context)
 await_slots(context, 3)
 ship_package(context)
 ship_package(context)
 before = len(context._python_includes)
 def where(_):
-    import holdfast.operators.spark_task, holdfast.statebackends.errors
-    yield holdfast.operators.spark_task.__file__
+    import holdfast.operators.spark.spark_task, holdfast.statebackends.errors
+    yield holdfast.operators.spark.spark_task.__file__
 print("PATHS", set(context.parallelize(range(4), 4).mapPartitions(where).collect()), before)
-import holdfast.operators.progress
-print("DRIVER", holdfast.operators.progress.__file__)
+import holdfast.operators.spark.progress
+print("DRIVER", holdfast.operators.spark.progress.__file__)
 spark.stop()
 """
 
@@ -190,7 +190,7 @@ sys.path.insert(0, {root!r})
 from pyspark.sql import SparkSession
 context = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
     .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.memory", "512m").getOrCreate()).sparkContext
-from holdfast.operators.spark_settings import hide_progress_bar
+from holdfast.operators.spark.settings import hide_progress_bar
 def slow():
     context.parallelize([2], 1).map(time.sleep).collect()
 slow()

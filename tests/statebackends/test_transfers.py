@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.operators.context import CancelToken, FlowCancelledError
-from holdfast.operators.pool import drive
+from holdfast.operators.task.context import CancelToken, FlowCancelledError
+from holdfast.operators.task.pool import drive
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, InlineHandle

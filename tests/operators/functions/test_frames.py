@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.operators.functions.errors import error_line, told_traceback
-from holdfast.operators.functions.frames import FRAMES_MAX, frames_text, place_of_error, with_source_lines
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from holdfast.operators.schema import RowType
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.task.frames import FRAMES_MAX, frames_text, place_of_error, with_source_lines
+from holdfast.operators.task.user_failures import error_line, told_traceback
 from holdfast.statebackends.errors import (
     HoldfastError,
     InvariantError,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.barriers.messages import COUNTERS_MAX
 from holdfast.operators.functions.process import CallableProcessFunction, ProcessFunction, ProcessOperator
-from holdfast.operators.schema import UNDECLARED, RowType, declared_type
-from holdfast.operators.selectors import key_selector
+from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
+from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.errors import (
     InvalidConfigError,
     InvalidKeyError,

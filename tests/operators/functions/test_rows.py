@@ -12,7 +12,7 @@ import pytest
 from holdfast.operators.functions.batches import MapBatchesOperator
 from holdfast.operators.functions.context import FunctionContext
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from holdfast.operators.schema import UNDECLARED, RowType
+from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.statebackends.errors import HoldfastError, SchemaMismatchError, UndeclaredStateError, UserFunctionError
 from tests.operators.harness import OperatorHarness
 

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
 from holdfast.operators.functions.running import RunningAggregateOperator
-from holdfast.operators.schema import RowType
-from holdfast.operators.selectors import key_selector
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.errors import StateOverflowError
 from tests.operators.harness import OperatorHarness
 

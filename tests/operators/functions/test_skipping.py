@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers import rows as rows_module
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.timestamps import TimestampsOperator
-from holdfast.operators.schema import RowType
 from holdfast.statebackends.errors import GraphError, TooManyRowsSkippedError, UndeclaredStateError, UserFunctionError
 from tests.operators.ends import NamedSource
 from tests.operators.harness import OperatorHarness

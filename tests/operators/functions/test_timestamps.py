@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.time import BoundedOutOfOrderness, Tumbling, duration_ms
 from holdfast.operators.functions.timestamps import TIME_MS_MAX, TimestampsOperator
-from holdfast.operators.schema import RowType
-from holdfast.operators.time import BoundedOutOfOrderness, Tumbling, duration_ms
 from holdfast.statebackends.errors import InvalidConfigError, InvalidTimestampError, UserFunctionError
 from tests.operators.harness import OperatorHarness
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.operators.environment import Environment
+from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.sinks.simple import PrintSink
 from holdfast.operators.sources import collection
 from holdfast.operators.sources.generator import GeneratorSource

@@ -1,0 +1,252 @@
+"""The Environment: where a job begins. It holds the settings, makes streams from sources, and hands the plan to a launcher.
+
+It knows how to build a job, not how to run one: the launcher comes from outside (see launcher.py)."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
+from holdfast.operators.base import JobPlan, Sink, Source
+from holdfast.operators.datastream.explain import explain_plan
+from holdfast.operators.datastream.graph import StreamEdge, StreamGraph, build_plan
+from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
+from holdfast.operators.datastream.promises import check_uids, promises_not_kept
+from holdfast.operators.datastream.settings import Settings
+from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.functions.schema import RowType
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
+from holdfast.statebackends.state_processor.places import Location, absolute_location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("holdfast.environment")
+
+ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining", "require_uids")
+"""Arguments of an Environment that are no fields of its JobConfig."""
+
+
+class Environment:
+    """One job: settings, sources, and `execute`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parallelism: int = 1,
+        config: JobConfig | None = None,
+        coordinator: str | None = None,
+        token: str | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
+        launcher: Launcher | None = None,
+        chaining: bool = True,
+        require_uids: bool = False,
+        **settings: Unpack[Settings],
+    ) -> None:
+        """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
+
+        `coordinator`: URL of a running `holdfast serve`; without one, a coordinator runs in the driver over `state_dir`.
+        Raises InvalidConfigError on a setting that is unknown or out of bounds."""
+        check_job_name(name)
+        check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
+        self.name = name
+        self.parallelism = parallelism
+        self.config = _configured(config or JobConfig(), {**settings})
+        self.coordinator = coordinator
+        self.token = token
+        self.state_dir = state_dir
+        self.launcher = launcher or self._default_launcher()
+        self.chaining = chaining
+        self.require_uids = require_uids
+        self.graph = StreamGraph()
+        self._job: weakref.ref[JobHandle] | None = None
+        """The handle of the newest execution, weakly: one that nobody else holds lets go of its coordinator."""
+
+    def _default_launcher(self) -> Launcher | None:
+        return None
+
+    def __repr__(self) -> str:
+        """What the job is made of and, once it was executed, where it stands; asks nobody."""
+        kinds = Counter("sink" if node.sink else "source" if node.source else "operator" for node in self.graph.nodes)
+        counted = ((kinds[kind], kind) for kind in ("source", "operator", "sink"))
+        parts = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in counted if count)
+        job = None if self._job is None else self._job()
+        stands = "not executed" if self._job is None else "executed" if job is None else f"executed: {job!r}"
+        return f"<Environment {self.name!r}: {parts or 'no streams'}; parallelism {self.parallelism}; {stands}>"
+
+    # --------------------------------------------------------------------------------------------------------- sources
+
+    def from_source(self, source: Source, name: str | None = None) -> Stream:
+        """The stream of a rewindable source."""
+        schema: pa.Schema | None = source.schema
+        return self._read(source, name, RowType(None if schema is None else schema.remove_metadata()))
+
+    def _read(self, source: Source, name: str | None, row_type: RowType) -> Stream:
+        node = self.graph.add("source", name or source.name, source=source, output_type=row_type)
+        return Stream(self, (StreamEdge(node.index),), row_type, node)
+
+    def from_dataframe(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> Stream:
+        """The rows of a Spark DataFrame, in its order. It is written to the state directory once per job, then replayed."""
+        from holdfast.operators.sources.dataframe import DataFrameSource
+
+        return self.from_source(DataFrameSource(dataframe, rows_per_second=rows_per_second, name=name))
+
+    def from_parquet(self, path: Any, *, rows_per_second: float | None = None, name: str = "parquet", **options: Any) -> Stream:
+        """The rows of Parquet files: a file, a folder or a list of files. `options` as of ParquetSource."""
+        from holdfast.operators.sources.parquet import ParquetSource
+
+        return self.from_source(ParquetSource(path, rows_per_second=rows_per_second, name=name, **options))
+
+    def from_collection(
+        self, rows: Iterable[Any], *, returns: Any = None, rows_per_second: float | None = None, name: str = "collection"
+    ) -> Stream:
+        """Rows that are at hand: dicts by column name, or records of one type. They travel with the job, 64 MiB at most.
+
+        `returns`: pa.Schema, {column: type} or a record type; else the records' class, or what the values are.
+        Raises GraphError, and SchemaMismatchError for a row that does not fit the others."""
+        from holdfast.operators.sources.collection import collection_source
+
+        source, row_type = collection_source(rows, returns, name, rows_per_second)
+        return self._read(source, None, row_type)
+
+    # ------------------------------------------------------------------------------------------------------------- job
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The sinks of the job, in the order of `sink_to`; their ids are known once the job was built."""
+        return tuple(node.sink for node in self.graph.nodes if node.sink is not None)
+
+    def build(self) -> JobPlan:
+        """The plan of the job. Raises GraphError and other InvalidConfigErrors."""
+        plan = build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
+        if self.require_uids:
+            check_uids(plan.graph)
+        return plan
+
+    def explain(self) -> str:
+        """The job as text: vertices, the operators chained in them, and the edges between."""
+        return explain_plan(self.build(), unused=[node.label for node in self.graph.unused()])
+
+    def execute(
+        self,
+        *,
+        job_id: str | None = None,
+        restore: Location | None = None,
+        fresh: bool = False,
+        claim_mode: ClaimMode | str = ClaimMode.NO_CLAIM,
+        sinks: SinkMode | str = SinkMode.KEEP,
+        allow_non_restored_state: bool = False,
+        allow_output_repeat: bool = False,
+        progress: bool = True,
+    ) -> JobHandle:
+        """Submit the job and return its handle; `handle.wait()` blocks until it ends. A job that this driver runs already is
+        attached to, or, if its plan is another one, taken over from a checkpoint.
+
+        `restore`: `latest`, `latest-readable`, a checkpoint's id, or the path of a snapshot, also one relative to the working
+        directory; a folder that is called as one of these words is `./latest`.
+        `fresh`: forget what a job of this name has stored.
+        `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
+        `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
+        where staged rows are then left over that nobody commits.
+        Raises GraphError and other InvalidConfigErrors before anything is started."""
+        try:
+            job = self._launch(
+                LaunchOptions(
+                    job_id=job_id,
+                    restore=_restored_from(restore),
+                    fresh=fresh,
+                    claim_mode=claim_mode_of(claim_mode),
+                    sinks=sink_mode_of(sinks),
+                    allow_non_restored_state=allow_non_restored_state,
+                    allow_output_repeat=allow_output_repeat,
+                    coordinator_url=self.coordinator,
+                    token=self.token,
+                    state_directory=self.state_dir,
+                    progress=progress,
+                )
+            )
+            self._job = weakref.ref(job)
+            return job
+        except HoldfastError as error:
+            # The message says what is wrong: the user's own line stands above it, not thirty of ours.
+            log.debug("job %r can't be started", self.name, exc_info=True)
+            raise error.with_traceback(None) from error.__cause__
+
+    def _launch(self, options: LaunchOptions) -> JobHandle:
+        plan = self.build()
+        if self.launcher is None:
+            raise InvalidConfigError(
+                "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
+            )
+        for note in promises_not_kept(plan.graph):
+            log.warning("%s: %s", self.name, note)
+        return self.launcher.launch(plan, options)
+
+
+RESTORE_WORDS = ("latest", "latest-readable")
+"""What `restore` may be beside a path and a checkpoint's id."""
+
+
+def _restored_from(restore: Location | None) -> str | None:
+    """A path as the coordinator needs it: its own working directory is another one.
+
+    A text is a word, or the id of a checkpoint, or else a path, whatever lies in the working directory: a folder of such a name is
+    `./latest`, or a Path. Raises InvalidConfigError for what is no location."""
+    if restore is None or (isinstance(restore, str) and (restore in RESTORE_WORDS or restore.isdecimal())):
+        return restore
+    if not isinstance(restore, str | os.PathLike) or not os.fspath(restore):
+        raise InvalidConfigError(f"restore={restore!r} is neither a text nor a path", setting="restore")
+    return absolute_location(restore)
+
+
+def claim_mode_of(text: str) -> ClaimMode:
+    """Raises InvalidConfigError naming the choices."""
+    try:
+        return ClaimMode(text)
+    except ValueError as error:
+        choices = ", ".join(ClaimMode)
+        raise InvalidConfigError(f"claim_mode is {text!r}, must be one of {choices}", setting="claim_mode") from error
+
+
+def sink_mode_of(text: str) -> SinkMode:
+    """Raises InvalidConfigError naming the choices."""
+    try:
+        return SinkMode(text)
+    except ValueError as error:
+        choices = ", ".join(SinkMode)
+        raise InvalidConfigError(f"sinks is {text!r}, must be one of {choices}", setting="sinks") from error
+
+
+def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:
+    """The config with some fields replaced, of the right type and in bounds. Raises InvalidConfigError naming the setting."""
+    known = JobConfig.__struct_fields__
+    for setting in settings:
+        if setting not in known:
+            raise unknown_setting(setting, known)
+    values = {**msgspec.structs.asdict(config), **settings}
+    values["restart"] = RestartStrategy.of(values["restart"])
+    try:
+        merged = msgspec.convert(values, JobConfig, strict=True, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidConfigError(f"a setting has the wrong type: {error}") from error
+    merged.check()
+    return merged
+
+
+def unknown_setting(setting: str, known: Iterable[str]) -> InvalidConfigError:
+    """Names the settings that are spelled most like it, or all."""
+    names = sorted({*known, *ENVIRONMENT_SETTINGS})
+    near = difflib.get_close_matches(setting.lower().replace("-", "_"), names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"settings are {', '.join(names)}"
+    return InvalidConfigError(f"there is no setting {setting!r}; {hint}", setting=setting)

@@ -1,0 +1,348 @@
+"""The StreamGraph: what the DSL recorded, one node per operator, and the plan that is built from it.
+
+Unions and partitionings are no nodes: they are folded into the edges to the next operator. The plan is built backwards from
+the sinks, so that what leads to no sink is not in it. Which operators share a vertex is decided in chaining.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
+from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
+from holdfast.operators.base import JobPlan, Operator, Sink, Source
+from holdfast.operators.datastream.chaining import Chaining, Link, PlacedNode, chain_nodes
+from holdfast.operators.functions.schema import UNDECLARED, RowType
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.task.source_operator import SOURCE_POSITIONS
+from holdfast.operators.task.timers import timer_metas
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.keygroups import check_parallelism, default_max_parallelism, operator_id
+from holdfast.statebackends.serialization.state_serializer import state_metas
+
+UID_CHARACTERS_MAX = 100
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+COMMITTER_SUFFIX = "-committer"
+COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
+"""What travels from the writers of a sink to its committer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEdge:
+    """One input of a node: the node that it comes from and how records are dealt to its subtasks."""
+
+    source: int
+    partitioning: Partitioning | None = None
+    """None: forward when the parallelisms are equal, else rebalance."""
+    selector: Selector | None = None
+    """Of a HASH edge."""
+
+
+@dataclass
+class StreamNode:
+    """One operator as the user wrote it; its settings may change until the graph is built."""
+
+    index: int
+    kind: str
+    name: str
+    inputs: tuple[StreamEdge, ...] = ()
+    operator: Operator | None = None
+    """None for sources, and for the two operators of a sink, which are made when the graph is built."""
+    source: Source | None = None
+    sink: Sink | None = None
+    input_type: RowType = UNDECLARED
+    output_type: RowType = UNDECLARED
+    uid: str | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    chaining: Chaining = Chaining.ALWAYS
+    selector: Selector | None = None
+    """Of an operator with keyed state."""
+    timestamped: bool = False
+    """Whether its records have event times."""
+    properties: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How errors call it."""
+        return self.uid or self.name
+
+
+class StreamGraph:
+    """Nodes in the order in which they were written, which is topological."""
+
+    def __init__(self) -> None:
+        self.nodes: list[StreamNode] = []
+
+    def add(self, kind: str, name: str, inputs: Iterable[StreamEdge] = (), **settings: Any) -> StreamNode:
+        node = StreamNode(len(self.nodes), kind, name, tuple(inputs), **settings)
+        self.nodes.append(node)
+        return node
+
+    def reachable(self) -> list[StreamNode]:
+        """Nodes that lead to a sink, sources first, else as written. Raises GraphError when there is no sink."""
+        pending = [node.index for node in self.nodes if node.sink is not None]
+        if not pending:
+            raise GraphError("the job has no sink: end at least one stream with sink_to(...)")
+        found: set[int] = set()
+        while pending:
+            index = pending.pop()
+            if index not in found:
+                found.add(index)
+                pending.extend(edge.source for edge in self.nodes[index].inputs)
+        nodes = [node for node in self.nodes if node.index in found]
+        return [node for node in nodes if not node.inputs] + [node for node in nodes if node.inputs]
+
+    def unused(self) -> list[StreamNode]:
+        """Nodes that lead to no sink: they don't run."""
+        used = {node.index for node in self.reachable()}
+        return [node for node in self.nodes if node.index not in used]
+
+
+def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: int, *, chaining: bool = True) -> JobPlan:
+    """The job that the workers run. Raises GraphError and other InvalidConfigErrors; the graph can be built again."""
+    check_job_name(name)
+    config.check()
+    placed = _place(graph, config, parallelism)
+    links = _links(placed)
+    chains = chain_nodes(placed, links, chaining=chaining)
+    vertex_of = {node.uid: operator_id(chain.head.uid) for chain in chains for node in chain.nodes}
+    edges: list[JobEdge] = []
+    schemas: dict[int, Any] = {}
+    by_uid = {node.uid: node for node in placed}
+    chained = {pair for chain in chains for pair in chain.edges}
+    for link in links:
+        if (link.source, link.target) in chained:
+            continue
+        edge_id = len(edges)
+        schemas[edge_id] = by_uid[link.source].output_type.schema
+        edges.append(_job_edge(edge_id, link, vertex_of))
+    vertices = tuple(
+        JobVertex(
+            vertex_id=operator_id(chain.head.uid),
+            name=" -> ".join(node.name for node in chain.nodes),
+            parallelism=chain.head.parallelism,
+            max_parallelism=chain.head.max_parallelism,
+            operators=tuple(_describe(node) for node in chain.nodes),
+            chain_edges=tuple(chain.edges),
+        )
+        for chain in chains
+    )
+    return JobPlan(
+        graph=JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None),
+        operators={node.uid: node.operator for node in placed if node.operator is not None},
+        sources={node.uid: node.source for node in placed if node.source is not None},
+        selectors=_selectors(placed, links),
+        schemas=schemas,
+    )
+
+
+# --------------------------------------------------------------------------------------------------- nodes, with identity
+
+
+def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[PlacedNode]:
+    """Nodes that lead to a sink, with uid and parallelism; a sink becomes its writer and its committer."""
+    nodes = graph.reachable()
+    given = {node.uid for node in nodes if node.uid}
+    placed: list[PlacedNode] = []
+    for position, node in enumerate(nodes):
+        uid = _checked_uid(node) if node.uid else _generated_uid(node, position, given)
+        own = parallelism if node.parallelism is None else node.parallelism
+        explicit = config.max_parallelism if node.max_parallelism is None else node.max_parallelism
+        try:
+            max_parallelism = default_max_parallelism(own) if explicit is None else explicit
+            check_parallelism(max_parallelism, own)
+        except InvalidConfigError as error:
+            raise GraphError(f"operator {node.label!r}: {error}", operator=node.label, **error.fields) from error
+        sized = PlacedNode(
+            uid=uid,
+            name=node.name,
+            kind=node.kind,
+            parallelism=own,
+            max_parallelism=max_parallelism,
+            uid_generated=not node.uid,
+            index=node.index,
+            inputs=node.inputs,
+            operator=node.operator,
+            source=node.source,
+            output_type=node.output_type,
+            chaining=node.chaining,
+            selector=node.selector,
+            properties=dict(node.properties),
+        )
+        if node.max_parallelism is not None:
+            sized.properties["explicit_max_parallelism"] = True
+        placed += [sized] if node.sink is None else _place_sink(node, node.sink, sized)
+    _refuse_duplicates(placed)
+    return placed
+
+
+def _place_sink(node: StreamNode, sink: Sink, writer: PlacedNode) -> list[PlacedNode]:
+    """The writer, and the committer behind it: one subtask, a vertex of its own."""
+    if not sink.sink_id:
+        sink.sink_id = writer.uid
+    writer.operator = sink.create_writer(node.input_type.schema)
+    writer.kind = "sink_writer"
+    writer.output_type = RowType(COMMITTABLE_SCHEMA)
+    writer.sink_id = sink.sink_id
+    writer.properties.update(_sink_properties(sink))
+    committer = sink.create_committer()
+    if committer is None:
+        return [writer]
+    return [
+        writer,
+        PlacedNode(
+            uid=writer.uid + COMMITTER_SUFFIX,
+            name=f"{node.name} committer",
+            kind="sink_committer",
+            parallelism=1,
+            max_parallelism=1,
+            uid_generated=writer.uid_generated,
+            index=node.index,
+            inputs=(),
+            operator=committer,
+            chaining=Chaining.NEVER,
+            sink_id=sink.sink_id,
+            committer_of=writer.uid,
+            properties=_sink_properties(sink),
+        ),
+    ]
+
+
+def _sink_properties(sink: Sink) -> dict[str, Any]:
+    """What the coordinator has to know of it, of sinks that say so."""
+    path: str | None = getattr(sink, "log_path", None)
+    properties: dict[str, Any] = {PLACE_PROPERTY: path} if isinstance(path, str) else {}
+    if getattr(sink, "discards", False):
+        properties[DISCARDS_PROPERTY] = True
+    return properties
+
+
+def _checked_uid(node: StreamNode) -> str:
+    uid = node.uid or ""
+    if len(uid) > UID_CHARACTERS_MAX or not _UID.fullmatch(uid):
+        raise GraphError(
+            f"the uid {uid!r} of {node.name!r} must be 1..{UID_CHARACTERS_MAX} letters, digits, dots, dashes or underscores, "
+            "since it is part of file names",
+            operator=uid,
+        )
+    return uid
+
+
+def _generated_uid(node: StreamNode, position: int, given: set[str]) -> str:
+    """From kind and position, so that it is the same whenever the same program builds its graph."""
+    uid = f"{node.kind.replace('_', '-')}-{position}"
+    while uid in given:
+        uid += "-auto"
+    given.add(uid)
+    return uid
+
+
+def _refuse_duplicates(placed: list[PlacedNode]) -> None:
+    uids: dict[str, str] = {}
+    sinks: dict[str, str] = {}
+    for node in placed:
+        if node.uid in uids:
+            raise GraphError(
+                f"two operators have the uid {node.uid!r}: {uids[node.uid]!r} and {node.name!r}",
+                operator=node.uid,
+                operators=(uids[node.uid], node.name),
+            )
+        uids[node.uid] = node.name
+        if node.sink_id and node.committer_of is None:
+            if node.sink_id in sinks:
+                raise GraphError(
+                    f"the sinks {sinks[node.sink_id]!r} and {node.uid!r} share the sink id {node.sink_id!r}: use one sink object "
+                    "for each sink_to",
+                    operator=node.uid,
+                )
+            sinks[node.sink_id] = node.uid
+
+
+# ------------------------------------------------------------------------------------------------------------------ edges
+
+
+def _links(placed: list[PlacedNode]) -> list[Link]:
+    """Edges between placed nodes with their partitioning decided. Raises GraphError on forward between unequal sizes."""
+    writers = {node.index: node for node in placed if node.committer_of is None}
+    links = []
+    for node in placed:
+        for edge in node.inputs:
+            links.append(_link(writers[edge.source], node, edge.partitioning, edge.selector))
+        if node.committer_of is not None:
+            links.append(_link(writers[node.index], node, None, None))
+    return links
+
+
+def _link(source: PlacedNode, target: PlacedNode, partitioning: Partitioning | None, selector: Selector | None) -> Link:
+    equal = source.parallelism == target.parallelism
+    if partitioning is None:
+        partitioning = Partitioning.FORWARD if equal else Partitioning.REBALANCE
+    elif partitioning is Partitioning.FORWARD and not equal:
+        raise GraphError(
+            f"operator {target.uid!r}: forward needs equal parallelism, but {source.uid!r} has {source.parallelism} and "
+            f"{target.uid!r} has {target.parallelism}",
+            operator=target.uid,
+        )
+    return Link(source.uid, target.uid, partitioning, selector)
+
+
+def _job_edge(edge_id: int, link: Link, vertex_of: dict[str, str]) -> JobEdge:
+    return JobEdge(
+        edge_id=edge_id,
+        source=vertex_of[link.source],
+        source_operator=link.source,
+        target=vertex_of[link.target],
+        input_index=0,
+        partitioning=link.partitioning,
+        key=None if link.selector is None else link.selector.columns,
+        key_type=None if link.selector is None else link.selector.key_type_text,
+    )
+
+
+def _selectors(placed: list[PlacedNode], links: list[Link]) -> dict[str, Any]:
+    """uid -> selector, of operators with keyed state and of the targets of HASH edges."""
+    found: dict[str, Any] = {node.uid: node.selector for node in placed if node.selector is not None}
+    found.update({link.target: link.selector for link in links if link.selector is not None})
+    return found
+
+
+def _describe(node: PlacedNode) -> OperatorDescription:
+    return OperatorDescription(
+        uid=node.uid,
+        operator_id=operator_id(node.uid),
+        name=node.name,
+        kind=node.kind,
+        states=_states(node),
+        key_type=None if node.selector is None else node.selector.key_type_text,
+        uid_generated=node.uid_generated,
+        sink_id=node.sink_id,
+        properties=node.properties,
+    )
+
+
+def _states(node: PlacedNode) -> tuple[StateMeta, ...]:
+    """Stored descriptions of all states of an operator, timers included. Raises GraphError naming it."""
+    key_type = None if node.selector is None else node.selector.key_type
+    descriptors = (SOURCE_POSITIONS,) if node.operator is None else node.operator.declared_states()
+    try:
+        metas = state_metas(descriptors, key_type)
+    except InvalidConfigError as error:
+        raise GraphError(f"operator {node.uid!r}: {error}", operator=node.uid, **error.fields) from error
+    if node.operator is None or not node.operator.uses_timers or key_type is None:
+        return metas
+    timers = timer_metas(key_type.text)
+    reserved = {meta.name for meta in metas} & {meta.name for meta in timers}
+    if reserved:
+        name = min(reserved)
+        raise GraphError(
+            f"operator {node.uid!r}: {name!r} is the name under which its timers are stored: give the state another one",
+            operator=node.uid,
+            state=name,
+        )
+    return metas + timers

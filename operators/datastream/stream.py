@@ -1,0 +1,278 @@
+"""The DSL: streams and what can be done with them. Each call records a node; nothing runs before `Environment.execute`.
+
+Columns, types and keys are checked as the calls are made, so that an error points at the line that caused it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from holdfast.barriers.jobgraph import Partitioning
+from holdfast.operators.base import Operator, Sink
+from holdfast.operators.datastream.chaining import Chaining
+from holdfast.operators.datastream.graph import StreamEdge, StreamNode
+from holdfast.operators.functions.batches import MapBatchesOperator
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.functions.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
+from holdfast.operators.functions.selectors import Key, key_selector
+from holdfast.operators.functions.skipping import is_skipping
+from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
+from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
+from holdfast.operators.task.user_failures import check_returns, function_name
+from holdfast.statebackends.durations import duration_ms
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
+
+if TYPE_CHECKING:
+    from holdfast.operators.datastream.environment import Environment
+    from holdfast.operators.datastream.keyed import KeyedStream
+
+
+class Stage:
+    """Something that has a node: settings that apply to one operator."""
+
+    def __init__(self, node: StreamNode | None) -> None:
+        self._node = node
+
+    def uid(self, uid: str) -> Self:
+        """The operator's stable identity: state is found by it when the job is changed and restored."""
+        if not uid:
+            raise GraphError(f"the uid of {self._own('uid').name!r} must not be empty", operator=self._own("uid").label)
+        self._own("uid").uid = uid
+        return self
+
+    def name(self, name: str) -> Self:
+        """What the operator is called in displays and errors."""
+        self._own("name").name = name
+        return self
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Subtasks of this operator, instead of the environment's parallelism."""
+        self._own("set_parallelism").parallelism = _at_least_one(parallelism, "parallelism", self._own("set_parallelism"))
+        return self
+
+    def set_max_parallelism(self, max_parallelism: int) -> Self:
+        """Key groups of this operator: the largest parallelism that its state can ever be restored at."""
+        node = self._own("set_max_parallelism")
+        node.max_parallelism = _at_least_one(max_parallelism, "max parallelism", node)
+        return self
+
+    def start_new_chain(self) -> Self:
+        """Put an exchange in front of this operator, instead of running it in the subtask of the one before."""
+        self._own("start_new_chain").chaining = Chaining.HEAD
+        return self
+
+    def disable_chaining(self) -> Self:
+        """Give this operator a subtask of its own."""
+        self._own("disable_chaining").chaining = Chaining.NEVER
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._told()}>"
+
+    def _told(self) -> str:
+        """The operator and its uid, or that it has none."""
+        if self._node is None:
+            return "of no operator"
+        return f"{self._node.name!r}, {f'uid {self._node.uid!r}' if self._node.uid else 'without uid'}"
+
+    def _own(self, setting: str) -> StreamNode:
+        if self._node is None:
+            raise GraphError(f"{setting}() applies to an operator, not to a union, key_by or partitioning: call it on what follows")
+        return self._node
+
+
+class Stream(Stage):
+    """A stream of rows."""
+
+    def __init__(
+        self, environment: Environment, inputs: tuple[StreamEdge, ...], row_type: RowType, node: StreamNode | None = None
+    ) -> None:
+        super().__init__(node)
+        self.environment = environment
+        self._inputs = inputs
+        self._row_type = row_type
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Declared columns; None when the rows are of undeclared type."""
+        return self._row_type.schema
+
+    def _told(self) -> str:
+        """What the rows are, behind what they come from."""
+        if self._node is not None:
+            return f"{super()._told()}: {self._row_type.described()}"
+        nodes = self.environment.graph.nodes
+        sources = ", ".join(repr(nodes[edge.source].label) for edge in self._inputs)
+        return f"of {sources}: {self._row_type.described()}"
+
+    # ------------------------------------------------------------------------------------------------- transformations
+
+    def map(self, function: Callable[[Any], Any], *, returns: Any = None, on_error: str = "fail") -> Stream:
+        """One row in, one row out. `returns`: pa.Schema, {column: type} or a record type; else the return annotation.
+
+        `on_error`: "fail", or "skip" to leave out the rows on which the function raises, and those that don't fit the declared
+        columns. They are counted; `skipped_rows_max` of the Environment is the limit."""
+        skips = is_skipping(on_error, "map")
+        output = self._declared(function, returns, "map")
+        if output.schema is not None:
+            check_returns(function, "map")
+        self._row_type.check_rows("map")
+        return self._add("map", MapOperator(function, self._row_type, output, skips=skips), output)
+
+    def filter(self, function: Callable[[Any], Any], *, on_error: str = "fail") -> Stream:
+        """Keep the rows for which the function is true. `on_error` as in `map`."""
+        skips = is_skipping(on_error, "filter")
+        check_returns(function, "filter")
+        self._row_type.check_rows("filter")
+        return self._add("filter", FilterOperator(function, self._row_type, self._row_type, skips=skips), self._row_type)
+
+    def flat_map(
+        self, function: Callable[[Any], Iterable[Any]], *, returns: Any = None, on_error: str = "fail"
+    ) -> Stream:
+        """One row in, any number out: the function returns or yields rows. `returns` as in `map`, of one row.
+
+        `on_error` as in `map`: a row on which the function raises gives none at all, also of what it had yielded before."""
+        skips = is_skipping(on_error, "flat_map")
+        check_returns(function, "flat_map")
+        output = self._declared(function, returns, "flat_map", each=True)
+        self._row_type.check_rows("flat_map")
+        return self._add("flat_map", FlatMapOperator(function, self._row_type, output, skips=skips), output)
+
+    def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], *, returns: Any) -> Stream:
+        """Columns in, columns out, a record batch at a time; must not depend on where a batch ends.
+
+        `returns`: the pa.Schema of the result, or {column: type}."""
+        if self._row_type.schema is None:
+            raise undeclared_error("map_batches", "columns")
+        output = declared_type(returns, "map_batches")
+        return self._add("map_batches", MapBatchesOperator(function, self._row_type, output), output)
+
+    def assign_timestamps(
+        self,
+        source: str | Callable[[Any], Any],
+        max_out_of_orderness: timedelta | int | None = None,
+        *,
+        max_out_of_orderness_ms: int | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Give records their event time, and emit watermarks for records at most so much out of order.
+
+        `source`: a column (int64 ms, or a timestamp with a zone), or a function of the row (ms, or an aware datetime).
+        `on_error`: "fail", or "skip" to leave out rows that have no event time, as in `map`."""
+        skips = is_skipping(on_error, "assign_timestamps")
+        what = "max_out_of_orderness"
+        if (max_out_of_orderness is None) == (max_out_of_orderness_ms is None):
+            raise GraphError(f"assign_timestamps needs {what}= (a timedelta, or ms) or {what}_ms=, one of them", setting=what)
+        bound_ms = duration_ms(max_out_of_orderness if max_out_of_orderness_ms is None else max_out_of_orderness_ms, what)  # type: ignore[arg-type]
+        if bound_ms < 0:
+            raise GraphError(f"{what} must not be negative, got {bound_ms} ms", setting=what)
+        if callable(source):
+            check_returns(source, "assign_timestamps")
+            self._row_type.check_rows("assign_timestamps")
+        else:
+            check_time_column(self._row_type.column(source, "assign_timestamps"), "assign_timestamps")
+        stream = self._add("timestamps", TimestampsOperator(source, bound_ms, self._row_type, skips=skips), self._row_type)
+        stream._own("assign_timestamps").timestamped = True
+        return stream
+
+    def key_by(self, key: Key, *, key_type: Any = None) -> KeyedStream:
+        """Bring equal keys together: a column, several columns, or a deterministic function of the row.
+
+        `key_type` (a Python class, an Arrow type) is needed for a function without a return annotation."""
+        from holdfast.operators.datastream.keyed import KeyedStream
+
+        selector = key_selector(key, key_type, self._row_type, f"key_by({self._key_text(key)})")
+        inputs = tuple(StreamEdge(edge.source, Partitioning.HASH, selector) for edge in self._inputs)
+        return KeyedStream(self.environment, inputs, self._row_type, selector)
+
+    # --------------------------------------------------------------------------------------------------- partitionings
+
+    def union(self, *others: Stream) -> Stream:
+        """One stream of the records of all; their columns must be equal."""
+        streams = (self, *others)
+        for other in others:
+            if other.environment is not self.environment:
+                raise GraphError("a union takes streams of one environment")
+        row_type = reduce(lambda left, right: merged_type(left, right, "union"), (stream._row_type for stream in streams))
+        return Stream(self.environment, tuple(edge for stream in streams for edge in stream._inputs), row_type)
+
+    def rebalance(self) -> Stream:
+        """Deal the records to the next operator's subtasks in turn."""
+        return self._partitioned(Partitioning.REBALANCE)
+
+    def broadcast(self) -> Stream:
+        """Give every record to every subtask of the next operator."""
+        return self._partitioned(Partitioning.BROADCAST)
+
+    def forward(self) -> Stream:
+        """Keep records on their subtask; the next operator must have the same parallelism."""
+        return self._partitioned(Partitioning.FORWARD)
+
+    # ------------------------------------------------------------------------------------------------------------ ends
+
+    def sink_to(self, sink: Sink, *, name: str | None = None, uid: str | None = None) -> StreamSink:
+        """Write the stream to a two-phase sink, exactly once."""
+        label = uid or name or sink.name
+        if sink.needs_columns and self._row_type.schema is None:
+            raise undeclared_error(label, "columns")
+        node = self.environment.graph.add(
+            "sink", name or sink.name, self._inputs, sink=sink, input_type=self._row_type, uid=uid, timestamped=self._timestamped
+        )
+        return StreamSink(node)
+
+    def print(self, *, limit: int | None = PRINTED_ROWS_MAX, uid: str | None = None) -> StreamSink:
+        """Write rows where the job's workers write to, on `local[N]` the driver's terminal: for a look, not exactly once.
+
+        `limit`: rows of each subtask; None: all."""
+        return self.sink_to(PrintSink(limit=limit), uid=uid)
+
+    # -------------------------------------------------------------------------------------------------------- internal
+
+    def _add(self, kind: str, operator: Operator, output: RowType, **settings: Any) -> Stream:
+        node = self.environment.graph.add(
+            kind,
+            kind,
+            self._inputs,
+            operator=operator,
+            input_type=self._row_type,
+            output_type=output,
+            timestamped=self._timestamped,
+            **settings,
+        )
+        return Stream(self.environment, (StreamEdge(node.index),), output, node)
+
+    def _partitioned(self, partitioning: Partitioning) -> Stream:
+        inputs = tuple(StreamEdge(edge.source, partitioning) for edge in self._inputs)
+        return Stream(self.environment, inputs, self._row_type)
+
+    @property
+    def _timestamped(self) -> bool:
+        return all(self.environment.graph.nodes[edge.source].timestamped for edge in self._inputs)
+
+    def _declared(self, function: Callable[..., Any], returns: Any, operator: str, *, each: bool = False) -> RowType:
+        if not callable(function):
+            raise GraphError(f"operator {operator!r}: {function!r} is not a function", operator=operator)
+        return annotated_type(function, operator, each=each) if returns is None else declared_type(returns, operator)
+
+    @staticmethod
+    def _key_text(key: Key) -> str:
+        if callable(key):
+            return function_name(key)
+        return key if isinstance(key, str) else ", ".join(map(str, key))
+
+
+class StreamSink(Stage):
+    """The end of a stream."""
+
+    def _told(self) -> str:
+        return f"{super()._told()}: {self._own('repr').sink!r}"
+
+
+def _at_least_one(value: int, what: str, node: StreamNode) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidConfigError(f"the {what} of {node.label!r} must be at least 1, not {value!r}", operator=node.label)
+    return value

@@ -1,0 +1,32 @@
+"""SHELL: Spark's Python daemon with our imports done once, so that a forked worker starts warm.
+
+`python -m holdfast.operators.spark.daemon` in place of `pyspark.daemon`. It imports and nothing more: contexts, threads and native
+handles are made inside the task, after the fork."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+
+PRELOADED = ("holdfast.operators.spark.spark_task", "holdfast.operators.worker.deploy", "pyarrow.parquet", "pyspark.worker")
+
+
+def preload() -> None:
+    """Import what a worker needs; what can't be imported here is left to the worker, which reports it properly."""
+    for module in PRELOADED:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # keeps the imported modules' pages shared after a fork
+
+
+def main() -> None:
+    preload()
+    from pyspark.daemon import manager
+
+    manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,457 @@
+"""A job submitted from this driver: watches it, keeps its workers going, shows its progress, and lets go of all at the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.messages import printable
+from holdfast.operators.datastream.launcher import CoordinatorClient, Progress
+from holdfast.operators.spark.failures import frames_of_failure, restart_hint, with_frames
+from holdfast.operators.spark.messages import describe_attached, describe_ending, describe_interrupted, describe_left
+from holdfast.operators.spark.progress import (
+    CompletedCheckpoints,
+    Look,
+    ProgressLine,
+    derive_progress,
+    describe_late,
+    describe_restart,
+    describe_restored,
+    describe_skipped,
+    format_counters,
+    format_progress,
+    format_totals,
+    registered_slots,
+    seen_workers,
+    worker_nonces,
+)
+from holdfast.operators.spark.slots import SlotRunner
+from holdfast.operators.spark.standing import ENDING_STATES, Standing, judge_look
+from holdfast.operators.spark.supervisor import JobEnded, Question, StopRequested, WorkersSeen
+from holdfast.statebackends.errors import FencedError, HoldfastError, JobFailedError
+from holdfast.statebackends.state_processor.places import Location, absolute_location
+
+T = TypeVar("T")
+
+log = logging.getLogger("holdfast.spark")
+COORDINATOR_LOGGER = "holdfast.coordinator.jobs"
+"""What a coordinator inside of this process says of its jobs."""
+
+POLL_S = 0.25
+RATE_LOOKS = 12
+"""Looks over which rates are taken: some seconds, since workers report their counters every other second."""
+
+SIGNAL_SEEN_S = 0.5
+"""After which Ctrl-C is seen at the latest."""
+
+WORKERS_LEAVE_S = 17.0
+"""A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
+
+
+class _ToldByTheLine(logging.Filter):
+    """Keeps failures of a job from Python's last resort, which writes to stderr what no handler takes: the job's own line tells of
+    them there, with the user's lines. Whoever has set logging up gets all of it."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__()
+        self._job_id = job_id
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        fields = getattr(record, "fields", {})
+        told = fields.get("event") == "attempt_failed" and fields.get("job_id") == self._job_id
+        return not told or logging.getLogger(record.name).hasHandlers()
+
+
+class SparkJobHandle:
+    """Implements JobHandle. A thread polls the coordinator; a coordinator that is away for a while is waited for."""
+
+    def __init__(
+        self,
+        job_id: str,
+        client: CoordinatorClient,
+        graph: JobGraph,
+        slots: int,
+        *,
+        submission: int,
+        progress: bool,
+        release: Callable[[], None],
+    ) -> None:
+        self.job_id = job_id
+        self.client = client
+        self._graph = graph
+        self._slots = slots
+        self._submission = submission
+        self._release = release
+        """Called once, when the handle lets go: an embedded coordinator ends here."""
+        self._shows_progress = progress
+        self._line = ProgressLine(enabled=progress)
+        self._unsilence = _silence_last_resort(self, job_id) if progress else None
+        self._runner: SlotRunner | None = None
+        self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
+        self._registered: frozenset[int] = frozenset()
+        self._nonces: frozenset[str] = frozenset()
+        self._failure: str | None = None
+        self._newer = 0
+        """The submission that took the job over from ours; 0: none."""
+        self._hinted = False
+        self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
+        self._completed = CompletedCheckpoints()
+        self._question = Question()
+        self._endings: tuple[Future[Any], ...] = ()
+        """Of each `stop` and `cancel`: its outcome."""
+        self._terminal = threading.Event()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._is_released = False
+        self._is_left = False
+        self._is_scoped = False
+        """Somebody is in a `with` block of it."""
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-job", daemon=True)
+
+    def start(self, runner: SlotRunner) -> None:
+        self._runner = runner
+        runner.start()
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------------------- JobHandle
+
+    def state(self) -> str:
+        return self._progress.state if self._terminal.is_set() else self.client.job_state(self.job_id)
+
+    def progress(self) -> Progress:
+        return self._progress
+
+    @property
+    def slots_held(self) -> int:
+        """Spark slots that this job's workers occupy."""
+        return 0 if self._runner is None or self._runner.ended.is_set() else self._slots
+
+    @property
+    def is_running(self) -> bool:
+        """Not over, and not left by this driver."""
+        return self.slots_held > 0 and not self._terminal.is_set() and not self._is_left
+
+    def attach(self) -> None:
+        """Somebody executed the job once more."""
+        self.say(describe_attached(self._graph.name, self._progress))
+
+    def await_ending(self) -> bool:
+        """Whether the job is over, or another driver's: then nobody attaches to it. The coordinator is asked, since its answer is
+        newer than the last look; one that is ending is waited for, as long as `stop` waits."""
+        seen = self.client.workers(self.job_id)
+        state = str(seen["state"])
+        standing = judge_look(ours=self._submission, seen=int(seen["submission"]), state=state)
+        is_over = standing in (Standing.ENDED, Standing.SUPERSEDED)
+        will_end = is_over or (standing is Standing.OURS and state in ENDING_STATES)
+        if not (will_end or self._is_ending):
+            return False
+        if not is_over:
+            self.say(describe_ending(self._graph.name))
+        while not self._terminal.wait(SIGNAL_SEEN_S):
+            if not (will_end or self._is_ending):
+                return False  # what was to end it was refused
+        self._let_workers_go()
+        return True
+
+    @property
+    def _is_ending(self) -> bool:
+        """`stop` or `cancel` was called, also if that was interrupted, and not refused."""
+        return any(map(_may_end, self._endings))
+
+    @property
+    def worker_nonces(self) -> frozenset[str]:
+        """Of the processes that were the job's workers at the last look: no other job has one of them."""
+        return self._nonces
+
+    def say(self, line: str) -> None:
+        """For whoever watches the job."""
+        self._line.say(line)
+
+    @property
+    def respawns(self) -> int:
+        """Workers that were started again."""
+        return self._runner.respawns if self._runner is not None else 0
+
+    def __repr__(self) -> str:
+        """As the job was seen last, a quarter of a second ago at most while it runs; asks nobody."""
+        seen = self._progress
+        checkpoint = "no checkpoint yet" if seen.last_checkpoint_id is None else f"checkpoint {seen.last_checkpoint_id}"
+        failure = printable((self._failure or "").strip().partition("\n")[0])
+        cause = f"; {failure}" if failure and seen.state == "FAILED" else ""
+        return (
+            f"<Job {self._graph.name!r} ({self.job_id}) {seen.state}: {seen.records_in:,} rows in, {seen.records_out:,} out; "
+            f"{checkpoint}; restarts: {seen.restarts}{cause}>"
+        )
+
+    def __enter__(self) -> SparkJobHandle:
+        self._is_scoped = True
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """As `close`: a job that still runs is left to the coordinator, without workers."""
+        self.close()
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError, and FencedError when a newer
+        submission took the job over: it goes on, and belongs to another driver.
+
+        Ctrl-C ends the wait, not the job: a line on stderr says so. The coordinator can be asked about the job until `close`."""
+        try:
+            ended = self._await_end(timeout_s)
+        except KeyboardInterrupt as interrupt:
+            self._say_interrupted()
+            # The user's own line stands above it, not those of ours.
+            raise interrupt.with_traceback(None) from None
+        if not ended:
+            raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
+        state = self._progress.state
+        self._let_workers_go()
+        error = self._bad_end()
+        if error is not None:
+            raise error  # here: the user's own line stands above it, and one of ours
+        return state
+
+    def _await_end(self, timeout_s: float | None = None) -> bool:
+        """Whether the job has ended. In slices: a signal that comes just before a thread waits is only seen when it wakes."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._terminal.wait(max(0.0, min(SIGNAL_SEEN_S, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return self._terminal.is_set()
+        return True
+
+    def _say_interrupted(self) -> None:
+        """Whoever pressed Ctrl-C is there to read it, also if the job's progress is not shown."""
+        is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started Spark, and then this program
+        text = describe_interrupted(self._graph.name, is_scoped=self._is_scoped, is_submitted=is_submitted)
+        (self._line if self._shows_progress else ProgressLine(enabled=True)).say(text)
+
+    def wait_for_workers(self, timeout_s: float) -> None:
+        """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError, FencedError."""
+        deadline = time.monotonic() + timeout_s
+        said: frozenset[int] = frozenset()
+        with self._changed:
+            while len(self._registered) < self._slots and not self._terminal.is_set():
+                if self._registered != said:
+                    said = self._registered
+                    self._line.say(self._started(said))
+                if not self._changed.wait(max(0.0, min(1.0, deadline - time.monotonic()))) and time.monotonic() >= deadline:
+                    started = self._started(self._registered)
+                    raise TimeoutError(f"job {self.job_id}: {started} within {timeout_s:.0f} s{self._errors()}")
+        error = self._bad_end() if self._terminal.is_set() else None
+        if error is not None:
+            raise error
+
+    def _bad_end(self) -> HoldfastError | None:
+        """Why the job did not end well, if it did not."""
+        if self._newer:
+            message = f"submission {self._newer} took job {self.job_id} over from submission {self._submission}"
+            return FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
+        if self._progress.state != "FAILED":
+            return None
+        cause = with_frames(self._failure or "see its exceptions", self._frames(self._failure or ""))
+        told = printable(cause, keep="\n\t")
+        return JobFailedError(f"job {self.job_id} failed: {told}", job_id=self.job_id, cause=self._failure)
+
+    def _frames(self, error: str) -> str:
+        """The user's lines of a failure, as far as the coordinator can still be asked."""
+        try:
+            return frames_of_failure(error, self.client.exceptions(self.job_id)) if error else ""
+        except HoldfastError as failure:
+            log.debug("job %s: %s", self.job_id, failure)
+            return ""
+
+    def _started(self, slots: frozenset[int]) -> str:
+        indices = ", ".join(str(slot) for slot in sorted(slots)) or "none"
+        return f"{len(slots)} of {self._slots} workers started, indices {indices}"
+
+    def _errors(self) -> str:
+        errors = self._runner.last_errors if self._runner is not None else {}
+        return "".join(f"; worker {slot}: {error}" for slot, error in sorted(errors.items()))
+
+    def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
+        return self.client.savepoint(self.job_id, _seen_from_here(target), format_type=format_type)
+
+    def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
+        folder = _seen_from_here(target)
+        location = self._end_by(lambda: self.client.stop(self.job_id, folder, drain=drain, format_type=format_type))
+        self._await_end()
+        self._let_workers_go()
+        return location
+
+    def cancel(self) -> None:
+        self._end_by(lambda: self.client.cancel(self.job_id))
+        self._await_end()
+        self._let_workers_go()
+
+    def _end_by(self, ask: Callable[[], T]) -> T:
+        """What the coordinator answers. A thread asks: an interrupt ends the wait for the answer, and what was asked for goes on;
+        whoever executes the job then must know whether it ends."""
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(ask())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        with self._lock:
+            self._endings = (*(each for each in self._endings if _may_end(each)), outcome)
+        threading.Thread(target=run, name="holdfast-end", daemon=True).start()
+        while not wait([outcome], SIGNAL_SEEN_S).done:
+            pass
+        return outcome.result()
+
+    def close(self) -> None:
+        """An interrupt ends the wait for the workers, which were told to go; whoever calls again waits again."""
+        with self._lock:
+            is_left, self._is_left = self._is_left, True
+        if not is_left and self._runner is not None and not self._terminal.is_set():
+            self._line.say(describe_left(self._graph.name, self._progress))
+        self._let_workers_go()
+        with self._lock:
+            is_released, self._is_released = self._is_released, True
+        if not is_released:
+            self._release()
+
+    def _let_workers_go(self) -> None:
+        """End workers, threads and display; the coordinator can still be asked. Idempotent."""
+        if self._runner is not None:
+            self._runner.post(JobEnded() if self._terminal.is_set() else StopRequested())
+            self._runner.ended.wait(WORKERS_LEAVE_S)
+            if self._runner.abandoned:
+                log.warning("workers %s did not leave; they end with Spark", self._runner.abandoned)
+        self._closing.set()
+        if self._unsilence is not None:
+            self._unsilence()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+        self._line.close()
+
+    # ---------------------------------------------------------------------------------------------------------- thread
+
+    def give_up(self, slot: int, error: str) -> None:
+        """The workers can't start: its waiters learn why. The coordinator keeps the job, and all of its state, for a driver
+        whose workers do."""
+        self._failure = f"worker {slot} can't start: {error}"
+        self._end("FAILED")
+
+    def _watch(self) -> None:
+        while not self._closing.is_set() and not self._terminal.is_set():
+            try:
+                self._poll()
+            except HoldfastError as error:
+                # The coordinator may be restarting: the workers go on without it, and so do we.
+                log.debug("job %s: %s", self.job_id, error)
+            except Exception:
+                # Whoever waits for the job waits for this thread.
+                log.warning("job %s can't be watched just now", self.job_id, exc_info=True)
+            self._closing.wait(POLL_S)
+
+    def _poll(self) -> None:
+        self._question.ask(_now_ms())
+        workers = self.client.workers(self.job_id)
+        number, state = int(workers["submission"]), str(workers["state"])
+        standing = judge_look(ours=self._submission, seen=number, state=state)
+        if standing is Standing.STALE:
+            log.debug("job %s: who answers knows only submission %d, not our %d", self.job_id, number, self._submission)
+            return
+        if standing is Standing.SUPERSEDED:
+            self._newer = number
+            self._end("SUSPENDED")
+            return
+        assert self._runner is not None
+        # First of all: somebody may have to be replaced.
+        self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
+        look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
+        before = self._looks[-1] if self._looks else None
+        progress = self._note(look, before)
+        name = str(look.job.get("name", self.job_id))
+        self._say_changes(name, look, before)
+        if standing is Standing.ENDED:
+            try:
+                self._say_totals(name, progress)
+            finally:
+                self._end(state)  # whoever waits for the job waits for this
+        else:
+            self._line.show(format_progress(name, progress, len(self._registered), self._slots), progress.state)
+
+    def _note(self, look: Look, before: Look | None) -> Progress:
+        """What the handle knows of the job from now on."""
+        workers = look.workers
+        if before is not None and before.workers.get("attempt") != workers.get("attempt"):
+            self._looks.clear()  # totals fall back to the cut that the attempt began with
+        counts = look.checkpoints.get("counts") or {}
+        self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
+        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
+        self._looks.append(look)
+        self._failure = workers.get("failure") or self._failure
+        with self._changed:
+            self._registered = registered_slots(workers)
+            self._nonces = worker_nonces(workers)
+            self._progress = progress
+            self._changed.notify_all()
+        return progress
+
+    def _say_changes(self, name: str, look: Look, before: Look | None) -> None:
+        restart = describe_restart(name, look, before)
+        if restart is not None:
+            self._line.say(self._told(restart, str(look.workers.get("failure") or look.workers.get("last_failure") or "")))
+        restored = describe_restored(name, look, before)
+        if restored is not None:
+            self._line.say(restored)
+
+    def _say_totals(self, name: str, progress: Progress) -> None:
+        """What is read at the end; rows that were dropped are told whether progress is shown or not."""
+        self._line.finish(format_totals(name, progress))
+        counters = format_counters(name, progress)
+        if counters is not None:
+            self._line.say(counters)
+        for warning in (*describe_late(name, progress), *describe_skipped(name, progress)):
+            log.warning("%s", warning)
+
+    def _told(self, restart: str, error: str) -> str:
+        """A restart with the user's lines; how to end them, once."""
+        told = with_frames(restart, self._frames(error))
+        hint = "" if self._hinted else restart_hint(error, self._graph.config.restart)
+        self._hinted = self._hinted or bool(hint)
+        return f"{told}\n{hint}" if hint else told
+
+    def _end(self, state: str) -> None:
+        with self._changed:
+            self._progress = replace(self._progress, state=state, records_in_per_second=0.0, records_out_per_second=0.0)
+            self._terminal.set()
+            self._changed.notify_all()
+        assert self._runner is not None
+        self._runner.post(JobEnded())
+
+
+def _silence_last_resort(handle: SparkJobHandle, job_id: str) -> Callable[[], object]:
+    """Until what is returned is called, or nobody holds the handle."""
+    logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldByTheLine(job_id)
+    logger.addFilter(told)
+    return weakref.finalize(handle, logger.removeFilter, told)
+
+
+def _may_end(outcome: Future[Any]) -> bool:
+    """What was to end the job was not refused."""
+    return not outcome.done() or outcome.exception() is None
+
+
+def _seen_from_here(target: Location | None) -> str | None:
+    """A relative path is of the driver's working directory: the coordinator's is another one. An empty one is refused there."""
+    return absolute_location(target) if target else None if target is None else ""
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,313 @@
+"""SHELL: runs plans on Spark: checks the session, submits, materialises DataFrames, ships code, starts one job per worker.
+
+It decides nothing about checkpoints or failover; supervisor.py decides about workers. It reaches the coordinator through a
+client that holdfast.api.launch makes, since operators may not import api."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.launches import draw_secret
+from holdfast.operators.base import JobPlan
+from holdfast.operators.datastream.launcher import CoordinatorClient, JobHandle, LaunchOptions
+from holdfast.operators.datastream.unpicklable import check_picklable
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.spark.handle import SparkJobHandle
+from holdfast.operators.spark.interrupts import spare_workers
+from holdfast.operators.spark.messages import describe_replaced
+from holdfast.operators.spark.packaging import modules_by_value, user_modules, write_package
+from holdfast.operators.spark.progress import ProgressLine
+from holdfast.operators.spark.running_jobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
+from holdfast.operators.spark.settings import apply_settings, await_slots, hide_progress_bar
+from holdfast.operators.spark.slots import RddBackend, SlotRunner
+from holdfast.operators.spark.spark_task import WorkerTemplate
+from holdfast.operators.spark.supervisor import SlotSupervisor
+from holdfast.operators.worker.main import pickle_plan
+from holdfast.operators.worker.working_folders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("holdfast.spark")
+
+WORKERS_START_S = 120.0
+"""How long `launch` waits until every slot's worker is registered."""
+
+
+_shipping = threading.Lock()
+"""Held while the path of the whole process is changed for a moment."""
+
+DAEMON_SETTING = "spark.python.daemon.module"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A coordinator, and how to let go of it (the embedded one ends; a remote one is left alone)."""
+
+    client: CoordinatorClient
+    close: Callable[[], None]
+
+
+Connect = Callable[[LaunchOptions], Connection]
+
+
+class _SlotCount:
+    """Spark slots of one session's jobs: of those that threads are starting just now, and then of their handles. Any thread may
+    ask; none waits with the lock held."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starting = 0
+        self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
+
+    def take(self, slots: int, room: int, *, leaving: SparkJobHandle | None = None) -> int:
+        """Slots that other jobs hold; so many for ours are taken if there is room for all. `leaving`: holds none that count."""
+        with self._lock:
+            occupied = self._starting + sum(handle.slots_held for handle in self._handles if handle is not leaving)
+            if occupied + slots <= room:
+                self._starting += slots
+            return occupied
+
+    def give_back(self, slots: int) -> None:
+        """The job did not start."""
+        with self._lock:
+            self._starting -= slots
+
+    def pass_on(self, slots: int, handle: SparkJobHandle) -> None:
+        """The job's handle tells from now on what it holds."""
+        with self._lock:
+            self._starting -= slots
+            self._handles.add(handle)
+
+
+class SparkLauncher:
+    """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, if the route's
+    address is not the right one."""
+
+    def __init__(self, spark: SparkSession, connect: Connect, *, advertised_host: str | None = None) -> None:
+        self._spark = spark
+        self._connect = connect
+        self._advertised_host = advertised_host
+        self._jobs = RunningJobs()
+        self._slots = _SlotCount()
+
+    def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
+        """Submit and start; returns when every worker is registered. A job that this driver runs already is not started twice:
+        its handle is returned, or, if the plan is another one, the new plan takes over (runningjobs.py).
+
+        Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
+        context = self._spark.sparkContext
+        hide_progress_bar(context)
+        for warning in apply_settings(context):
+            log.warning("%s", warning)
+        spare_workers(context)
+        execution = Execution.of(plan, options)
+        with self._jobs.turn(execution.name):
+            running = self._jobs.find(execution, lambda: self._connect(options))
+            difference = None if running is None else running.difference(execution)
+            if running is None or difference is not None:
+                return self._launch(plan, options, execution, running, difference)
+            running.handle.attach()
+            return running.handle
+
+    def _launch(
+        self, plan: JobPlan, options: LaunchOptions, execution: Execution, running: RunningJob | None, difference: str | None
+    ) -> SparkJobHandle:
+        """`running`: of the same job in this driver, and what is another in the new plan; it ends when that is submitted."""
+        context = self._spark.sparkContext
+        _say_start(plan, options, context.master)
+        with modules_by_value(user_modules()):
+            check_picklable(plan)
+        _prepare_sinks(plan, options)
+        slots = plan.graph.slots_required
+        leaving = None if running is None else running.handle
+        await_slots(context, slots, lambda room: self._slots.take(slots, room, leaving=leaving))
+        try:
+            if running is not None:
+                running.handle.say(describe_replaced(execution.name, difference or ""))
+                checkpoint_before_takeover(running, execution)
+            handle = self._submit(plan, options)
+        except BaseException:
+            self._slots.give_back(slots)
+            raise
+        self._slots.pass_on(slots, handle)
+        self._jobs.add(execution, handle)
+        try:
+            handle.wait_for_workers(WORKERS_START_S)
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    def _submit(self, plan: JobPlan, options: LaunchOptions) -> SparkJobHandle:
+        """The job's handle, once its workers are being started."""
+        connection = self._connect(options)
+        try:
+            submission = _submission(plan, options)
+            accepted = connection.client.submit(submission)
+        except BaseException:
+            connection.close()
+            raise
+        for note in accepted.notes:
+            log.warning("%s: %s", plan.graph.name, note)
+        handle = SparkJobHandle(
+            accepted.job_id,
+            connection.client,
+            plan.graph,
+            accepted.slots,
+            submission=accepted.submission,
+            progress=options.progress,
+            release=connection.close,
+        )
+        if accepted.restored_checkpoint_id:
+            handle.say(_restored_text(plan.graph.name, accepted.restored_checkpoint_id, options.restore))
+        try:
+            self._start(plan, options, accepted, handle, submission.launch_key)
+        except BaseException:
+            # The job is not cancelled, which could delete its checkpoints: it waits for a driver that brings workers.
+            handle.close()
+            raise
+        return handle
+
+    def _start(
+        self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
+    ) -> None:
+        context = self._spark.sparkContext
+        with _shipping:
+            ship_package(context)
+        for uid, source in plan.sources.items():
+            if isinstance(source, DataFrameSource):
+                source.materialise(
+                    self._spark, accepted.directory, accepted.job_id, uid, submission=accepted.submission, fresh=options.fresh
+                )
+        with modules_by_value(user_modules()):
+            pickled = pickle_plan(plan)
+        template = WorkerTemplate(
+            job_id=accepted.job_id,
+            submission=accepted.submission,
+            coordinator_url=handle.client.url,
+            token=handle.client.token,
+            state_directory=accepted.directory,
+            plan=pickled,
+            cancellation_timeout_ms=plan.graph.config.cancellation_timeout_ms,
+            advertised_host=self._advertised_host,
+            directory_nonce=accepted.directory_nonce,
+        )
+        backend = RddBackend(context, template, plan.graph.name, launch_key=launch_key)
+        handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))
+        _at_exit(functools.partial(_leave_at_exit, weakref.ref(handle)))
+
+
+def _prepare_sinks(plan: JobPlan, options: LaunchOptions) -> None:
+    """Raises OutputMayRepeatError before a fresh start drops the old job's checkpoints."""
+    for operator in plan.operators.values():
+        if isinstance(operator, FileCommitter):
+            operator.allow_output_repeat = options.allow_output_repeat
+            if options.fresh:
+                operator.check_fresh_start()
+
+
+def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
+    return Submission(
+        graph=plan.graph,
+        job_id=options.job_id,
+        restore=options.restore,
+        allow_non_restored_state=options.allow_non_restored_state,
+        allow_output_repeat=options.allow_output_repeat,
+        fresh=options.fresh,
+        claim_mode=options.claim_mode,
+        sinks=options.sinks,
+        driver_nonce=uuid4().hex,
+        launch_key=draw_secret(),
+    )
+
+
+def _say_start(plan: JobPlan, options: LaunchOptions, master: str) -> None:
+    """At once: writing a DataFrame down, and waiting for executors, may take a while."""
+    slots, where = plan.graph.slots_required, options.coordinator_url or options.state_directory
+    workers = f"{slots} worker" + ("" if slots == 1 else "s")
+    place = "" if where is None else f", {'coordinator' if options.coordinator_url else 'state'} {where}"
+    ProgressLine(enabled=options.progress).say(f"{plan.graph.name} starts {workers} on {master}{place}")
+
+
+def _restored_text(name: str, checkpoint_id: int, restore: str | None) -> str:
+    """`restore`: as it was asked for; a location is named."""
+    where = f" in {restore}" if restore is not None and "/" in restore else ""
+    return f"{name} restored from checkpoint {checkpoint_id}{where}"
+
+
+def _at_exit(action: Callable[[], None]) -> None:
+    """While thread pools still take work, which an embedded coordinator needs to end in order: they refuse it when `atexit` begins.
+    concurrent.futures uses the same means, and was imported before: who registered last comes first."""
+    getattr(threading, "_register_atexit", atexit.register)(action)
+
+
+def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
+    """A driver that ends without closing its job takes its workers with it, while Spark can still be told; so does a kill."""
+    alive = handle()
+    if alive is not None:
+        with contextlib.suppress(KeyboardInterrupt):  # pressed again: the workers were told, and nobody waits for them
+            alive.close()
+
+
+def ship_package(context: SparkContext) -> None:
+    """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there."""
+    folder = _package_folder(os.getpid())
+    if not folder.is_dir():  # whoever tidies temporary folders up took it for an old one
+        _package_folder.cache_clear()
+        folder = _package_folder(os.getpid())
+    path = write_package(folder)
+    if path.name in context._python_includes:
+        return
+    before = list(sys.path)
+    context.addPyFile(str(path))
+    # Spark puts the zip on the driver's path too, where it would shadow the modules that are not imported yet.
+    sys.path[:] = [entry for entry in sys.path if entry in before]
+    if preload_workers(context, path):
+        log.debug("Spark's Python daemon imports Holdfast once, for all workers")
+
+
+@functools.cache
+def _package_folder(process: int) -> Path:
+    """The one folder of this process for what it ships: Spark's executors fetch it from there as long as the process lives. What
+    drivers that were killed left is deleted."""
+    root = tempfile.gettempdir()
+    folder = OwnedFolder(root, f"holdfast-package-{uuid4().hex[:16]}")
+    atexit.register(_delete_package, folder, process)
+    sweep = FolderSweep(root, PACKAGE_FOLDER)
+    while sweep.step():
+        pass
+    return Path(folder.path)
+
+
+def _delete_package(folder: OwnedFolder, process: int) -> None:
+    if os.getpid() == process:  # and not a child that it forked
+        folder.delete()
+
+
+def preload_workers(context: SparkContext, package: Path) -> bool:
+    """On local[N], where the daemon can find the zip, let it import our packages before it forks workers.
+
+    Elsewhere the user may set spark.python.daemon.module, if Holdfast is installed on the nodes; a choice is respected."""
+    live = context._jsc.sc().conf()
+    if not context.master.startswith("local") or context.master.startswith("local-cluster") or live.contains(DAEMON_SETTING):
+        return False
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), context.environment.get("PYTHONPATH"))))
+    live.set(DAEMON_SETTING, "holdfast.operators.spark.daemon")
+    return True

@@ -1,0 +1,197 @@
+"""SHELL: the slot supervisor's hands: one driver thread and one one-partition Spark job per living worker.
+
+Jobs of their own, so that a worker's death is its own: Spark starts the successor of one slot and leaves the others alone."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.barriers.launches import launch_token
+from holdfast.operators.spark.interrupts import collect, mark_worker
+from holdfast.operators.spark.spark_task import WorkerReport, WorkerTemplate, worker_task
+from holdfast.operators.spark.supervisor import (
+    Action,
+    AllEnded,
+    CancelWorker,
+    DeadlineReached,
+    Event,
+    GiveUp,
+    Launch,
+    SeenWorker,
+    SlotSupervisor,
+    SpawnWorker,
+    StopRequested,
+    WorkerEnd,
+    WorkerEnded,
+    derive_end,
+)
+from holdfast.operators.worker.processidentity import kill_process
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = logging.getLogger("holdfast.spark")
+
+Ended = Callable[[WorkerEnd, str], None]
+
+
+class WorkerBackend(Protocol):
+    """Where workers run: Spark's classic API now; anything that starts one process per slot."""
+
+    def start(self, slot: int, spawn: int, ended: Ended) -> None:
+        """Start a worker; `ended` is called once, from any thread. Raises when no worker can ever be started again."""
+
+    def cancel(self, slot: int, spawn: int) -> None: ...
+
+
+class RddBackend:
+    """Each worker is a task of an RDD job of its own, submitted from its own thread with its own job group."""
+
+    def __init__(
+        self,
+        context: SparkContext,
+        template: WorkerTemplate,
+        job_name: str,
+        task: Callable[[WorkerTemplate, int], Callable[[Iterator[int]], Iterator[WorkerReport]]] = worker_task,
+        *,
+        launch_key: str = "",
+    ) -> None:
+        """`launch_key`: of the submission; it never leaves the driver, workers get their own proofs."""
+        self._launch_key = launch_key
+        self._context = context
+        self._task = task
+        self._template = template
+        self._job_name = job_name
+
+    def start(self, slot: int, spawn: int, ended: Ended) -> None:
+        from pyspark import InheritableThread
+
+        template = self._launched(slot, spawn)
+
+        def run() -> None:
+            try:
+                self._context.setJobGroup(self._group(slot, spawn), f"{self._job_name}: worker {slot}", interruptOnCancel=True)
+                mark_worker(self._context)
+                reports = collect(self._context.parallelize([slot], 1).mapPartitions(self._task(template, slot)))
+            except BaseException as error:
+                ended(*_why(error))
+            else:
+                ended(*_outcome(reports))
+
+        InheritableThread(target=run, name=f"holdfast-worker-{slot}-{spawn}", daemon=True).start()
+
+    def _launched(self, slot: int, spawn: int) -> WorkerTemplate:
+        """The template of one worker, with the proof that it was started here."""
+        job_id, submission = self._template.job_id, self._template.submission
+        token = launch_token(self._launch_key, job_id=job_id, submission=submission, slot=slot, spawn=spawn)
+        return replace(self._template, spawn=spawn, launch_token=token)
+
+    def cancel(self, slot: int, spawn: int) -> None:
+        self._context.cancelJobGroup(self._group(slot, spawn))
+
+    def _group(self, slot: int, spawn: int) -> str:
+        return f"holdfast-{self._template.job_id}-{self._template.submission}-{slot}-{spawn}"
+
+
+def _outcome(reports: list[WorkerReport]) -> tuple[WorkerEnd, str]:
+    report = reports[0]
+    return derive_end(respawn=report.respawn, superseded=report.superseded), report.reason
+
+
+def _why(error: BaseException) -> tuple[WorkerEnd, str]:
+    """Did the task raise in Python, or was its process or executor lost? Spark tells them apart only in its text."""
+    text = str(error)
+    if "Traceback (most recent call last)" in text:
+        lines = [line for line in text.splitlines() if line and not line.startswith((" ", "\t"))]
+        last = next((line for line in reversed(lines) if "Error" in line and ": " in line and "org.apache" not in line), lines[-1])
+        return WorkerEnd.RAISED, last
+    cause = next((line.strip() for line in text.splitlines() if "Caused by" in line or "exited unexpectedly" in line), "")
+    return WorkerEnd.DIED, cause or (text.splitlines()[0] if text else type(error).__name__)
+
+
+class SlotRunner:
+    """Owner thread of one SlotSupervisor."""
+
+    def __init__(self, supervisor: SlotSupervisor, backend: WorkerBackend, gave_up: Callable[[int, str], None]) -> None:
+        self._supervisor = supervisor
+        self._backend = backend
+        self._gave_up = gave_up
+        self._inbox: queue.Queue[Event] = queue.Queue()
+        self.ended = threading.Event()
+        """Set when no worker runs or will run."""
+        self.abandoned: tuple[int, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="holdfast-slots", daemon=True)
+
+    def start(self) -> None:
+        self.post(Launch())
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Tell the supervisor something; from any thread."""
+        self._inbox.put(event)
+
+    @property
+    def respawns(self) -> int:
+        return self._supervisor.respawns
+
+    @property
+    def last_errors(self) -> dict[int, str]:
+        return self._supervisor.last_errors
+
+    def _run(self) -> None:
+        while not self.ended.is_set():
+            event = self._next()
+            for action in self._supervisor.handle(event, now_ms=_now_ms()):
+                self._perform(action)
+
+    def _next(self) -> Event:
+        deadline = self._supervisor.next_deadline_ms()
+        try:
+            return self._inbox.get(timeout=None if deadline is None else max(0.0, (deadline - _now_ms()) / 1000))
+        except queue.Empty:
+            return DeadlineReached()
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SpawnWorker(slot, spawn):
+                self._spawn(slot, spawn)
+            case CancelWorker(slot, spawn, process):
+                self._cancel(slot, spawn, process)
+            case GiveUp(slot, error):
+                self._gave_up(slot, error)
+            case AllEnded(abandoned):
+                self.abandoned = abandoned
+                self.ended.set()
+
+    def _cancel(self, slot: int, spawn: int, process: SeenWorker | None) -> None:
+        """The task first, else Spark would run it again when its process dies. Spark kills the process too, up to 5 s later."""
+        try:
+            self._backend.cancel(slot, spawn)
+        except Exception:
+            log.debug("worker %d can't be cancelled: Spark is gone", slot, exc_info=True)
+        try:
+            if process is not None and kill_process(process.pid, process.fingerprint):
+                log.info("worker %d (pid %d) was killed: %s", slot, process.pid, self._supervisor.last_errors.get(slot, ""))
+        except Exception:
+            log.warning("worker %d can't be killed from here", slot, exc_info=True)  # all slots wait for this thread
+
+    def _spawn(self, slot: int, spawn: int) -> None:
+        if spawn > 1:
+            log.info("worker %d is started again: %s", slot, self._supervisor.last_errors.get(slot, "it was asked to"))
+        try:
+            self._backend.start(slot, spawn, lambda end, error: self.post(WorkerEnded(slot, spawn, end, error)))
+        except Exception as error:
+            # Only a stopped SparkContext refuses a new thread: no worker will ever run again here.
+            log.warning("worker %d can't be started, Spark has stopped: %s", slot, error)
+            self.post(WorkerEnded(slot, spawn, WorkerEnd.DIED, str(error)))
+            self.post(StopRequested())
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,270 @@
+"""`spark.read.format("holdfast-state")`: the rows of one state of a snapshot as a DataFrame, a task a range of key groups; or what
+changed in them since another snapshot. `spark.read.format("holdfast-metadata")`: operators and states with types and sizes.
+
+Each task opens the snapshot for itself and checks the files that it reads; nothing is unpickled. PySpark tells a Python data
+source nothing of the columns that a query uses, so those to read are an option; nor may it push filters down unless the
+session was set to, so the key groups to read are one, too."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
+from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.state_processor.change_feed import ChangeFeed
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents
+from holdfast.statebackends.state_processor.describing import SCHEMA as METADATA_SCHEMA
+from holdfast.statebackends.state_processor.describing import metadata_table
+from holdfast.statebackends.state_processor.places import place_of_snapshot
+from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
+from holdfast.statebackends.storage.port import run_flow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT = "holdfast-state"
+DIGITS_MAX = 9
+METADATA_FORMAT = "holdfast-metadata"
+_OPTIONS = ("path", "uid", "state", "columns", "key_groups", "partitions", "changes_from")
+
+
+class _Pointer(msgspec.Struct):
+    """A `_metadata` that is no snapshot but the decision on an id."""
+
+    decision: str
+    folder: str = ""
+
+
+def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
+    """The snapshot in a folder; a savepoint's pointer in its job is followed. Raises NotFoundError, CorruptStateError ..."""
+    place = place_of_snapshot(location)
+    path = f"{place.folder}/{METADATA_NAME}"
+    try:
+        content = run_flow(read_metadata_file(path), place.storage)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file", path=place.location) from error
+    try:
+        pointer = decode_json(content, _Pointer)
+    except UNDECODABLE:
+        snapshot = StoredSnapshot(decode_metadata(content, f"{place.location}/{METADATA_NAME}"), place.storage, place.folder)
+        check_contents(snapshot)
+        return snapshot
+    if pointer.decision != "savepoint" or not follow:
+        raise NotFoundError(f"{place.location} is {pointer.decision}: it has no state", path=place.location)
+    is_whole = "://" in pointer.folder or pointer.folder.startswith("/")
+    return open_for_reading(pointer.folder if is_whole else f"{place.storage.root}/{pointer.folder}", follow=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is to be read, as the options of a `spark.read` say it."""
+
+    path: str
+    uid: str
+    state: str
+    columns: tuple[str, ...] | None = None
+    key_groups: KeyGroupRange | None = None
+    partitions: int = 0
+    """0: one for each subtask that the state was taken from."""
+    changes_from: str = ""
+    """An older snapshot: what changed in the state from there, and not the state, is read."""
+
+    @staticmethod
+    def parse(options: Mapping[str, str]) -> ReadOptions:
+        """Raises InvalidConfigError naming the option."""
+        for name in options:
+            if name.lower() not in _OPTIONS:
+                raise _wrong(name, f"is not known; there are: {', '.join(_OPTIONS)}")
+        missing = [name for name in ("path", "uid", "state") if not options.get(name)]
+        if missing:
+            raise _wrong(missing[0], "is missing")
+        columns = options.get("columns")
+        if columns is not None and options.get("changes_from"):
+            raise _wrong("columns", "is not for changes_from: select the columns from the DataFrame")
+        partitions = options.get("partitions", "0")
+        if not partitions.isdecimal() or len(partitions) > DIGITS_MAX:
+            raise _wrong("partitions", f"{partitions!r} is not a number of at most {DIGITS_MAX} digits")
+        return ReadOptions(
+            options["path"],
+            options["uid"],
+            options["state"],
+            None if columns is None else tuple(name.strip() for name in columns.split(",")),
+            _parse_range(options["key_groups"]) if "key_groups" in options else None,
+            int(partitions),
+            options.get("changes_from", ""),
+        )
+
+
+def _wrong(name: str, reason: str) -> InvalidConfigError:
+    return InvalidConfigError(f"{FORMAT}: option {name!r} {reason}", setting=name)
+
+
+def _parse_range(text: str) -> KeyGroupRange:
+    match = re.fullmatch(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,9})\s*", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise _wrong("key_groups", f"{text!r} is not a range such as 0:16, of which the last is not read")
+    return KeyGroupRange(int(match[1]), int(match[2]))
+
+
+class StateRange(InputPartition):  # type: ignore[misc]
+    """The key groups that one task reads; None for operator state, which has none."""
+
+    def __init__(self, key_groups: KeyGroupRange | None) -> None:
+        super().__init__(key_groups)
+        self.key_groups = key_groups
+
+
+class StateDataSource(DataSource):  # type: ignore[misc]
+    """Registered by `register_state_source`; made by Spark, in a Python process beside the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return _spark_schema(StateReader(ReadOptions.parse(self.options)).schema())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return StateReader(ReadOptions.parse(self.options), to_arrow_schema(schema, timezone="UTC"))
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    """Raises InvalidConfigError for a column that Spark has no type for."""
+    from pyspark.errors import PySparkException
+
+    for field in schema:
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except PySparkException as error:
+            raise InvalidConfigError(
+                f"column {field.name!r} is {field.type}, which Spark has no type for: leave it out (option columns)",
+                column=field.name,
+            ) from error
+    return from_arrow_schema(schema.remove_metadata())
+
+
+class StateReader(DataSourceReader):  # type: ignore[misc]
+    """Reads what the options name. `arrow_schema`: the columns as Spark wants them; None: as they are stored."""
+
+    def __init__(self, options: ReadOptions, arrow_schema: pa.Schema | None = None) -> None:
+        self._options = options
+        self._arrow_schema = arrow_schema
+
+    def schema(self) -> pa.Schema:
+        """Of the rows that are read, as stored."""
+        if self._options.changes_from:
+            return self._feed().schema()
+        snapshot, state = self._open()
+        with snapshot.reader() as reader:
+            schema = state_schema(reader, state)
+        columns = self._options.columns
+        return schema if columns is None else choose_columns(state, schema, columns)
+
+    def partitions(self) -> list[InputPartition]:
+        """Ranges of key groups: those of the old subtasks, or so many of equal length."""
+        if self._options.changes_from:
+            feed = self._feed()
+            if feed.max_parallelism is None and self._options.key_groups is None:
+                return [StateRange(None)]
+            state = feed.sides[1] or feed.sides[0]
+            assert state is not None
+            least = state.operator.parallelism  # some key group of the other side may be in no file of this one
+        else:
+            _, state = self._open()
+            least = 0
+        wanted = self._options.key_groups
+        if not state.is_keyed:
+            if wanted is not None:
+                raise _wrong("key_groups", f"is not for operator state, which {state.meta.name!r} is")
+            return [StateRange(None)]
+        groups = KeyGroupRange(0, state.operator.max_parallelism)
+        wanted = groups if wanted is None else groups.intersection(wanted)
+        count = min(self._options.partitions or least, len(wanted))
+        if count:
+            cuts = [wanted.start + len(wanted) * index // count for index in range(count + 1)]
+            ranges = [KeyGroupRange(start, stop) for start, stop in itertools.pairwise(cuts)]
+        else:
+            found = {piece.handle.key_groups.intersection(wanted) for piece in state.keyed}
+            ranges = sorted(each for each in found if len(each))
+        return [StateRange(each) for each in ranges] or [StateRange(KeyGroupRange(0, 0))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StateRange)
+        if self._options.changes_from:
+            for batch in self._feed().batches(partition.key_groups):
+                yield batch if self._arrow_schema is None else batch.cast(self._arrow_schema)
+            return
+        snapshot, state = self._open()
+        with snapshot.reader() as reader:
+            schema = state_schema(reader, state)
+            columns = self._options.columns
+            for batch in state_batches(reader, state, schema, partition.key_groups, columns=columns):
+                yield self._converted(batch, state)
+
+    def _converted(self, batch: pa.RecordBatch, state: StoredState) -> pa.RecordBatch:
+        if self._arrow_schema is None:
+            return batch
+        try:
+            return batch.cast(self._arrow_schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise state.corrupt(f"does not fit the columns that were asked for: {error}") from error
+
+    def _feed(self) -> ChangeFeed:
+        options = self._options
+        return ChangeFeed.of(open_for_reading(options.changes_from), open_for_reading(options.path), options.uid, options.state)
+
+    def _open(self) -> tuple[StoredSnapshot, StoredState]:
+        options = self._options
+        snapshot = open_for_reading(options.path)
+        return snapshot, snapshot.state(options.uid, options.state)
+
+
+class MetadataDataSource(DataSource):  # type: ignore[misc]
+    """What `_metadata` says of operators and states; its one option is `path`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return METADATA_FORMAT
+
+    def schema(self) -> StructType:
+        return _spark_schema(METADATA_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        unknown = [name for name in self.options if name.lower() != "path"]
+        if unknown or not self.options.get("path"):
+            wrong = unknown[0] if unknown else "path"
+            reason = "is not known; there is: path" if unknown else "is missing"
+            raise InvalidConfigError(f"{METADATA_FORMAT}: option {wrong!r} {reason}", setting=wrong)
+        return MetadataReader(self.options["path"])
+
+
+class MetadataReader(DataSourceReader):  # type: ignore[misc]
+    """One task reads it all: it is one file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from metadata_table(open_for_reading(self._path)).to_batches()
+
+
+def register_state_source(spark: SparkSession) -> None:
+    """Make the formats "holdfast-state" and "holdfast-metadata" known to a session, our packages to its executors. Idempotent."""
+    from holdfast.operators.spark.launcher import ship_package
+
+    ship_package(spark.sparkContext)
+    spark.dataSource.register(StateDataSource)
+    spark.dataSource.register(MetadataDataSource)

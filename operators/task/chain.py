@@ -1,0 +1,267 @@
+"""A chain of operators that share a subtask: a tree with direct calls, head first.
+
+It decides the order of calls (data order, head to tail) and what a batch, a watermark and the end of data touch. It knows
+nothing of gates, checkpoints in flight or the life of the subtask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from holdfast.barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
+from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
+from holdfast.operators.base import Operator
+from holdfast.operators.task.context import RuntimeContext
+from holdfast.statebackends.backend import KeyedStateBackend
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.rocksdb.panics import failure_of
+
+
+class ResultPort(Protocol):
+    """One output edge of the subtask."""
+
+    def emit(self, batch: Batch) -> None:
+        """Partition and enqueue; may overshoot the high-water mark."""
+
+    def broadcast(self, event: ElementEvent) -> None:
+        """Flush what is buffered, then the event, to every channel."""
+
+    @property
+    def is_available(self) -> bool:
+        """Every channel is below its high-water mark."""
+
+    @property
+    def bytes_out(self) -> int: ...
+
+
+class ChainNode:
+    """One operator, its context, and where its output goes."""
+
+    __slots__ = ("children", "context", "operator", "own_watermark_ms", "partitions")
+
+    def __init__(self, operator: Operator, context: RuntimeContext) -> None:
+        self.operator = operator
+        self.context = context
+        self.children: list[ChainNode] = []
+        self.partitions: list[ResultPort] = []
+        self.own_watermark_ms: int | None = None
+
+    @property
+    def uid(self) -> str:
+        return self.context.uid
+
+
+class ChainOutput:
+    """Output of one operator: direct calls to the operators behind it, and the partitions that it feeds."""
+
+    __slots__ = ("_chain", "_children", "_counters", "_is_shared", "_node", "_partitions")
+
+    def __init__(self, chain: OperatorChain, node: ChainNode) -> None:
+        self._chain = chain
+        self._node = node
+        self._counters = node.context.counters
+        self._children = tuple((child.context.counters, child.operator.process_batch) for child in node.children)
+        self._partitions = tuple(partition.emit for partition in node.partitions)
+        self._is_shared = len(self._children) + len(self._partitions) > 1
+
+    def collect(self, batch: Batch) -> None:
+        count = batch.num_rows
+        if count == 0:
+            return
+        if self._chain.sealed:
+            raise InvariantError(f"operator {self._node.uid} emits between the barrier and the end of the synchronous snapshot")
+        self._counters.records_out += count
+        for counters, process in self._children:
+            counters.records_in += count
+            process(batch.unshared() if self._is_shared else batch, 0)
+        for emit in self._partitions:
+            emit(batch.unshared() if self._is_shared else batch)
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        node = self._node
+        if node.own_watermark_ms is None or timestamp_ms > node.own_watermark_ms:
+            node.own_watermark_ms = timestamp_ms
+        self._chain.has_own_watermarks = True
+
+
+class OperatorChain:
+    """The operators of one subtask. `nodes` are in data order; `nodes[0]` is the head."""
+
+    def __init__(self, nodes: Sequence[ChainNode], edges: Sequence[tuple[str, str]] = ()) -> None:
+        by_uid = {node.uid: node for node in nodes}
+        if len(by_uid) != len(nodes) or not nodes:
+            raise InvariantError(f"a chain needs operators with distinct uids, got {[node.uid for node in nodes]}")
+        for source, target in edges:
+            by_uid[source].children.append(by_uid[target])
+        self.nodes = tuple(nodes)
+        self.head = nodes[0]
+        self.has_own_watermarks = False
+        self.keeps_maximum = False
+        """The maximum watermark is not for those behind this chain."""
+        self.sealed = False
+        """True between the barrier and the end of the synchronous snapshot: nothing may be emitted (K06)."""
+        self._opened: list[ChainNode] = []
+        self._timed: tuple[RuntimeContext, ...] = ()
+        self._behind: tuple[KeyedStateBackend, ...] = ()
+        self._alarms = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
+
+    def node(self, uid: str) -> ChainNode:
+        return next(node for node in self.nodes if node.uid == uid)
+
+    def metrics(self) -> tuple[OperatorMetrics, ...]:
+        """Counters of each operator, now."""
+        return tuple(node.context.counters.metrics(node.uid) for node in self.nodes[:OPERATORS_MAX])
+
+    def partitions(self) -> tuple[ResultPort, ...]:
+        return tuple(partition for node in self.nodes for partition in node.partitions)
+
+    # ---------------------------------------------------------------------------------------------------------- life
+
+    def setup(self) -> None:
+        """Give each operator its context and output; partitions are attached by now."""
+        for node in self.nodes:
+            node.operator.setup(node.context, ChainOutput(self, node))
+
+    def open(self) -> None:
+        """State of every operator first, head to tail; then open, tail to head, so that nobody emits into a closed one."""
+        contexts = [node.context for node in self.nodes]
+        self._timed = tuple(c for c in contexts if c.keyed_backend is not None and c.keyed_backend.uses_processing_time)
+        backends = [context.keyed_backend for context in contexts]
+        self._behind = tuple(backend for backend in backends if backend is not None and backend.writes_behind)
+        self.tell_time()
+        for node in self.nodes:
+            node.operator.initialize_state()
+        for node in reversed(self.nodes):
+            self._opened.append(node)
+            node.operator.open()
+
+    def close(self) -> list[BaseException]:
+        """Close every operator that `open` was called on, head to tail, whatever happens; the errors it met."""
+        errors: list[BaseException] = []
+        for node in self.nodes:
+            node.context.closed = True
+        for node in reversed(self._opened):
+            try:
+                node.operator.close()
+            except BaseException as error:
+                errors.append(failure_of(error))
+        self._opened.clear()
+        return errors
+
+    # ---------------------------------------------------------------------------------------------------------- data
+
+    def tell_time(self) -> None:
+        """To states with a TTL, before each unit of work."""
+        for context in self._timed:
+            context.keyed_state.set_processing_time(context.now_ms())
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self.head.context.counters.records_in += batch.num_rows
+        self.head.operator.process_batch(batch, input_index)
+
+    def advance_watermark(self, timestamp_ms: int) -> Iterator[None]:
+        """Apply a watermark of the head's inputs: each operator fires what is due, then the next one; partitions last.
+
+        The head is told at once, the firing is the iterator's."""
+        return self._advance(self.head, timestamp_ms)
+
+    def own_watermarks(self) -> Iterator[None]:
+        """Pass on the watermarks that operators emitted themselves, upstream ones first."""
+        while self.has_own_watermarks:
+            self.has_own_watermarks = False
+            for node in self.nodes:
+                if node.own_watermark_ms is not None:
+                    timestamp_ms, node.own_watermark_ms = node.own_watermark_ms, None
+                    yield from self._forward(node, timestamp_ms)
+
+    def _advance(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
+        return self._fire(node, timestamp_ms, node.operator.process_watermark(timestamp_ms))
+
+    def _fire(self, node: ChainNode, timestamp_ms: int, slices: Iterator[None]) -> Iterator[None]:
+        yield from slices
+        if timestamp_ms == MAX_WATERMARK:
+            node.own_watermark_ms = None
+            yield from self._forward(node, timestamp_ms)
+        elif node.operator.forwards_watermarks:
+            yield from self._forward(node, timestamp_ms)
+
+    def _forward(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
+        for child in node.children:
+            yield from self._advance(child, timestamp_ms)
+        if timestamp_ms == MAX_WATERMARK and self.keeps_maximum:
+            return  # each reader comes to it by itself, when all of its channels have ended
+        for partition in node.partitions:
+            partition.broadcast(Watermark(timestamp_ms))
+
+    def finish(self) -> Iterator[None]:
+        """Flush what is buffered, head to tail, after the end of data."""
+        for node in self.nodes:
+            yield from node.operator.finish()
+            yield from self.own_watermarks()
+
+    def broadcast(self, event: ElementEvent) -> None:
+        """An event to every channel of every partition."""
+        for node in self.nodes:
+            for partition in node.partitions:
+                partition.broadcast(event)
+
+    # --------------------------------------------------------------------------------------------- processing time
+
+    def next_alarm_ms(self) -> int | None:
+        """Wall-clock time of the earliest processing-time timer of any operator."""
+        if not self._alarms:
+            return None
+        earliest: int | None = None
+        for node in self._alarms:  # asked around every unit of work
+            time_ms = node.operator.next_processing_time_ms()
+            if time_ms is not None and (earliest is None or time_ms < earliest):
+                earliest = time_ms
+        return earliest
+
+    def fire_alarms(self, wall_ms: int) -> Iterator[None]:
+        for node in self._alarms:
+            due = node.operator.next_processing_time_ms()
+            if due is not None and due <= wall_ms:
+                yield from node.operator.process_processing_time(wall_ms)
+
+    # --------------------------------------------------------------------------------------------------- checkpoints
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        for node in self.nodes:
+            node.operator.prepare_snapshot(checkpoint_id)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        for node in self.nodes:
+            if node.context.keyed_backend is not None:
+                node.context.keyed_backend.notify_checkpoint_complete(checkpoint_id)
+            node.operator.notify_checkpoint_complete(checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        for node in self.nodes:
+            if node.context.keyed_backend is not None:
+                node.context.keyed_backend.notify_checkpoint_aborted(checkpoint_id)
+            node.operator.notify_checkpoint_aborted(checkpoint_id)
+
+    def has_pending_work(self) -> bool:
+        return any(node.operator.has_pending_work() for node in self.nodes)
+
+    def write_behind(self) -> bool:
+        """Nothing else is to be done: one keyed backend writes a little of what changed. Whether there may be more."""
+        return any(backend.write_behind() for backend in self._behind)
+
+    def dispose(self) -> list[BaseException]:
+        """Release the keyed backends; the errors it met."""
+        errors: list[BaseException] = []
+        for node in self.nodes:
+            backend, node.context.keyed_backend = node.context.keyed_backend, None
+            self._timed = self._behind = ()
+            try:
+                if backend is not None:
+                    backend.dispose()
+            except BaseException as error:
+                errors.append(failure_of(error))
+        return errors
+
+
+def _overrides(operator: Operator, method: str) -> bool:
+    return getattr(type(operator), method) is not getattr(Operator, method)

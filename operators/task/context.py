@@ -1,0 +1,167 @@
+"""What the runtime gives to one operator of one subtask, and the ports behind it: clock, pool.
+
+It passes calls on and counts the work under way; it decides nothing. The keyed backend and the timers are attached when
+the state has been restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast.operators.base import OperatorCounters, TimerService
+from holdfast.operators.task.mailbox import FailSubtask, Mailbox, PoolOutcome
+from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
+from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
+from holdfast.statebackends.storage.port import Flow, Storage
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Clock(Protocol):
+    """All the time that a worker sees."""
+
+    def monotonic_ms(self) -> int: ...
+
+    def wall_ms(self) -> int:
+        """ms since the epoch, UTC."""
+
+    def seconds(self) -> float:
+        """Monotonic, of the highest resolution there is; measures the cost of a slice."""
+
+
+class CancelToken:
+    """Set by the loop thread, read by the pool between two operations of a flow."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FlowCancelledError(InvariantError):
+    """A flow was stopped between two of its operations, because its token was cancelled."""
+
+
+class Pool(Protocol):
+    """Where blocking work runs: threads in production, the simulator's scheduler in a test."""
+
+    def run(self, work: Callable[[], Any], ended: Done) -> None:
+        """Call `work` on a pool thread, then `ended(result, error)` there."""
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        """Drive a flow; a cancelled token closes it between two operations, and the error is FlowCancelledError."""
+
+
+class SubtaskPool:
+    """One subtask's view of the pool: outcomes become mails, and what is under way is counted.
+
+    A subtask's state may be disposed of only when nothing is under way (K11)."""
+
+    def __init__(self, pool: Pool, mailbox: Mailbox) -> None:
+        self._pool = pool
+        self._mailbox = mailbox
+        self._under_way = 0
+        self._tokens: set[CancelToken] = set()
+
+    @property
+    def under_way(self) -> int:
+        return self._under_way
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        self._under_way += 1
+        self._pool.run(work, self._ended(done, None))
+
+    def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done, token: CancelToken | None = None) -> None:
+        token = token or CancelToken()
+        self._under_way += 1
+        self._tokens.add(token)
+        self._pool.run_flow(flow, storage, token, self._ended(done, token))
+
+    def cancel_flows(self) -> None:
+        """Stop every flow at its next operation; their outcomes still come."""
+        for token in self._tokens:
+            token.cancel()
+
+    def _ended(self, done: Done, token: CancelToken | None) -> Done:
+        def account(result: Any, error: BaseException | None) -> None:
+            self._under_way -= 1
+            if token is not None:
+                self._tokens.discard(token)
+            done(result, error)
+
+        def post(result: Any, error: BaseException | None) -> None:
+            self._mailbox.put(PoolOutcome(account, result, error))
+
+        return post
+
+
+@dataclass
+class RuntimeContext:
+    """OperatorContext of one operator of one subtask."""
+
+    job_id: str
+    uid: str
+    name: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    attempt: int
+    nonce: str
+    restored_checkpoint_id: int
+    storage: Storage
+    clock: Clock
+    pool: SubtaskPool
+    mailbox: Mailbox
+    counters: OperatorCounters = field(default_factory=OperatorCounters)
+    skipped_rows_max: int | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    keyed_backend: KeyedStateBackend | None = None
+    operator_backend: OperatorStateBackend | None = None
+    timer_service: TimerService | None = None
+    job_name: str = ""
+    closed: bool = False
+    """The operator was closed: outcomes of its work are dropped."""
+
+    @property
+    def keyed_state(self) -> KeyedStateBackend:
+        if self.keyed_backend is None:
+            raise UndeclaredStateError(f"operator {self.uid} is not on a keyed stream, so it has no keyed state", operator=self.uid)
+        return self.keyed_backend
+
+    @property
+    def operator_state(self) -> OperatorStateBackend:
+        if self.operator_backend is None:
+            raise InvariantError(f"operator {self.uid}: state is asked for before it was restored")
+        return self.operator_backend
+
+    @property
+    def timers(self) -> TimerService:
+        if self.timer_service is None:
+            raise UndeclaredStateError(f"operator {self.uid} is not on a keyed stream, so it has no timers", operator=self.uid)
+        return self.timer_service
+
+    def now_ms(self) -> int:
+        return self.clock.wall_ms()
+
+    def monotonic_ms(self) -> int:
+        return self.clock.monotonic_ms()
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        self.pool.submit(work, self._unless_closed(done))
+
+    def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done) -> None:
+        self.pool.submit_flow(flow, storage, self._unless_closed(done))
+
+    def _unless_closed(self, done: Done) -> Done:
+        def call(result: Any, error: BaseException | None) -> None:
+            if not self.closed:
+                done(result, error)
+
+        return call
+
+    def fail(self, error: BaseException) -> None:
+        self.mailbox.put(FailSubtask(error))

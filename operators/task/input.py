@@ -1,0 +1,286 @@
+"""CORE: what a subtask takes in, in order: slices of work, rows, events, polls of a source.
+
+The cut at a barrier, exactly. What a checkpoint reflects is every element read from a channel before that channel's barrier:
+- A batch that is taken in slices keeps its remainder here, and the gate is not asked again before the remainder is empty, so a
+  barrier can't be met with rows in hand.
+- A watermark is consumed when it leaves the valve. Its firing is work in slices; between two slices the gate is asked for one
+  element ahead. A barrier that completes there is taken at once: state holds the timers that have not fired, what they would
+  emit lies behind the barrier, and a restored job fires them at its next watermark. Any other element is held until the work
+  is done. Operators must therefore leave their state consistent at every `yield`.
+- A draining barrier (stop with drain) waits for the work in front of it: maximum watermark, finish().
+- A source has no channels: its trigger is a mail, so it falls between two polls, or between two slices of work."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, assert_never
+
+import msgspec
+
+from holdfast.barriers.alignment import AbortCheckpoint, TriggerSnapshot
+from holdfast.barriers.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    Batch,
+    ElementEvent,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    Watermark,
+    WatermarkStatus,
+)
+from holdfast.barriers.gate import Delivered, GateOutput
+from holdfast.barriers.valve import MultiInputValve
+from holdfast.operators.task.chain import OperatorChain
+from holdfast.operators.task.context import Clock
+from holdfast.operators.task.slices import RowBudget
+from holdfast.operators.task.source_operator import SourceOperator
+from holdfast.statebackends.errors import InvariantError
+
+
+class InputPort(Protocol):
+    """A subtask's input gate."""
+
+    def poll(self, *, now_ms: int, wall_ms: int | None = None) -> GateOutput | None: ...
+    def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateInputs:
+    """The channels of a subtask that is not a source."""
+
+    gate: InputPort
+    valve: MultiInputValve
+    indexes: tuple[int, ...]
+    """Channel -> logical input of the head."""
+
+
+class SourcePhase(Enum):
+    READING = auto()
+    ENDED = auto()
+    """The reader is finished, or the job was told to stop: it is not polled again."""
+
+
+class _Remainder(msgspec.Struct):
+    """Rows of a batch that are still to be processed; they count as in flight."""
+
+    batch: Batch
+    offset: int
+    input_index: int
+
+
+class Intake:
+    """Order of one subtask's input. `on_barrier` performs or abandons a checkpoint; `on_drained` follows the end of data."""
+
+    def __init__(
+        self,
+        chain: OperatorChain,
+        inputs: GateInputs | None,
+        clock: Clock,
+        rows: RowBudget,
+        *,
+        on_barrier: Callable[[TriggerSnapshot | AbortCheckpoint], None],
+        on_drained: Callable[[], None],
+    ) -> None:
+        head = chain.head.operator
+        self._chain = chain
+        self._inputs = inputs
+        self._clock = clock
+        self._rows = rows
+        self._on_barrier = on_barrier
+        self._on_drained = on_drained
+        self._source = head if isinstance(head, SourceOperator) else None
+        if (self._source is None) == (inputs is None):
+            raise InvariantError(f"{chain.head.uid}: a subtask has either a source or input channels")
+        self._phase = SourcePhase.READING
+        self._ready_at_ms = 0
+        self._work: deque[Iterator[None]] = deque()
+        self._remainder: _Remainder | None = None
+        self._held: GateOutput | None = None
+        self._ended_channels: set[int] = set()
+        self._drains = True
+        self._stopped = False
+        self.is_drained = False
+        self.watermark_ms = MIN_WATERMARK
+        self.bytes_in = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Slices are left of something that has begun."""
+        return bool(self._work) or self._remainder is not None
+
+    def add_work(self, work: Iterator[None]) -> None:
+        """Queue work behind what is queued; it runs before any further input."""
+        self._work.append(work)
+
+    def clear(self) -> None:
+        """Forget everything in hand: the attempt is over."""
+        self._work.clear()
+        self._remainder = self._held = None
+
+    # ---------------------------------------------------------------------------------------------------------- step
+
+    def advance(self, now_ms: int) -> bool:
+        """One unit: a slice of work or of rows, an event, or a poll of the source. False: nothing to do."""
+        if self._work:
+            self._look_ahead(now_ms)
+            self._run_work()
+            return True
+        if self._remainder is not None:
+            self._process_slice(self._remainder)
+            return True
+        if self._held is not None:
+            item, self._held = self._held, None
+            self._take(item)
+            return True
+        wall_ms = self._clock.wall_ms()
+        alarm_ms = self._next_alarm_ms()
+        if alarm_ms is not None and alarm_ms <= wall_ms:
+            self._work.append(self._chain.fire_alarms(wall_ms))
+            return True
+        if self._inputs is None:
+            return self._poll_source(now_ms)
+        polled = self._inputs.gate.poll(now_ms=now_ms, wall_ms=wall_ms)
+        if polled is None:
+            return False
+        self._take(polled)
+        return True
+
+    def next_wakeup_ms(self) -> int | None:
+        """Monotonic time at which there is something to do although nothing arrives."""
+        wakeups: list[int] = []
+        if self._source is not None and self._phase is SourcePhase.READING:
+            wakeups.append(self._ready_at_ms)
+        alarm_ms = self._next_alarm_ms()
+        if alarm_ms is not None:
+            wakeups.append(self._clock.monotonic_ms() + max(0, alarm_ms - self._clock.wall_ms()) + 1)
+        return min(wakeups, default=None)
+
+    def _next_alarm_ms(self) -> int | None:
+        """Nothing may be emitted behind the end of data, so alarms end with it."""
+        return None if self.is_drained else self._chain.next_alarm_ms()
+
+    def _look_ahead(self, now_ms: int) -> None:
+        """Between two slices of work: let a barrier in, hold anything else."""
+        if self._inputs is None or self._held is not None or self._remainder is not None:
+            return
+        polled = self._inputs.gate.poll(now_ms=now_ms, wall_ms=self._clock.wall_ms())
+        if polled is None:
+            return
+        if isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
+            self._held = polled
+        else:
+            self._on_barrier(polled)
+
+    def _run_work(self) -> None:
+        """One slice of the oldest work; the next work begins when it has ended."""
+        try:
+            next(self._work[0])
+        except StopIteration:
+            self._work.popleft()
+        self.collect_own_watermarks()
+
+    def collect_own_watermarks(self) -> None:
+        """Operators may have emitted watermarks of their own: they are passed on as the next work."""
+        if self._chain.has_own_watermarks:
+            self._work.append(self._chain.own_watermarks())
+
+    # -------------------------------------------------------------------------------------------------------- channels
+
+    def _take(self, item: GateOutput) -> None:
+        match item:
+            case Delivered(channel=channel, element=Batch() as batch):
+                assert self._inputs is not None
+                self.bytes_in += batch.size
+                self._process_slice(_Remainder(batch, 0, self._inputs.indexes[channel]))
+            case Delivered(channel=channel, element=element):
+                assert not isinstance(element, Batch)
+                self._event(channel, element)
+            case TriggerSnapshot() | AbortCheckpoint():
+                self._on_barrier(item)
+            case _:
+                assert_never(item)
+
+    def _process_slice(self, remainder: _Remainder) -> None:
+        batch, offset = remainder.batch, remainder.offset
+        total = batch.num_rows
+        count = min(self._rows.rows(), total - offset)
+        part = batch if count == total else batch.slice(offset, count)
+        remainder.offset = offset + count
+        self._remainder = None if remainder.offset >= total else remainder
+        began = self._clock.seconds()
+        self._chain.process(part, remainder.input_index)
+        self._rows.measured(count, self._clock.seconds() - began)
+        self.collect_own_watermarks()
+
+    def _event(self, channel: int, event: ElementEvent) -> None:
+        assert self._inputs is not None
+        match event:
+            case Watermark() | WatermarkStatus():
+                for signal in self._inputs.valve.handle(channel, event):
+                    self._work.append(self._time_signal(signal))
+            case EndOfData(drain=drain, stopped=stopped):
+                self._ended_channels.add(channel)
+                self._drains = self._drains and drain
+                self._stopped = self._stopped or stopped
+                if len(self._ended_channels) == len(self._inputs.indexes):
+                    self._work.append(self._end_of_data(drain=self._drains, stopped=self._stopped))
+            case LatencyMarker():
+                self._chain.broadcast(event)
+            case EndOfPartition():
+                if channel not in self._ended_channels:
+                    raise InvariantError(f"channel {channel} of {self._chain.head.uid} ended before its data did")
+            case _:
+                raise InvariantError(f"the gate handed out {type(event).__name__}")
+
+    def _time_signal(self, signal: Watermark | WatermarkStatus) -> Iterator[None]:
+        """The work that follows. The head learns of a watermark now: a barrier may be taken before the first slice."""
+        if isinstance(signal, WatermarkStatus):
+            return self._pass_on(signal)
+        self.watermark_ms = signal.timestamp_ms
+        return self._chain.advance_watermark(signal.timestamp_ms)
+
+    def _pass_on(self, status: WatermarkStatus) -> Iterator[None]:
+        self._chain.broadcast(status)
+        yield
+
+    # -------------------------------------------------------------------------------------------------- source and end
+
+    def _poll_source(self, now_ms: int) -> bool:
+        if self._source is None or self._phase is not SourcePhase.READING or now_ms < self._ready_at_ms:
+            return False
+        began = self._clock.seconds()
+        polled = self._source.poll(self._rows.rows(), now_ms)
+        if polled.batch is not None:
+            self._rows.measured(polled.batch.num_rows, self._clock.seconds() - began)
+        self._ready_at_ms = now_ms if polled.ready_at_ms is None else polled.ready_at_ms
+        self.collect_own_watermarks()
+        if polled.finished:
+            self.end_source(drain=True, stopped=False)
+        return polled.batch is not None or polled.finished or self._ready_at_ms <= now_ms
+
+    def end_source(self, *, drain: bool, stopped: bool = True) -> None:
+        """No further poll; the end of data follows as work. `stopped`: there is more to read, which the job was told to leave."""
+        if self._phase is SourcePhase.READING:
+            self._phase = SourcePhase.ENDED
+            self._work.append(self._end_of_data(drain=drain, stopped=stopped))
+
+    def _end_of_data(self, *, drain: bool, stopped: bool) -> Iterator[None]:
+        """Event time ends and buffers are flushed, unless the job stops to go on later; then downstream is told.
+
+        Of a drain that was ordered the end of event time is each subtask's own: those behind it come to it when all of their
+        channels have ended, and not of one of them before the others."""
+        if drain:
+            self._chain.keeps_maximum = stopped
+            if self.watermark_ms < MAX_WATERMARK:
+                self.watermark_ms = MAX_WATERMARK
+                yield from self._chain.advance_watermark(MAX_WATERMARK)
+            yield from self._chain.own_watermarks()
+            yield from self._chain.finish()
+        self._chain.broadcast(EndOfData(drain, stopped and drain))
+        self.is_drained = True
+        self._on_drained()

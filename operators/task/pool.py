@@ -1,0 +1,102 @@
+"""SHELL: the threads that blocking work runs on, and the machine's clocks. They decide nothing."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
+from holdfast.statebackends.storage.port import Flow, InParallel, Operation, Storage, perform
+
+POOL_THREADS = 2
+
+
+class SystemClock:
+    """Implements `context.Clock`."""
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    seconds = staticmethod(time.perf_counter)
+
+
+class ThreadPool:
+    """Implements `context.Pool`. Threads are daemons: a process that must end does not wait for a stuck upload."""
+
+    def __init__(self, threads: int = POOL_THREADS, name: str = "holdfast-pool") -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, name=f"{name}-{index}", daemon=True) for index in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, work: Callable[[], Any], ended: Done) -> None:
+        def call() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                ended(None, error)
+            else:
+                ended(result, None)
+
+        self._tasks.put(call)
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        self.run(lambda: drive(flow, storage, token), ended)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let the threads end behind the work that waits; those that don't in time are left to die with the process."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+
+def drive(flow: Flow[Any], storage: Storage, token: CancelToken) -> Any:
+    """Drive a flow to its end on this thread; a cancelled token closes it between two operations."""
+    try:
+        operation = _begin(flow, token)
+        while True:
+            operation = _next(flow, storage, operation, token)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _begin(flow: Flow[Any], token: CancelToken) -> Operation | InParallel:
+    _check(flow, token)
+    return next(flow)
+
+
+def _next(
+    flow: Flow[Any], storage: Storage, operation: Operation | InParallel, token: CancelToken
+) -> Operation | InParallel:
+    _check(flow, token)
+    try:
+        result = perform(operation, storage, lambda: _refuse(token))
+    except FlowCancelledError:
+        flow.close()
+        raise
+    except Exception as error:
+        return flow.throw(error)
+    return flow.send(result)
+
+
+def _check(flow: Flow[Any], token: CancelToken) -> None:
+    if token.cancelled:
+        flow.close()
+        _refuse(token)
+
+
+def _refuse(token: CancelToken) -> None:
+    if token.cancelled:
+        raise FlowCancelledError("the flow was cancelled between two operations")

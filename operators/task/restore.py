@@ -1,0 +1,161 @@
+"""From a deployment's handles to the backends of one subtask. `load` blocks and runs on the pool; its result runs on the loop.
+
+It decides which state is read from where. What the bytes mean is the backends' business."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from holdfast.barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
+from holdfast.barriers.messages import Deployment, SubtaskDeployment
+from holdfast.operators.task.chain import ChainNode, OperatorChain
+from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
+from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState
+from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
+from holdfast.statebackends.factory import BackendKind, create_keyed_backend
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import is_checkpoint_folder
+from holdfast.statebackends.local_recovery.copies import LocalCopies
+from holdfast.statebackends.local_recovery.storage import RecoveringStorage, RestoredBytes, stored_files
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.snapshot.parts import file_name
+from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
+from holdfast.statebackends.storage.port import Storage, run_flow
+
+log = logging.getLogger("holdfast.restore")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """State of one operator, ready to be handed to its context."""
+
+    node: ChainNode
+    description: OperatorDescription
+    keyed: KeyedStateBackend | None
+    lists: ListOperatorStateBackend
+
+
+class StateLoader:
+    """Opens and restores the state of every operator of one subtask."""
+
+    def __init__(
+        self,
+        chain: OperatorChain,
+        vertex: JobVertex,
+        wanted: SubtaskDeployment,
+        deployment: Deployment,
+        *,
+        storage: Storage,
+        local_directory: str,
+        settings: StateBackendSettings,
+        copies: LocalCopies | None = None,
+    ) -> None:
+        """`copies`: of this subtask's life, on this host."""
+        self.restored = RestoredBytes()
+        """Grows as the state is read."""
+        self._copies = copies
+        self._chain = chain
+        self._vertex = vertex
+        self._subtask = wanted.subtask
+        self._restore: Mapping[str, OperatorSubtaskState] = wanted.restore
+        self._folder = deployment.restored_folder
+        own = bool(self._folder) and not is_absolute_folder(self._folder) and is_checkpoint_folder(self._folder)
+        self._restored_id = deployment.restored_checkpoint_id if own else None
+        """Of a checkpoint in the job's own directory: its files may be shared by the next ones."""
+        self._attempt = deployment.attempt
+        self._config: JobConfig = deployment.graph.config
+        self._storage = storage
+        self._local_directory = local_directory
+        self._settings = replace(
+            settings if self._config.rocksdb is None else self._config.rocksdb.applied_to(settings),
+            memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
+            incremental=self._config.is_incremental,
+        )
+
+    def load(self) -> Callable[[], None]:
+        """Pool thread: open and restore; the callable gives everything to the contexts. Raises CorruptStateError and others."""
+        loaded: list[_Loaded] = []
+        began_s = time.perf_counter()
+        if self._copies is not None:
+            self._copies.open()
+        try:
+            for node, description in zip(self._chain.nodes, self._vertex.operators, strict=True):
+                loaded.append(self._load(node, description))
+        except BaseException:
+            for each in loaded:
+                if each.keyed is not None:
+                    each.keyed.dispose()
+            raise
+        if self._restore:
+            log.info(
+                "subtask %d of %s restored %d bytes from this host, %d from storage in %.2f s",
+                self._subtask, self._vertex.vertex_id, self.restored.local, self.restored.remote, time.perf_counter() - began_s,
+            )  # fmt: skip
+        return lambda: _attach(loaded)
+
+    def _load(self, node: ChainNode, description: OperatorDescription) -> _Loaded:
+        state = self._restore.get(description.uid, OperatorSubtaskState())
+        storage, folder = resolve_folder(self._folder, self._storage) if self._folder else (self._storage, "")
+        wanted = stored_files(state, folder, description.uid)
+        if wanted:
+            storage = RecoveringStorage(storage, wanted, self.restored, self._copies, keep_for=self._restored_id)
+        lists = ListOperatorStateBackend(node.operator.declared_states(), operator=description.uid)
+        lists.restore(_entries(state, storage, folder, description.uid))
+        keyed = None
+        if description.key_type is not None:
+            keyed = self._keyed(node, description, description.key_type)
+            try:
+                keyed.restore(state.keyed, storage, folder, checkpoint_id=self._restored_id)
+            except BaseException:
+                keyed.dispose()
+                raise
+        return _Loaded(node, description, keyed, lists)
+
+    def _keyed(self, node: ChainNode, description: OperatorDescription, key_type: str) -> KeyedStateBackend:
+        vertex, config = self._vertex, self._config
+        name = f"{file_name(description.uid)}-{self._subtask}-{self._attempt}-{node.context.nonce}"
+        return create_keyed_backend(
+            cast(BackendKind, config.state_backend),
+            descriptors=node.operator.declared_states(),
+            key_type=KeyType.parse(key_type),
+            key_groups=assign_key_groups(vertex.max_parallelism, vertex.parallelism, self._subtask),
+            max_parallelism=vertex.max_parallelism,
+            operator=description.uid,
+            subtask=self._subtask,
+            local_dir=os.path.join(self._local_directory, name),
+            allow_unclaimed_state=True,  # the coordinator has judged the snapshot; what it lets through is to be dropped
+            now_ms=node.context.now_ms(),
+            settings=self._settings,
+        )
+
+
+def _entries(state: OperatorSubtaskState, storage: Storage, folder: str, operator: str) -> RestoredOperatorState:
+    lists: dict[str, list[bytes]] = {}
+    for handle in state.operator:
+        entries = run_flow(read_entries(handle, folder, operator=operator), storage)
+        lists.setdefault(handle.state.name, []).extend(entries)
+    return RestoredOperatorState(lists)
+
+
+def _attach(loaded: list[_Loaded]) -> None:
+    """Loop thread. Timers are part of the state only where the graph declares them."""
+    for each in loaded:
+        context = each.node.context
+        context.operator_backend = each.lists
+        context.keyed_backend = each.keyed
+        if each.keyed is None:
+            continue
+        timers = InternalTimerService(each.keyed, context.now_ms, operator=context.uid)
+        declared = {state.name for state in each.description.states}
+        for name, queue in ((EVENT_TIMERS, timers.event), (PROCESSING_TIMERS, timers.processing)):
+            if name in declared:
+                each.keyed.register_timers(name, GenerationRows(queue.generations, queue.load))
+        context.timer_service = timers

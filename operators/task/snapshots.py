@@ -1,0 +1,298 @@
+"""One subtask's checkpoints from the barrier on: synchronous part, asynchronous part, acknowledgement or decline.
+
+It decides which ids are dead here and what an outcome means. It refuses to know how barriers are aligned, and it never
+deletes what it wrote: a checkpoint without an acknowledgement is swept by the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.barriers.alignment import AbortedIds, AlignmentMetrics
+from holdfast.barriers.elements import CancelMarker, CheckpointBarrier
+from holdfast.barriers.messages import (
+    AcknowledgeCheckpoint,
+    Answerable,
+    CheckpointKind,
+    CheckpointMetrics,
+    DeclineCheckpoint,
+    FailureReason,
+    OperatorMetrics,
+    SubtaskKey,
+    clip,
+)
+from holdfast.operators.task.chain import ChainNode, OperatorChain
+from holdfast.operators.task.context import CancelToken, Clock, SubtaskPool
+from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
+from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
+from holdfast.statebackends.local_recovery.copies import LocalCopies
+from holdfast.statebackends.local_recovery.storage import KeepingStorage, held_paths
+from holdfast.statebackends.storage import resolve_folder
+from holdfast.statebackends.storage.port import Flow, Storage
+
+SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
+
+
+class _OperatorPart(msgspec.Struct, frozen=True):
+    """What one operator froze at the barrier."""
+
+    node: ChainNode
+    keyed: PendingSnapshot | None
+    lists: PendingOperatorSnapshot | None
+    work: Flow[Any] | None
+    external: tuple[str, ...]
+
+
+class _RunningSnapshot(msgspec.Struct):
+    """A checkpoint in its asynchronous part."""
+
+    checkpoint_id: int
+    parts: tuple[_OperatorPart, ...]
+    alignment: AlignmentMetrics
+    sync_duration_ms: float
+    began_s: float
+    counted: tuple[OperatorMetrics, ...]
+    """The operators' counters at the cut."""
+    kept_folder: str | None = None
+    """The checkpoint's folder, if its files are also kept on this host."""
+    token: CancelToken = msgspec.field(default_factory=CancelToken)
+
+
+class SubtaskSnapshots:
+    """Takes snapshots of one chain. Ids strictly increase: a lower or equal one is ignored (K12, K13)."""
+
+    def __init__(
+        self,
+        key: SubtaskKey,
+        attempt: int,
+        chain: OperatorChain,
+        *,
+        pool: SubtaskPool,
+        storage: Storage,
+        clock: Clock,
+        nonce: str,
+        inline_threshold: int,
+        pack_threshold: int = 0,
+        report: Callable[[Answerable], None],
+        copies: LocalCopies | None = None,
+    ) -> None:
+        """`copies`: where the files of checkpoints are also kept, on this host."""
+        self._copies = copies
+        self._key = key
+        self._attempt = attempt
+        self._chain = chain
+        self._pool = pool
+        self._storage = storage
+        self._clock = clock
+        self._nonce = nonce
+        self._inline_threshold = inline_threshold
+        self._pack_threshold = pack_threshold
+        self._report = report
+        self._newest_id = 0
+        self._aborted = AbortedIds()
+        self._running: dict[int, _RunningSnapshot] = {}
+
+    @property
+    def in_progress(self) -> tuple[int, ...]:
+        """Ids in their asynchronous part."""
+        return tuple(self._running)
+
+    @property
+    def newest_id(self) -> int:
+        """Highest id that was performed, declined or found aborted here."""
+        return self._newest_id
+
+    # ------------------------------------------------------------------------------------------------------- barrier
+
+    def admits(self, checkpoint_id: int) -> bool:
+        """Claim an id for this subtask; False if it is old, repeated, or was aborted before it came (K01, K12, K13).
+
+        An id that was aborted before gets its cancel marker here, so that nobody downstream waits for it."""
+        if checkpoint_id <= self._newest_id:
+            return False
+        self._newest_id = checkpoint_id
+        if self._aborted.take(checkpoint_id):
+            self._chain.broadcast(CancelMarker(checkpoint_id))
+            return False
+        return True
+
+    def perform(self, barrier: CheckpointBarrier, alignment: AlignmentMetrics) -> None:
+        """Hooks, barrier, synchronous part, then hand the rest to the pool (K06). An error fails the subtask (K07)."""
+        began = self._clock.seconds()
+        chain = self._chain
+        chain.prepare_snapshot(barrier.checkpoint_id)
+        chain.broadcast(barrier)
+        chain.sealed = True
+        parts: list[_OperatorPart] = []
+        try:
+            for node in chain.nodes:
+                parts.append(self._freeze(node, barrier.checkpoint_id))
+        except BaseException:
+            _release(parts)
+            raise
+        finally:
+            chain.sealed = False
+        now = self._clock.seconds()
+        counted = chain.metrics()  # as of the cut: nothing was taken since
+        sync_ms = max(0.0, (now - began) * 1000)
+        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted)
+        self._running[barrier.checkpoint_id] = running
+        self._store(running, barrier)
+
+    def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
+        """Operators' own work first, storage by storage, then state, which a savepoint keeps in a storage of its own."""
+        storage, folder = resolve_folder(barrier.folder, self._storage)
+        if self._copies is not None and barrier.kind not in SAVEPOINT_KINDS:
+            running.kept_folder = folder
+            storage = KeepingStorage(storage, self._copies, barrier.checkpoint_id)
+        flows: list[tuple[Storage, Flow[Any]]] = []
+        for part in running.parts:
+            if part.work is not None:
+                flows.append((part.node.operator.snapshot_storage() or self._storage, part.work))
+        flows.append((storage, self._state_flow(running, barrier, folder)))
+        self._run_in_turn(running, flows)
+
+    def _run_in_turn(self, running: _RunningSnapshot, flows: list[tuple[Storage, Flow[Any]]]) -> None:
+        """One flow after the other; the last one's result is the states."""
+        (storage, flow), rest = flows[0], flows[1:]
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if rest and error is None and not running.token.cancelled:
+                self._run_in_turn(running, rest)
+            else:
+                self._ended(running, None if rest else result, error)
+
+        self._pool.submit_flow(flow, storage, done, running.token)
+
+    def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
+        context = node.context
+        node.operator.snapshot_state(checkpoint_id)
+        keyed = None if context.keyed_backend is None else context.keyed_backend.snapshot(checkpoint_id)
+        try:
+            lists = None if context.operator_backend is None else context.operator_backend.snapshot(checkpoint_id)
+            work = node.operator.snapshot_work(checkpoint_id)
+            external = node.operator.external_files(checkpoint_id)
+        except BaseException:
+            if keyed is not None:
+                keyed.release()
+            raise
+        return _OperatorPart(node, keyed, lists, work, external)
+
+    # ------------------------------------------------------------------------------------------- asynchronous part
+
+    def _state_flow(
+        self, running: _RunningSnapshot, barrier: CheckpointBarrier, folder: str
+    ) -> Flow[dict[str, OperatorSubtaskState]]:
+        """Every operator's state becomes durable, in data order: keyed state, then lists."""
+        states: dict[str, OperatorSubtaskState] = {}
+        for index, part in enumerate(running.parts):
+            uid = part.node.uid
+            subtask, attempt = self._key.subtask, self._attempt
+            nonce = f"{self._nonce}{index}"
+            is_savepoint = barrier.kind in SAVEPOINT_KINDS
+            target = SnapshotTarget(
+                checkpoint_id=barrier.checkpoint_id,
+                folder=folder,
+                file_prefix=exclusive_prefix(uid, subtask, attempt) + nonce,
+                canonical=is_savepoint and not barrier.native,
+                inline_threshold=self._inline_threshold,
+                shared_prefix="" if is_savepoint else shared_prefix(barrier.checkpoint_id, uid, subtask, attempt) + nonce,
+                pack_threshold=0 if is_savepoint else self._pack_threshold,
+                base=barrier.base,
+            )
+            # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.
+            tables = msgspec.structs.replace(target, inline_threshold=0) if is_savepoint else target
+            keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
+            lists = () if part.lists is None else (yield from part.lists.flow(target))
+            states[uid] = OperatorSubtaskState(keyed=tuple(keyed), operator=tuple(lists), external=part.external)
+        return states
+
+    def _ended(
+        self, running: _RunningSnapshot, states: dict[str, OperatorSubtaskState] | None, error: BaseException | None
+    ) -> None:
+        """The pool is done with a snapshot. An aborted one is answered by nobody (K03, K11)."""
+        self._running.pop(running.checkpoint_id, None)
+        _release(running.parts)
+        if running.token.cancelled:
+            self._forget_copies(running.checkpoint_id)
+            return
+        if error is not None or states is None:
+            self._forget_copies(running.checkpoint_id)
+            reason = FailureReason.ASYNC_EXCEPTION
+            self._decline(running.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            return
+        metrics = CheckpointMetrics(
+            alignment_duration_ms=running.alignment.alignment_duration_ms,
+            start_delay_ms=running.alignment.start_delay_ms,
+            sync_duration_ms=running.sync_duration_ms,
+            async_duration_ms=max(0.0, (self._clock.seconds() - running.began_s) * 1000),
+            bytes_processed_during_alignment=running.alignment.bytes_processed,
+            checkpointed_size=sum(state.new_size for state in states.values()),
+            state_size=sum(state.size for state in states.values()),
+            operators=running.counted,
+        )
+        if self._copies is not None and running.kept_folder is not None:
+            self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder))
+        key = self._key
+        self._report(
+            AcknowledgeCheckpoint(self._attempt, running.checkpoint_id, key.vertex, key.subtask, states=states, metrics=metrics)
+        )
+
+    # --------------------------------------------------------------------------------------------------- dead ids
+
+    def refuse(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
+        """This subtask can't take part: decline, and let nobody downstream wait (K05)."""
+        if checkpoint_id <= self._newest_id:
+            return
+        self._newest_id = checkpoint_id
+        self._chain.broadcast(CancelMarker(checkpoint_id))
+        self._decline(checkpoint_id, reason, message)
+
+    def abandon(self, checkpoint_id: int, reason: FailureReason | None, message: str) -> None:
+        """The gate gave an id up: cancel marker downstream, and a decline unless the coordinator knows already."""
+        self._newest_id = max(self._newest_id, checkpoint_id)
+        self._chain.broadcast(CancelMarker(checkpoint_id))
+        if reason is not None:
+            self._decline(checkpoint_id, reason, message)
+
+    def abort(self, checkpoint_id: int, *, remember: bool) -> None:
+        """ABORTED(id) is stored: stop its asynchronous part, and refuse it if it is still to come by mail (`remember`)."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.token.cancel()
+            return
+        self._forget_copies(checkpoint_id)
+        if remember and checkpoint_id > self._newest_id:
+            self._aborted.remember(checkpoint_id)
+
+    # -------------------------------------------------------------------------------------------------------- copies
+
+    def completed(self, checkpoint_id: int) -> None:
+        """COMPLETED(id) is stored: copies that only older ones hold go."""
+        if self._copies is not None and self._copies.confirm(checkpoint_id):
+            self._pool.submit(self._copies.sweep, _ignore)
+
+    def close(self) -> None:
+        """Nothing is under way any more, and nothing will come: what was kept is for whoever restores next."""
+        if self._copies is not None:
+            self._copies.close()
+
+    def _forget_copies(self, checkpoint_id: int) -> None:
+        if self._copies is not None and self._copies.forget(checkpoint_id):
+            self._pool.submit(self._copies.sweep, _ignore)
+
+    def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
+        self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, clip(message)))
+
+
+def _ignore(result: Any, error: BaseException | None) -> None:
+    """Of a sweep: what it could not delete, it tries again next time, or another worker does."""
+
+
+def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:
+    for part in parts:
+        if part.keyed is not None:
+            part.keyed.release()

@@ -1,0 +1,378 @@
+"""CORE: the life and the step of one subtask, given its ports. No threads, sockets or clock of its own.
+
+It decides what a mail means in each state, when input may run, and when the subtask has ended. What is taken in, in which
+order, is intake.py's; what a checkpoint does from the barrier on is snapshotting.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
+from holdfast.barriers.messages import (
+    TRACEBACK_BYTES_MAX,
+    CheckpointKind,
+    FailureReason,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    SubtaskKey,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    clip_front,
+)
+from holdfast.operators.task.chain import ResultPort
+from holdfast.operators.task.input import Intake
+from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
+from holdfast.operators.task.slices import RowBudget
+from holdfast.operators.task.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
+from holdfast.operators.task.user_failures import error_line, told_traceback
+from holdfast.statebackends.rocksdb.panics import failure_of
+
+UNITS_MAX = 256
+"""Units of work in one step, whatever the clock says: a simulated clock may stand still."""
+
+Notice: TypeAlias = NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds since the attempt began, by what the subtask did."""
+
+    last_end_s: float
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    backpressured_s: float = 0.0
+    was_backpressured: bool = False
+
+
+class Subtask:
+    """One parallel instance of one chain."""
+
+    def __init__(
+        self, key: SubtaskKey, attempt: int, ports: SubtaskPorts, *, step_budget_ms: int = 5, batch_rows_max: int = 65_536
+    ) -> None:
+        self.key = key
+        self.attempt = attempt
+        self.state = TaskState.CREATED
+        self.chain = ports.chain
+        self.mailbox = ports.mailbox
+        self._ports = ports
+        self._clock = ports.clock
+        self._pool = ports.pool
+        self._snapshots = ports.snapshots
+        self._budget_s = step_budget_ms / 1000
+        self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
+        self._intake = Intake(
+            ports.chain,
+            ports.inputs,
+            ports.clock,
+            RowBudget(step_budget_ms, batch_rows_max),
+            on_barrier=self._barrier,
+            on_drained=self._report_status,
+        )
+        self._newest_notified = 0
+        self._finish_id = 0
+        self._early: list[Notice] = []
+        self._disposed = False
+        self._times = _Times(ports.clock.seconds())
+        self.last_step = StepResult(progress=True, has_more=True)
+        """What the newest step did; tells a scheduler when the next one is worth it."""
+
+    # -------------------------------------------------------------------------------------------------------- status
+
+    @property
+    def is_source(self) -> bool:
+        return self._ports.inputs is None
+
+    @property
+    def is_drained(self) -> bool:
+        """The end of data was passed on; only barriers and notices may still come."""
+        return self._intake.is_drained
+
+    @property
+    def is_disposed(self) -> bool:
+        """Terminal, with nothing under way on the pool and all state released: its resources may be used again."""
+        return self._disposed
+
+    def _enter(self, state: TaskState, error: BaseException | None = None) -> None:
+        self.state = state
+        self._report_status(error)
+
+    def _report_status(self, error: BaseException | None = None) -> None:
+        text = trace = ""
+        if error is not None:
+            text = error_line(error)
+            trace = clip_front(told_traceback(error), TRACEBACK_BYTES_MAX)
+        key, now_ms = self.key, self._clock.wall_ms()
+        metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None
+        self._ports.report(
+            SubtaskStatus(self.attempt, key.vertex, key.subtask, self.state, self.is_drained, text, trace, now_ms, metrics)
+        )
+
+    def metrics(self) -> SubtaskMetrics:
+        """Counters since the attempt began."""
+        nodes = self.chain.nodes
+        watermark_ms = self._intake.watermark_ms
+        return SubtaskMetrics(
+            self.key.vertex,
+            self.key.subtask,
+            records_in=self.chain.head.context.counters.records_in,
+            records_out=sum(node.context.counters.records_out for node in nodes if node.partitions or not node.children),
+            bytes_in=self._intake.bytes_in,
+            bytes_out=sum(output.bytes_out for output in self._outputs),
+            operators=self.chain.metrics(),
+            busy_ms=max(0, int(self._times.busy_s * 1000)),
+            idle_ms=max(0, int(self._times.idle_s * 1000)),
+            backpressured_ms=max(0, int(self._times.backpressured_s * 1000)),
+            watermark_ms=None if watermark_ms in (MIN_WATERMARK, MAX_WATERMARK) else watermark_ms,
+            restored_local_bytes=self._ports.restored.local,
+            restored_remote_bytes=self._ports.restored.remote,
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """CREATED -> INITIALIZING: restore on the pool, or open at once when there is nothing to restore."""
+        if self.state is not TaskState.CREATED:
+            return
+        self._enter(TaskState.INITIALIZING)
+        if self._ports.restore is not None:
+            self._pool.submit(self._ports.restore, self._restored)
+            return
+        try:
+            self._open()
+        except BaseException as error:
+            self._fail(failure_of(error))
+
+    def _restored(self, attach: Attach | None, error: BaseException | None) -> None:
+        if attach is not None:
+            attach()  # also when cancelled meanwhile: what was opened must be disposed of
+        if self.state is not TaskState.INITIALIZING:
+            return
+        if error is not None:
+            self._fail(error)
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        self.chain.setup()
+        self.chain.open()
+        self._enter(TaskState.RUNNING)
+        early, self._early = self._early, []
+        for mail in early:
+            self._handle(mail)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.state in TERMINAL or self.state is TaskState.CANCELING:
+            return
+        self._enter(TaskState.FAILED, error)
+        self._stop_work()
+
+    def _cancel(self) -> None:
+        if self.state in TERMINAL or self.state is TaskState.CANCELING:
+            return
+        self._enter(TaskState.CANCELING)
+        self._stop_work()
+
+    def _stop_work(self) -> None:
+        self._pool.cancel_flows()
+        self._intake.clear()
+        self.chain.close()
+        if self._ports.inputs is not None:
+            self._ports.inputs.gate.close()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Release state once the pool holds nothing of ours (K11)."""
+        if self._disposed or self._pool.under_way:
+            return
+        self.chain.dispose()
+        self._snapshots.close()
+        self._disposed = True
+        self.mailbox.close()
+        if self.state is TaskState.CANCELING:
+            self._enter(TaskState.CANCELED)
+
+    def _finish(self) -> None:
+        """Commits are done: nothing more will come from here.
+
+        An attempt that was restored from a job's last checkpoint only to commit it ends before its data does."""
+        if not self._intake.is_drained:
+            self.chain.broadcast(EndOfData(drain=False))
+        self.chain.broadcast(EndOfPartition())
+        errors = self.chain.close()
+        if errors:
+            self._fail(errors[0])
+            return
+        self._enter(TaskState.FINISHED)
+        self._stop_work()
+
+    # ---------------------------------------------------------------------------------------------------------- step
+
+    def step(self, now_ms: int) -> StepResult:
+        """All mail, then input for one time budget. Never raises for what user code does: that is FAILED."""
+        began = self._clock.seconds()
+        times = self._times
+        if times.was_backpressured:
+            times.backpressured_s += began - times.last_end_s
+        else:
+            times.idle_s += began - times.last_end_s
+        progress = self._serve_mail()
+        backpressured = False
+        has_more = progress
+        if self.state is TaskState.RUNNING:
+            try:
+                moved, has_more, backpressured = self._run_input(now_ms, began + self._budget_s)
+                finished = self._finish_if_due()
+                has_more = has_more or finished
+                progress = finished or moved or progress
+            except BaseException as error:
+                self._fail(failure_of(error))
+                progress = has_more = True
+        times.last_end_s = self._clock.seconds()
+        times.was_backpressured = backpressured
+        times.busy_s += times.last_end_s - began
+        wakeup_ms = self._intake.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
+        self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
+        return self.last_step
+
+    def write_behind(self) -> bool:
+        """The worker has nothing else to do. Whether it should soon be called again. Never raises, as `step`."""
+        try:
+            return self.state is TaskState.RUNNING and self.chain.write_behind()
+        except BaseException as error:
+            self._fail(failure_of(error))
+            return True
+
+    @property
+    def is_unblocked(self) -> bool:
+        """The last step stopped at a full output, and none is full any more."""
+        return self.last_step.backpressured and all(output.is_available for output in self._outputs)
+
+    def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool, bool]:
+        """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
+        moved = False
+        for _ in range(UNITS_MAX):
+            for output in self._outputs:
+                if not output.is_available:
+                    return moved, False, True
+            self.chain.tell_time()
+            if not self._intake.advance(now_ms):
+                return moved, False, False
+            moved = True
+            if self.mailbox or self._clock.seconds() >= deadline_s:
+                break
+        return moved, True, False
+
+    def _finish_if_due(self) -> bool:
+        if not self._finish_id or self._intake.has_work or self.chain.has_pending_work() or self._pool.under_way:
+            return False
+        self._finish()
+        return True
+
+    # ---------------------------------------------------------------------------------------------------------- mail
+
+    def _serve_mail(self) -> bool:
+        served = False
+        while (mail := self.mailbox.take()) is not None:
+            served = True
+            try:
+                self.chain.tell_time()
+                self._handle(mail)
+            except BaseException as error:
+                self._fail(failure_of(error))
+        if self.state in (TaskState.CANCELING, TaskState.FAILED):
+            self._settle()
+        return served
+
+    def _handle(self, mail: Mail) -> None:
+        match mail:
+            case PoolOutcome():
+                mail.done(mail.result, mail.error)
+                self._intake.collect_own_watermarks()
+            case TriggerCheckpoint():
+                self._trigger(mail)
+            case NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+                self._notified(mail)
+            case CancelSubtask():
+                self._cancel()
+            case FailSubtask(error=error):
+                self._fail(error)
+            case _:
+                assert_never(mail)
+
+    def _notified(self, mail: Notice) -> None:
+        if self.state in (TaskState.CREATED, TaskState.INITIALIZING):
+            self._early.append(mail)
+            return
+        if self.state is not TaskState.RUNNING:
+            return
+        match mail:
+            case NotifyCheckpointComplete(checkpoint_id=checkpoint_id):
+                self._complete(checkpoint_id)
+            case NotifyCheckpointAborted(checkpoint_id=checkpoint_id):
+                self._snapshots.abort(checkpoint_id, remember=self.is_source)
+                if self._ports.inputs is not None:
+                    self._ports.inputs.gate.notify_aborted(checkpoint_id, now_ms=self._clock.monotonic_ms())
+                self.chain.notify_aborted(checkpoint_id)
+            case FinishTasks(checkpoint_id=checkpoint_id):
+                self._complete(checkpoint_id)
+                self._finish_id = checkpoint_id
+            case _:
+                assert_never(mail)
+
+    def _complete(self, checkpoint_id: int) -> None:
+        if checkpoint_id > self._newest_notified:
+            self._newest_notified = checkpoint_id
+            self._snapshots.completed(checkpoint_id)
+            self.chain.notify_complete(checkpoint_id)
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def _trigger(self, trigger: TriggerCheckpoint) -> None:
+        """Sources only: the cut of this source is here."""
+        checkpoint_id = trigger.checkpoint_id
+        if self.state is not TaskState.RUNNING:
+            if self.state in (TaskState.CREATED, TaskState.INITIALIZING):
+                self._snapshots.refuse(checkpoint_id, FailureReason.TASK_NOT_READY, f"the subtask is {self.state}")
+            return
+        if not self._snapshots.admits(checkpoint_id):
+            return
+        barrier = CheckpointBarrier(
+            checkpoint_id,
+            trigger.timestamp_ms,
+            trigger.kind.value,
+            trigger.drain,
+            trigger.folder,
+            trigger.base,
+            native=trigger.native,
+        )
+        stops = trigger.kind is CheckpointKind.STOP_SAVEPOINT
+        if stops and trigger.drain:
+            self._intake.end_source(drain=True)
+            self._intake.add_work(self._snapshot_in_turn(barrier))
+            return
+        self._perform(barrier)
+        if stops:
+            self._intake.end_source(drain=False)
+
+    def _snapshot_in_turn(self, barrier: CheckpointBarrier) -> Iterator[None]:
+        """A snapshot that waits for the work in front of it."""
+        self._perform(barrier)
+        yield
+
+    def _perform(self, barrier: CheckpointBarrier) -> None:
+        delay_ms = max(0, self._clock.wall_ms() - barrier.timestamp_ms)
+        self._snapshots.perform(barrier, AlignmentMetrics(start_delay_ms=delay_ms))
+
+    def _barrier(self, item: TriggerSnapshot | AbortCheckpoint) -> None:
+        """The gate decided on an id."""
+        if isinstance(item, AbortCheckpoint):
+            self._snapshots.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
+        elif self._snapshots.admits(item.barrier.checkpoint_id):
+            self._snapshots.perform(item.barrier, item.metrics)

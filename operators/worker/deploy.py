@@ -1,0 +1,280 @@
+"""From a deployment to subtasks that can run: operators, chain, channels, state. One attempt's wiring of one worker.
+
+It decides nothing about when anything runs (worker.py) and builds each subtask from a fresh copy of the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import cloudpickle
+
+from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
+from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.barriers.frames import ChannelId
+from holdfast.barriers.gate import InputGate
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, Partitioning
+from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
+from holdfast.barriers.partition import Partitioner, Parts, partitioner_of, split_by_subtask
+from holdfast.barriers.valve import MultiInputValve
+from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
+from holdfast.operators.base import JobPlan, KeySelector, Operator
+from holdfast.operators.task.chain import ChainNode, OperatorChain
+from holdfast.operators.task.context import Clock, Pool, RuntimeContext, SubtaskPool
+from holdfast.operators.task.input import GateInputs
+from holdfast.operators.task.mailbox import Mailbox
+from holdfast.operators.task.restore import StateLoader
+from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.source_operator import SourceOperator
+from holdfast.operators.task.subtask import Subtask
+from holdfast.operators.task.subtaskports import Report, SubtaskPorts
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.keygroups import subtasks_of_key_groups
+from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
+from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.storage.port import Storage
+
+
+class SelectorPartitioner:
+    """Rows to the subtask that owns the key group of the key that the target's own selector finds."""
+
+    def __init__(self, selector: KeySelector, *, parallelism: int, max_parallelism: int, operator: str) -> None:
+        self._selector = selector
+        self._parallelism = parallelism
+        self._max_parallelism = max_parallelism
+        self._operator = operator
+
+    def split(self, batch: Batch) -> Parts:
+        if batch.num_rows == 0:
+            return ()
+        if self._parallelism == 1:
+            return ((0, batch),)
+        groups = self._selector.keys(batch, max_parallelism=self._max_parallelism, operator=self._operator).key_groups
+        return split_by_subtask(batch, subtasks_of_key_groups(groups, self._max_parallelism, self._parallelism), self._parallelism)
+
+
+class EdgeOutput:
+    """Implements `chain.ResultPort` over one output edge."""
+
+    __slots__ = ("_clock", "gate")
+
+    def __init__(self, gate: OutputGate, clock: Clock) -> None:
+        self.gate = gate
+        self._clock = clock
+
+    def emit(self, batch: Batch) -> None:
+        self.gate.emit(batch, now_ms=self._clock.monotonic_ms())
+
+    def broadcast(self, event: ElementEvent) -> None:
+        self.gate.broadcast_event(event)
+
+    @property
+    def is_available(self) -> bool:
+        return self.gate.is_available
+
+    @property
+    def bytes_out(self) -> int:
+        return self.gate.bytes_out
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedSubtask:
+    """A subtask with its channels."""
+
+    subtask: Subtask
+    gate: InputGate | None
+    inputs: tuple[InputChannel, ...]
+    """By index in the gate."""
+    outputs: tuple[OutputGate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPorts:
+    """What all subtasks of a worker share."""
+
+    job_id: str
+    storage: Storage
+    clock: Clock
+    pool: Pool
+    wake: Callable[[], None]
+    """Ends the loop's wait; any thread."""
+    report: Report
+    new_nonce: Callable[[], str]
+    local_directory: str
+    """Of this process alone; working state that does not fit in memory goes below it."""
+    backend_settings: StateBackendSettings = field(default_factory=StateBackendSettings)
+    """Of the process; what a job says for itself takes the place of the same here."""
+    recovery: LocalRecovery | None = None
+    """Copies of stored files on this host; None: none are kept, and none are looked for."""
+
+
+class SubtaskBuilder:
+    """Builds the subtasks of one worker from the job's plan as it travelled: pickled."""
+
+    def __init__(self, plan: bytes, ports: WorkerPorts) -> None:
+        self._plan = plan
+        self._ports = ports
+
+    def build(self, deployment: Deployment, wanted: SubtaskDeployment) -> DeployedSubtask:
+        """Raises what unpickling user code raises, and GraphError when plan and graph disagree."""
+        ports = self._ports
+        graph = deployment.graph
+        plan = self._load(self._plan)
+        vertex = graph.vertex(wanted.vertex)
+        mailbox = Mailbox(ports.wake)
+        pool = SubtaskPool(ports.pool, mailbox)
+        nonce = ports.new_nonce()
+        chain = OperatorChain(self._nodes(plan, deployment, wanted, mailbox, pool, nonce), vertex.chain_edges)
+        key = SubtaskKey(wanted.vertex, wanted.subtask)
+        outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
+        copies = self._copies(graph.config, key, deployment.attempt, nonce)
+        gate, inputs, gate_inputs = self._inputs(graph, deployment.attempt, key)
+        snapshots = SubtaskSnapshots(
+            key,
+            deployment.attempt,
+            chain,
+            pool=pool,
+            storage=ports.storage,
+            clock=ports.clock,
+            nonce=nonce,
+            inline_threshold=graph.config.inline_threshold,
+            pack_threshold=graph.config.pack_threshold,
+            report=ports.report,
+            copies=copies,
+        )
+        loader = StateLoader(
+            chain,
+            vertex,
+            wanted,
+            deployment,
+            storage=ports.storage,
+            local_directory=ports.local_directory,
+            settings=ports.backend_settings,
+            copies=copies,
+        )
+        subtask_ports = SubtaskPorts(
+            chain, mailbox, pool, ports.clock, snapshots, ports.report, gate_inputs, loader.load, loader.restored
+        )
+        subtask = Subtask(
+            key,
+            deployment.attempt,
+            subtask_ports,
+            step_budget_ms=graph.config.step_budget_ms,
+            batch_rows_max=graph.config.batch_rows_max,
+        )
+        return DeployedSubtask(subtask, gate, inputs, outputs)
+
+    def _nodes(
+        self, plan: JobPlan, deployment: Deployment, wanted: SubtaskDeployment, mailbox: Mailbox, pool: SubtaskPool, nonce: str
+    ) -> list[ChainNode]:
+        """The operators of the subtask's vertex, each with what it is told of its surroundings."""
+        ports, graph = self._ports, deployment.graph
+        vertex = graph.vertex(wanted.vertex)
+        return [
+            ChainNode(
+                _operator(plan, description.uid, restored=description.uid in wanted.restore),
+                RuntimeContext(
+                    job_id=ports.job_id,
+                    job_name=graph.name,
+                    uid=description.uid,
+                    name=description.name,
+                    subtask=wanted.subtask,
+                    parallelism=vertex.parallelism,
+                    max_parallelism=vertex.max_parallelism,
+                    attempt=deployment.attempt,
+                    nonce=nonce,
+                    restored_checkpoint_id=deployment.restored_checkpoint_id,
+                    storage=ports.storage,
+                    clock=ports.clock,
+                    pool=pool,
+                    mailbox=mailbox,
+                    skipped_rows_max=graph.config.skipped_rows_max,
+                    properties=description.properties,
+                ),
+            )
+            for description in vertex.operators
+        ]
+
+    def _load(self, plan: bytes) -> JobPlan:
+        """A fresh copy of the user's code."""
+        return cast(JobPlan, cloudpickle.loads(plan))
+
+    def _copies(self, config: JobConfig, key: SubtaskKey, attempt: int, nonce: str) -> LocalCopies | None:
+        recovery = self._ports.recovery
+        if recovery is None or not config.local_recovery:
+            return None
+        return recovery.copies(key.vertex, key.subtask, attempt, nonce, directory=config.local_recovery_directory)
+
+    def _outputs(
+        self, graph: JobGraph, plan: JobPlan, attempt: int, key: SubtaskKey, chain: OperatorChain
+    ) -> tuple[OutputGate, ...]:
+        settings = OutputSettings.of(graph.config)
+        gates = []
+        for output in derive_outputs(graph, key.vertex, key.subtask):
+            gate = OutputGate(
+                attempt=attempt,
+                edge_id=output.edge.edge_id,
+                producer=key.subtask,
+                consumers=output.consumers,
+                partitioner=_partitioner(plan, output, graph.vertex(output.edge.target)),
+                settings=settings,
+            )
+            chain.node(output.edge.source_operator).partitions.append(EdgeOutput(gate, self._ports.clock))
+            gates.append(gate)
+        return tuple(gates)
+
+    def _inputs(
+        self, graph: JobGraph, attempt: int, key: SubtaskKey
+    ) -> tuple[InputGate | None, tuple[InputChannel, ...], GateInputs | None]:
+        plan = derive_inputs(graph, key.vertex, key.subtask)
+        if not plan:
+            return None, (), None
+        config = graph.config
+        credits = [
+            ReceiverCredit(allocated_bytes=config.channel_credit_bytes, allocated_batches=config.channel_credit_batches)
+            for _ in plan
+        ]
+        gate = InputGate(Aligner(len(plan)), credits=credits)
+        channels = tuple(InputChannel(each.channel, attempt=attempt) for each in plan)
+        indexes = tuple(each.input_index for each in plan)
+        return gate, channels, GateInputs(gate, MultiInputValve(indexes), indexes)
+
+
+def _operator(plan: JobPlan, uid: str, *, restored: bool) -> Operator:
+    source = plan.sources.get(uid)
+    if source is not None:
+        operator = SourceOperator(source)
+        operator.is_restored = restored
+        return operator
+    template = plan.operators.get(uid)
+    if template is None:
+        raise GraphError(f"the plan has no operator {uid!r}, which the graph names", operator=uid)
+    return template
+
+
+def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Partitioner:
+    head = target.operators[0].uid
+    selector = plan.selectors.get(head)
+    if output.edge.partitioning is Partitioning.HASH and selector is not None:
+        return SelectorPartitioner(selector, parallelism=target.parallelism, max_parallelism=target.max_parallelism, operator=head)
+    return partitioner_of(output.edge, parallelism=len(output.consumers), max_parallelism=target.max_parallelism, operator=head)
+
+
+Route = tuple[DeployedSubtask, int]
+"""A subtask, and the index of one of its channels in its gate."""
+
+
+class Wiring:
+    """Where a frame goes: channel -> subtask and gate index; (edge, producer) -> output."""
+
+    def __init__(self, deployed: tuple[DeployedSubtask, ...]) -> None:
+        self.inputs: dict[ChannelId, Route] = {}
+        self.outputs: dict[tuple[int, int], OutputGate] = {}
+        for each in deployed:
+            for index, channel in enumerate(each.inputs):
+                self.inputs[channel.channel] = (each, index)
+            for output in each.outputs:
+                self.outputs[(output.edge_id, output.producer)] = output

@@ -1,0 +1,382 @@
+"""The cooperative loop of one worker process: commands, frames, steps of subtasks, frames again, one wait.
+
+One thread runs it and owns the transport and all subtasks; other threads only post commands and mails. It decides when a
+subtask may step and when an attempt is lost; time, waiting and threads come from outside."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from holdfast.barriers.admission import AttemptPeers, Peer
+from holdfast.barriers.frames import Frame
+from holdfast.barriers.messages import (
+    CancelTasks,
+    Deploy,
+    Deployment,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    ShutdownWorker,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+    clip,
+)
+from holdfast.barriers.transport import PeerLost, Received, Transport
+from holdfast.barriers.wiring import derive_channels, derive_peers
+from holdfast.operators.task.context import Clock
+from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask
+from holdfast.operators.task.subtaskports import TERMINAL, Report
+from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
+from holdfast.statebackends.errors import PeerLostError, ProtocolError
+from holdfast.statebackends.rocksdb.panics import failure_of
+
+IDLE_WAIT_MS_MAX = 1_000
+"""The loop looks up, and steps every subtask, at least so often, even when nothing calls."""
+
+LAST_SEQUENCE_INTERVAL_MS = 1_000
+METRICS_INTERVAL_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One attempt's subtasks in this worker, downstream first."""
+
+    deployment: Deployment
+    subtasks: tuple[DeployedSubtask, ...]
+    wiring: Wiring
+
+
+class Worker:
+    """One slot of a job. `post` and `wake` may be called from any thread, everything else from the loop's."""
+
+    def __init__(self, slot: int, transport: Transport, clock: Clock, builder: SubtaskBuilder, report: Report) -> None:
+        self._slot = slot
+        self._transport = transport
+        self._clock = clock
+        self._builder = builder
+        self._report = report
+        self._commands: deque[WorkerCommand] = deque()
+        self._attempt: _Attempt | None = None
+        self._pending: Deployment | None = None
+        """Deployed as soon as the attempt before has released its state."""
+        self._cancelled_up_to = 0
+        self._look_due_ms = 0
+        """When every subtask steps, due or not: it counts how long it has waited, and the wall clock may have been set."""
+        self._sequences_due_ms = 0
+        self._metrics_due_ms = 0
+        self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
+        """(attempt, counters), replaced whole now and then; read by the control thread."""
+        self.leaving: ShutdownWorker | None = None
+        self.cancelling_since_ms: int | None = None
+        """Since when subtasks are to be gone and are not; the control thread ends a process that takes too long."""
+
+    # ------------------------------------------------------------------------------------------------------ any thread
+
+    def post(self, command: WorkerCommand) -> None:
+        """Hand a command to the loop."""
+        self._commands.append(command)
+        # Behind it: a round of the loop that ends in between would find nothing to cancel, and forget the time.
+        self._time_cancellation(command)
+        self._transport.wake()
+
+    def _time_cancellation(self, command: WorkerCommand) -> None:
+        if isinstance(command, Deploy | CancelTasks | ShutdownWorker) and self.cancelling_since_ms is None:
+            self.cancelling_since_ms = self._clock.monotonic_ms()
+
+    def wake(self) -> None:
+        self._transport.wake()
+
+    def metrics_of(self, attempt: int) -> tuple[SubtaskMetrics, ...]:
+        """Counters of an attempt; none while another one's are all there is, since the next begins at 0."""
+        measured, metrics = self._metrics
+        return metrics if measured == attempt else ()
+
+    @property
+    def frames_refused(self) -> int:
+        """Frames that the data port dropped since nobody of this job had a reason to send them."""
+        return self._transport.refused_count
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+
+    @property
+    def has_left(self) -> bool:
+        """Told to leave, and every subtask is gone."""
+        return self.leaving is not None and self._is_quiet()
+
+    def run(self) -> ShutdownWorker:
+        """Loop until told to leave."""
+        progress = True
+        while not self.has_left:
+            progress = self.run_once(0 if progress else self.prepare_wait())
+        assert self.leaving is not None
+        return self.leaving
+
+    def run_once(self, wait_ms: int = 0) -> bool:
+        """One round: wait that long for something to arrive, then let every subtask step once. True if something moved."""
+        progress = self._receive(wait_ms)
+        progress = self._take_commands() or progress
+        progress = self._begin_pending() or progress
+        now_ms = self._clock.monotonic_ms()
+        attempt = self._attempt
+        if attempt is not None:
+            look = now_ms >= self._look_due_ms
+            if look:
+                self._look_due_ms = now_ms + IDLE_WAIT_MS_MAX
+            for each in attempt.subtasks:
+                if _is_due(each, now_ms) or (look and not each.subtask.is_disposed):
+                    progress = each.subtask.step(now_ms).progress or progress
+                elif _is_drained(each):
+                    continue
+                self._send(each, now_ms)
+            self._housekeep(attempt, now_ms)
+        if self.cancelling_since_ms is not None and not self._commands and self._is_settled():
+            self.cancelling_since_ms = None
+        return progress
+
+    def prepare_wait(self) -> int:
+        """Behind a round in which nothing moved: send what waits for company, do what barriers would wait for, and say
+        how long (ms) the next round may wait."""
+        if self._commands:
+            return 0
+        self._flush_idle()
+        if self._write_behind():
+            return 0
+        wakeup_ms = self.next_wakeup_ms()
+        if wakeup_ms is None:
+            return IDLE_WAIT_MS_MAX
+        return max(0, min(IDLE_WAIT_MS_MAX, wakeup_ms - self._clock.monotonic_ms()))
+
+    def next_wakeup_ms(self) -> int | None:
+        """When a round is due although nothing arrives; None when only events can bring it. For schedulers that own the clock."""
+        if self._commands or self._pending is not None:
+            return self._clock.monotonic_ms()
+        attempt = self._attempt
+        if attempt is None:
+            return None
+        wakeups: list[int] = []
+        for each in attempt.subtasks:
+            if each.subtask.mailbox or each.subtask.is_unblocked:
+                return self._clock.monotonic_ms()
+            wakeup_ms = each.subtask.last_step.next_wakeup_ms
+            if wakeup_ms is not None:
+                wakeups.append(wakeup_ms)
+        return min(wakeups, default=None)
+
+    def _is_quiet(self) -> bool:
+        """No subtask holds anything any more."""
+        return self._attempt is None or all(each.subtask.is_disposed for each in self._attempt.subtasks)
+
+    def _is_settled(self) -> bool:
+        """Nothing is left to cancel: the attempt that runs is the one that is wanted."""
+        if self._pending is not None:
+            return False
+        if self.leaving is None and (self._attempt is None or self._attempt.deployment.attempt > self._cancelled_up_to):
+            return True
+        return self._is_quiet()
+
+    # -------------------------------------------------------------------------------------------------------- commands
+
+    def _take_commands(self) -> bool:
+        taken = False
+        while self._commands:
+            taken = True
+            self._command(self._commands.popleft())
+        return taken
+
+    def _command(self, command: WorkerCommand) -> None:
+        self._time_cancellation(command)  # again: the round before may have forgotten it just when it was posted
+        match command:
+            case Deploy(deployment=deployment):
+                self._deploy(deployment)
+            case CancelTasks(attempt=attempt):
+                self._cancel(attempt)
+            case ShutdownWorker():
+                self.leaving = command
+                self._cancel_all()
+            case TriggerCheckpoint():
+                for each in self._of_attempt(command.attempt):
+                    if each.subtask.is_source:
+                        each.subtask.mailbox.put(command)
+            case NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+                for each in self._of_attempt(command.attempt):
+                    each.subtask.mailbox.put(command)
+
+    def _of_attempt(self, attempt: int) -> tuple[DeployedSubtask, ...]:
+        if self._attempt is None or self._attempt.deployment.attempt != attempt:
+            return ()
+        return self._attempt.subtasks
+
+    def _cancel(self, attempt: int) -> None:
+        """Cancel this attempt and lower ones, also one that was to come."""
+        self._cancelled_up_to = max(self._cancelled_up_to, attempt)
+        if self._pending is not None and self._pending.attempt <= attempt:
+            dropped, self._pending = self._pending, None
+            self._report_all(dropped, TaskState.CANCELED)
+        if self._attempt is not None and self._attempt.deployment.attempt <= attempt:
+            self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        if self._attempt is not None:
+            for each in self._attempt.subtasks:
+                each.subtask.mailbox.put(CancelSubtask())
+
+    def _deploy(self, deployment: Deployment) -> None:
+        running = 0 if self._attempt is None else self._attempt.deployment.attempt
+        if deployment.attempt <= max(running, self._cancelled_up_to) or self.leaving is not None:
+            return
+        self._cancel_all()
+        self._pending = deployment
+
+    def _begin_pending(self) -> bool:
+        """Deploy in place once the attempt before holds nothing any more."""
+        deployment = self._pending
+        if deployment is None or not self._is_quiet():
+            return False
+        self._pending = None
+        self._attempt = None
+        try:
+            self._begin(deployment)
+        except BaseException as error:
+            failure_of(error)
+            self._report_all(deployment, TaskState.FAILED, clip(f"{type(error).__name__}: {error}"))
+        return True
+
+    def _begin(self, deployment: Deployment) -> None:
+        order = {vertex.vertex_id: index for index, vertex in enumerate(deployment.graph.vertices)}
+        wanted = sorted(deployment.subtasks, key=lambda each: (-order[each.vertex], each.subtask))
+        # Before user code is loaded, which may take long: peers that are deployed already wait to be let in.
+        try:
+            self._transport.start(_peers_of(deployment, self._slot))
+            deployed = tuple(self._builder.build(deployment, each) for each in wanted)
+        except BaseException:
+            self._transport.stop()
+            raise
+        self._attempt = _Attempt(deployment, deployed, Wiring(deployed))
+        for each in deployed:
+            each.subtask.start()
+
+    def _report_all(self, deployment: Deployment, state: TaskState, error: str = "") -> None:
+        now_ms = self._clock.wall_ms()
+        for each in deployment.subtasks:
+            self._report(SubtaskStatus(deployment.attempt, each.vertex, each.subtask, state, error=error, changed_ms=now_ms))
+
+    # ---------------------------------------------------------------------------------------------------------- frames
+
+    def _receive(self, wait_ms: int) -> bool:
+        try:
+            received = self._transport.poll(wait_ms)
+            for item in received:
+                self._route(item)
+        except ProtocolError as error:
+            self._lose_attempt(error)
+            return True
+        return bool(received)
+
+    def _route(self, item: Received) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if isinstance(item, PeerLost):
+            message = f"the worker in slot {item.slot} is gone: {item.reason}"
+            self._lose_attempt(PeerLostError(message, slot=item.slot, reason=item.reason))
+            return
+        if item.attempt != attempt.deployment.attempt:
+            return  # of one that could not be built
+        if item.to_producer:
+            output = attempt.wiring.outputs.get((item.channel.edge, item.channel.producer))
+            if output is not None:
+                output.announced(item)
+            return
+        route = attempt.wiring.inputs.get(item.channel)
+        if route is None:
+            raise ProtocolError(f"a frame for channel {tuple(item.channel)}, which ends elsewhere", channel=tuple(item.channel))
+        each, index = route
+        element = each.inputs[index].accept(item)
+        if element is not None and each.gate is not None:
+            each.gate.offer(index, element, item.size)
+
+    def _lose_attempt(self, error: Exception) -> None:
+        """The exchange of data broke: every subtask that still runs fails, once."""
+        if self._attempt is not None:
+            for each in self._attempt.subtasks:
+                if each.subtask.state not in TERMINAL:
+                    each.subtask.mailbox.put(FailSubtask(error))
+
+    def _send(self, each: DeployedSubtask, now_ms: int) -> None:
+        state = each.subtask.state
+        if state in (TaskState.FAILED, TaskState.CANCELING, TaskState.CANCELED):
+            return
+        for output in each.outputs:
+            if output.is_drained:
+                continue
+            output.flush(now_ms)
+            for frame in output.take_frames():
+                self._transport.send(frame)
+        if each.gate is not None and state is TaskState.RUNNING:
+            for index, announcement in each.gate.take_announcements():
+                self._transport.send(each.inputs[index].announcement(announcement))
+
+    def _flush_idle(self) -> None:
+        """Nothing moves: small batches need not wait for company."""
+        if self._attempt is None:
+            return
+        now_ms = self._clock.monotonic_ms()
+        for each in self._attempt.subtasks:
+            for output in each.outputs:
+                output.flush_all()
+            self._send(each, now_ms)
+
+    def _write_behind(self) -> bool:
+        """One turn of one subtask, so that what arrives meanwhile waits for no other. Whether there may be more to write."""
+        return self._attempt is not None and any(each.subtask.write_behind() for each in self._attempt.subtasks)
+
+    def _housekeep(self, attempt: _Attempt, now_ms: int) -> None:
+        if now_ms >= self._metrics_due_ms:
+            self._metrics_due_ms = now_ms + METRICS_INTERVAL_MS
+            self._metrics = (attempt.deployment.attempt, tuple(each.subtask.metrics() for each in attempt.subtasks))
+        if now_ms >= self._sequences_due_ms:
+            self._sequences_due_ms = now_ms + LAST_SEQUENCE_INTERVAL_MS
+            for each in attempt.subtasks:
+                if each.subtask.state is TaskState.RUNNING:
+                    for output in each.outputs:
+                        self._send_frames(output.last_sequences())
+
+    def _send_frames(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._transport.send(frame)
+
+
+def _peers_of(deployment: Deployment, slot: int) -> AttemptPeers:
+    peers = {
+        peer: Peer(deployment.addresses[peer], deployment.data_keys.get(peer, ""), deployment.data_sockets.get(peer, ""))
+        for peer in sorted(derive_peers(deployment.graph, slot))
+        if peer in deployment.addresses
+    }
+    return AttemptPeers(deployment.attempt, peers, derive_channels(deployment.graph, slot), deployment.data_secret)
+
+
+def _is_drained(each: DeployedSubtask) -> bool:
+    """Nothing that it emitted waits."""
+    for output in each.outputs:  # noqa: SIM110 - asked in every round of every subtask, and a generator takes thrice as long
+        if not output.is_drained:
+            return False
+    return True
+
+
+def _is_due(each: DeployedSubtask, now_ms: int) -> bool:
+    """Whether a step could move anything; the loop's own wait rests on the same signs. Most rounds are about a few of many."""
+    subtask = each.subtask
+    last = subtask.last_step
+    if last.has_more or subtask.mailbox:
+        return True
+    if subtask.is_disposed:
+        return False
+    if last.backpressured:
+        return subtask.is_unblocked
+    if each.gate is not None and each.gate.has_input:
+        return True
+    return last.next_wakeup_ms is not None and last.next_wakeup_ms <= now_ms

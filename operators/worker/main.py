@@ -1,0 +1,383 @@
+"""SHELL: one worker process: the function that a Spark task or a local process executes.
+
+It sets the process up so that it can't outlive its parent, joins loop, gateway and pool, and ends the process when the loop
+doesn't obey or nobody leads any more. All state is crash-only: no cleanup here is needed for correctness."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+from urllib.parse import urlsplit
+
+from holdfast.barriers.descriptors import raise_descriptor_limit
+from holdfast.barriers.messages import ShutdownWorker
+from holdfast.barriers.socketfolder import make_socket_folder
+from holdfast.barriers.transport import Transport
+from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
+from holdfast.operators.base import JobPlan
+from holdfast.operators.functions.context import LOGGER
+from holdfast.operators.pickling import dumps_by_value
+from holdfast.operators.task.context import Pool
+from holdfast.operators.task.pool import SystemClock, ThreadPool
+from holdfast.operators.task.subtaskports import Report
+from holdfast.operators.worker.control_client import CoordinatorAddress
+from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
+from holdfast.operators.worker.gateway import Gateway
+from holdfast.operators.worker.loop import Worker
+from holdfast.operators.worker.processidentity import fingerprint_of
+from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
+from holdfast.statebackends.storage.flows import FIRST_BYTES
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import ReadFile, Storage
+
+log = logging.getLogger("holdfast.worker")
+
+DIRECTORY_FILE = "_holdfast"
+"""In the state directory; its content tells whether worker and coordinator see the same one."""
+
+PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+WATCH_INTERVAL_S = 0.5
+FLUSH_TIMEOUT_S = 5.0
+"""Seconds that a worker that leaves waits for its last states to be sent."""
+
+EXIT_ORPHANED = 70
+EXIT_CANCELLATION_TIMEOUT = 71
+EXIT_RESPAWN = 75
+"""The process leaves, and its slot wants a successor."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker process needs to know; picklable. `plan` is the JobPlan, pickled by value."""
+
+    job_id: str
+    slot: int
+    submission: int
+    task_attempt: int
+    coordinator_url: str
+    token: str | None
+    state_directory: str
+    plan: bytes
+    local_directory: str
+    """Local disk, shared by the workers of a host: each makes a folder of its own below it, and deletes those that dead ones left.
+    Local recovery keeps copies there."""
+    lease_timeout_ms: int = 600_000
+    """How long a worker lives on without coordinator: its restart may take a while. One whose parent is gone ends at once."""
+    cancellation_timeout_ms: int = 30_000
+    advertised_host: str | None = None
+    """None: the address of the route to the coordinator."""
+    watch_parent: bool = True
+    directory_nonce: str = ""
+    """Of the coordinator's state directory: another one of that name is no place to look for its address. Empty: not known."""
+    spawn: int = 0
+    """1, 2, 3 ... per slot: which worker there its launcher started it as."""
+    launch_token: str = ""
+    """Proof of that for the coordinator: see barriers/launches.py."""
+    unix_sockets: bool = True
+    """False: also peers of the same host use the port, and cipher."""
+
+
+class _UntilConfigured(logging.StreamHandler[TextIO]):
+    """Silent once the user's program has set logging up by itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers:
+            super().emit(record)
+
+
+def show_user_log() -> None:
+    """What functions log (`ctx.logger`) goes to stderr, from INFO on, where nobody else sees to it: Python by itself shows warnings
+    alone, and not whose they are."""
+    logger = logging.getLogger(LOGGER)
+    if logger.handlers or logging.root.handlers:
+        return
+    handler = _UntilConfigured(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+def pickle_plan(plan: JobPlan) -> bytes:
+    """A plan as it travels in a WorkerSpec: functions of the user's program by value."""
+    return dumps_by_value(plan)
+
+
+def run_worker(spec: WorkerSpec) -> ShutdownWorker:
+    """Run one worker until it is told to leave; why it left. Ends the process itself in an emergency.
+
+    Raises AuthenticationError or StateDirectoryNotSharedError when the coordinator does not take this worker, so that its driver
+    learns why."""
+    parent = _tie_to_parent(spec)
+    keep_freed_memory()
+    show_user_log()
+    raise_descriptor_limit()
+    with contextlib.ExitStack() as opened:
+        return _run(spec, parent, opened)
+
+
+def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> ShutdownWorker:
+    """As run_worker. What it opens is closed however it ends: Spark may use the process again, and no sweep takes a folder that a
+    living process holds."""
+    nonce = uuid.uuid4().hex[:16]
+    folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
+    opened.callback(folder.delete)
+    clock = SystemClock()
+    storage = open_storage(spec.state_directory)
+    host = spec.advertised_host or route_address(spec.coordinator_url)
+    pool = ThreadPool()
+    opened.callback(pool.close, 1.0)
+    transport = opened.enter_context(_transport(spec, host, folder.path))
+    pool.run(warm_imports, lambda result, error: None)
+    sweep_behind(pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
+    gateway: Gateway | None = None
+
+    def report(item: Any) -> None:
+        assert gateway is not None
+        gateway.report(item)
+
+    directory_nonce = _directory_nonce(storage)
+    recovery = _recovery(spec, storage, directory_nonce)
+    worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery)
+    address, identity = _address(spec, directory_nonce), _identity(spec, nonce, host, directory_nonce, transport)
+    gateway = Gateway(
+        identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
+    )
+    opened.callback(gateway.close)
+    watch = Watch(spec, parent, worker, gateway, clock)
+    opened.callback(watch.stop)
+    watch.start()
+    gateway.start()
+    reason = worker.run()
+    gateway.flush(FLUSH_TIMEOUT_S)
+    if reason.job_over:
+        recovery.end()
+    if gateway.rejection is not None:
+        raise gateway.rejection
+    return reason
+
+
+def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> LocalRecovery:
+    """What this host keeps of the job's state, under the state directory's name and nonce: another one may come by its name."""
+    state_directory = f"{spec.state_directory} {directory_nonce}"
+    return LocalRecovery(spec.local_directory, job_id=spec.job_id, state_directory=state_directory, storage=storage)
+
+
+def _address(spec: WorkerSpec, directory_nonce: str) -> CoordinatorAddress:
+    """Of the coordinator; a state directory of that name which is another one tells nothing about it."""
+    is_shared = spec.directory_nonce in ("", directory_nonce)
+    return CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
+
+
+def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, transport: ZmqTransport) -> WorkerIdentity:
+    return WorkerIdentity(
+        spec.job_id,
+        spec.slot,
+        spec.submission,
+        spec.task_attempt,
+        nonce,
+        os.getpid(),
+        host,
+        transport.address,
+        directory_nonce,
+        transport.key,
+        transport.socket_path,
+        spawn=spec.spawn,
+        launch_token=spec.launch_token,
+        fingerprint=fingerprint_of(os.getpid()),
+    )
+
+
+@contextlib.contextmanager
+def _transport(spec: WorkerSpec, host: str, folder: str) -> Iterator[ZmqTransport]:
+    """The worker's data port, and the unix socket beside it in a folder of its own, until the end."""
+    with contextlib.ExitStack() as opened:
+        socket_folder = make_socket_folder(folder) if spec.unix_sockets else None
+        if socket_folder is not None:
+            opened.callback(socket_folder.delete)
+        socket_path = socket_folder.socket if socket_folder is not None else ""
+        transport = ZmqTransport(
+            spec.slot,
+            CurveKeys.generate(),
+            bind=host,
+            socket_path=socket_path,
+            cancellation_timeout_ms=spec.cancellation_timeout_ms,
+        )
+        opened.callback(transport.close)
+        yield transport
+
+
+def sweep_behind(pool: Pool, sweep: FolderSweep) -> None:
+    """Delete what the dead workers of this host left, a folder at a turn of the pool: a restore waits for one at most."""
+
+    def turn(more: Any, error: BaseException | None) -> None:
+        if more:
+            pool.run(sweep.step, turn)
+
+    turn(True, None)
+
+
+def _worker(
+    spec: WorkerSpec,
+    transport: Transport,
+    clock: SystemClock,
+    storage: Storage,
+    pool: ThreadPool,
+    report: Report,
+    local_directory: str,
+    recovery: LocalRecovery,
+) -> Worker:
+    ports = WorkerPorts(
+        job_id=spec.job_id,
+        storage=storage,
+        clock=clock,
+        pool=pool,
+        wake=transport.wake,
+        report=report,
+        new_nonce=lambda: uuid.uuid4().hex[:12],
+        local_directory=local_directory,
+        recovery=recovery,
+    )
+    return Worker(spec.slot, transport, clock, SubtaskBuilder(spec.plan, ports), report)
+
+
+# ------------------------------------------------------------------------------------------------------------ process
+
+
+def keep_freed_memory() -> None:
+    """Let the C allocator reuse large blocks instead of mapping each anew: every 64 k-row temporary of numpy is one.
+
+    Without it a batch pays a page fault per 4 KiB of every intermediate array; measured: 37 against 128 M rows/s in a
+    generator of five columns. Linux with glibc only; elsewhere nothing happens."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def warm_imports() -> None:
+    """Load what Arrow loads on first use (Parquet, and pandas where it is installed), while the worker registers.
+
+    In the loop it would stand still for that time, at its first batch of all."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.array(np.zeros(1))
+
+
+def _tie_to_parent(spec: WorkerSpec) -> int:
+    """Die with the parent: SIGHUP as the system has it, and the kernel's death signal. The parent's pid."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    parent = os.getppid()
+    if spec.watch_parent and sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died between the two calls: the signal will never come
+            os._exit(EXIT_ORPHANED)
+    return parent
+
+
+def route_address(url: str) -> str:
+    """This machine's address on the route to the coordinator; never a name that may mean loopback."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _directory_nonce(storage: Storage) -> str:
+    """What this process reads in the state directory; empty if it can't, and the coordinator will say so."""
+    try:
+        return bytes(storage.execute(ReadFile(DIRECTORY_FILE, 0, FIRST_BYTES))).decode("utf-8").strip()
+    except (HoldfastError, UnicodeDecodeError):
+        return ""
+
+
+class Watch:
+    """Ends the process when it must not live on: an orphan without coordinator, or subtasks that can't be cancelled.
+
+    A thread of its own, since the loop may hang in user code and the control thread in a request."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        parent: int,
+        worker: Worker,
+        gateway: Gateway,
+        clock: SystemClock,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._spec = spec
+        self._parent = parent
+        self._worker = worker
+        self._gateway = gateway
+        self._clock = clock
+        self._leave = leave
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(WATCH_INTERVAL_S):
+            code = self.verdict(self._clock.monotonic_ms())
+            if code is not None:
+                self._leave(code)
+
+    def verdict(self, now_ms: int) -> int | None:
+        """Exit code when the process has to end now."""
+        cancelling_since_ms = self._worker.cancelling_since_ms
+        if cancelling_since_ms is not None and now_ms - cancelling_since_ms > self._spec.cancellation_timeout_ms:
+            log.error("subtasks were not cancelled within %d ms", self._spec.cancellation_timeout_ms)
+            return EXIT_CANCELLATION_TIMEOUT
+        if self._spec.watch_parent and os.getppid() != self._parent:
+            return EXIT_ORPHANED
+        unreachable_since_ms = self._gateway.unreachable_since_ms
+        if unreachable_since_ms is not None and now_ms - unreachable_since_ms > self._spec.lease_timeout_ms:
+            log.error("no coordinator for %d ms", now_ms - unreachable_since_ms)
+            return EXIT_ORPHANED
+        return None
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m holdfast.operators.worker.main SPECFILE`: the file holds a pickled WorkerSpec."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m holdfast.operators.worker.main SPECFILE\n")
+        return 2
+    with open(arguments[0], "rb") as file:
+        spec = pickle.load(file)
+    began = time.monotonic()
+    reason = run_worker(spec)
+    log.info("left after %.1f s: %s", time.monotonic() - began, reason.reason)
+    return EXIT_RESPAWN if reason.respawn else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,511 @@
+"""CORE: the worker's session with the coordinator: register, resume, deduplicate, answer, back off.
+
+Events in, actions out (sessionevents.py); the shell (gateway.py) sends and receives. A lost coordinator stops nothing here:
+unanswered acknowledgements and states wait, and the worker keeps processing. It refuses to know what a command does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
+from typing import assert_never
+
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    AcknowledgeCheckpoint,
+    Answerable,
+    CancelTasks,
+    Deploy,
+    Deployment,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    ShutdownWorker,
+    StatusBatch,
+    SubtaskKey,
+    SubtaskStatus,
+    TaskState,
+    TriggerCheckpoint,
+    WorkerCommand,
+    clip,
+)
+from holdfast.operators.worker.session_events import (
+    AckKey,
+    AcksAnswered,
+    Action,
+    AnswerReady,
+    CommandReceived,
+    DeadlineReached,
+    Deliver,
+    Event,
+    HeartbeatAnswered,
+    OpenStream,
+    PostAcks,
+    PostHeartbeat,
+    PostStates,
+    RegistrationAnswered,
+    RequestFailed,
+    RequestRefused,
+    SendRegister,
+    StatesAnswered,
+    StatusChanged,
+    WorkerIdentity,
+    ack_key,
+    bare_status,
+    command_key,
+    declined_for,
+    first_batch,
+    names_files,
+    sendable_item,
+    sendable_status,
+    small_items,
+)
+
+BACKOFF_MIN_MS = 50
+BACKOFF_MAX_MS = 1_000
+ACK_ITEMS_MAX = 256
+"""Acknowledgements in one POST."""
+ACK_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of inline state in one POST, unless a single one holds more: the coordinator bounds the body of a request."""
+REGISTER_BYTES_MAX = 1024 * 1024
+"""Bytes of inline state in a registration, until whose answer the worker shows no other sign of life. The rest is posted after."""
+UNANSWERED_MAX = 10_000
+REMEMBERED_COMMANDS_MAX = 4_096
+
+
+class SessionState(StrEnum):
+    WAITING = "waiting"
+    """Not registered; registers when the backoff is over."""
+    REGISTERING = "registering"
+    REGISTERED = "registered"
+    ENDED = "ended"
+    """Superseded, rejected or told to leave: nothing more is sent."""
+
+
+class Session:
+    """One worker process's session. At most one request of each kind is under way."""
+
+    def __init__(self, identity: WorkerIdentity, random_source: random.Random) -> None:
+        self._identity = identity
+        self._random = random_source
+        self.state = SessionState.WAITING
+        self.epoch = 0
+        """Highest epoch seen; commands and answers of a lower one are refused."""
+        self.session = ""
+        self.attempt = 0
+        self._last_number = 0
+        self._failures = 0
+        self._retry_at_ms: dict[str, int] = {"register": 0}
+        self._under_way: set[str] = set()
+        self._registering: RegisterWorker | None = None
+        self._posted: dict[str, tuple[Answerable, ...] | tuple[SubtaskStatus, ...]] = {}
+        self._alone: dict[str, int] = {}
+        """How many of a kind are posted one by one, since the coordinator does not take them together."""
+        self._register_alone = False
+        """A registration was refused with the unanswered items: they are posted after it."""
+        self._unanswered: OrderedDict[AckKey, Answerable] = OrderedDict()
+        self._statuses: dict[SubtaskKey, SubtaskStatus] = {}
+        self._dirty: dict[SubtaskKey, SubtaskStatus] = {}
+        self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._open_triggers: set[int] = set()
+        self._heartbeat_interval_ms = 2_000
+        self._heartbeat_due_ms = 0
+        self._beats_bare = False
+        """One was refused for what it says: heartbeats carry no counters until another registration, or another attempt."""
+        self._began = False
+        self.unreachable_since_ms: int | None = None
+        """When contact was lost, or first sought; None while the coordinator answers."""
+
+    # ----------------------------------------------------------------------------------------------------- interface
+
+    def handle(self, event: Event, *, now_ms: int) -> list[Action]:
+        """Digest one event; the actions are to be performed in order."""
+        if self.state is SessionState.ENDED:
+            return []
+        if not self._began:
+            self._began, self.unreachable_since_ms = True, now_ms
+        actions: list[Action] = []
+        match event:
+            case DeadlineReached():
+                pass
+            case RegistrationAnswered(registered=registered):
+                actions += self._registered(registered, now_ms)
+            case RequestFailed(request=request):
+                self._failed(request, now_ms)
+            case RequestRefused():
+                actions += self._refused(event, now_ms)
+            case CommandReceived(line=line):
+                self._reached()
+                actions += self._command(line, now_ms)
+            case AcksAnswered(answers=answers):
+                self._acks_answered(answers, now_ms)
+            case StatesAnswered():
+                self._states_answered()
+            case HeartbeatAnswered(epoch=epoch):
+                self._heartbeat_answered(epoch, now_ms)
+            case AnswerReady(item=item):
+                self._answer_ready(item)
+            case StatusChanged(status=status):
+                self._status_changed(status)
+            case _:
+                assert_never(event)
+        return actions + self._due(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `handle(DeadlineReached())` has something to do; None when only events can bring it."""
+        if self.state is SessionState.ENDED:
+            return None
+        if self.state is SessionState.WAITING:
+            return self._retry_at_ms.get("register", 0)
+        if self.state is not SessionState.REGISTERED:
+            return None
+        # Only of requests that have something to say: the time of a retry that is over and done with must not wake anybody.
+        wanted = {"stream": 0, "heartbeat": self._heartbeat_due_ms}
+        if self._unanswered:
+            wanted["acks"] = 0
+        if self._dirty:
+            wanted["states"] = 0
+        waiting = [max(at, self._retry_at_ms.get(request, 0)) for request, at in wanted.items() if request not in self._under_way]
+        return min(waiting, default=None)
+
+    @property
+    def unanswered_count(self) -> int:
+        return len(self._unanswered)
+
+    # ------------------------------------------------------------------------------------------------- what to send
+
+    def _due(self, now_ms: int) -> list[Action]:
+        if self.state is SessionState.WAITING:
+            return [self._register()] if self._may_send("register", now_ms) else []
+        if self.state is not SessionState.REGISTERED:
+            return []
+        actions: list[Action] = []
+        if self._may_send("stream", now_ms):
+            self._under_way.add("stream")
+            actions.append(OpenStream(self.epoch, self.session, self._last_number))
+        if self._unanswered and self._may_send("acks", now_ms):
+            items = first_batch(self._unanswered.values(), 1 if self._alone.get("acks") else ACK_ITEMS_MAX, ACK_BYTES_MAX)
+            self._posted["acks"] = items
+            self._under_way.add("acks")
+            actions.append(PostAcks(AckBatch(self.epoch, self._identity.slot, self.session, items)))
+        if self._dirty and self._may_send("states", now_ms):
+            changed = tuple(itertools.islice(self._dirty.values(), 1 if self._alone.get("states") else None))
+            self._posted["states"] = changed
+            self._under_way.add("states")
+            actions.append(PostStates(StatusBatch(self.epoch, self._identity.slot, self.session, changed)))
+        if now_ms >= self._heartbeat_due_ms and self._may_send("heartbeat", now_ms):
+            self._under_way.add("heartbeat")
+            self._heartbeat_due_ms = now_ms + self._heartbeat_interval_ms
+            actions.append(PostHeartbeat(self.session, self.attempt, self._beats_bare))
+        return actions
+
+    def _may_send(self, request: str, now_ms: int) -> bool:
+        return request not in self._under_way and now_ms >= self._retry_at_ms.get(request, 0)
+
+    def _register(self) -> SendRegister:
+        identity = self._identity
+        body = RegisterWorker(
+            job_id=identity.job_id,
+            slot=identity.slot,
+            submission=identity.submission,
+            task_attempt=identity.task_attempt,
+            nonce=identity.nonce,
+            pid=identity.pid,
+            host=clip(identity.host),
+            data_address=identity.data_address,
+            directory_nonce=identity.directory_nonce,
+            attempt=self.attempt,
+            subtasks=tuple(self._statuses[key] for key in sorted(self._statuses)),
+            unanswered=() if self._register_alone else small_items(self._unanswered.values(), REGISTER_BYTES_MAX),
+            data_key=identity.data_key,
+            spawn=identity.spawn,
+            launch_token=identity.launch_token,
+            fingerprint=identity.fingerprint,
+            data_socket=identity.data_socket,
+        )
+        self.state = SessionState.REGISTERING
+        self._registering = body
+        self._under_way = {"register"}
+        return SendRegister(body)
+
+    def _register_again(self, now_ms: int, *, after_failure: bool) -> None:
+        self.state = SessionState.WAITING
+        self._under_way.clear()
+        self._posted.clear()
+        self._retry_at_ms = {"register": now_ms + (self._backoff() if after_failure else 0)}
+
+    def _backoff(self) -> int:
+        """Full-range jitter above half: workers that lost the same coordinator don't come back in step."""
+        ceiling = min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
+        self._failures += 1
+        return int(ceiling * (0.5 + self._random.random() / 2))
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    def _reached(self) -> None:
+        self._failures = 0
+        self.unreachable_since_ms = None
+
+    def _failed(self, request: str, now_ms: int) -> None:
+        if request not in self._under_way:
+            return
+        self._under_way.discard(request)
+        self._posted.pop(request, None)
+        if request in {"register", "acks", "states", "heartbeat"} and self.unreachable_since_ms is None:
+            self.unreachable_since_ms = now_ms
+        if request == "register":
+            self._register_again(now_ms, after_failure=True)
+        else:
+            self._retry_at_ms[request] = now_ms + self._backoff()
+
+    def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
+        if event.rejected and self._digest_rejection(event, now_ms):
+            return []
+        if event.request == "register" and (shutdown := _refused_for_good(event)) is not None:
+            self.state = SessionState.ENDED
+            return [Deliver(shutdown)]
+        if event.request not in self._under_way:
+            return []
+        if event.request == "register" and self.unreachable_since_ms is None:
+            self.unreachable_since_ms = now_ms  # one that does not know our job leads us no more than none at all
+        if event.discarded:  # else one too large for a registration would be refused after each of them, without end
+            for item in self._posted_acks():
+                self._unanswered.pop(ack_key(item), None)
+        self._register_again(now_ms, after_failure=event.request == "register")
+        return []
+
+    def _posted_acks(self) -> list[Answerable]:
+        return [item for item in self._posted.get("acks", ()) if not isinstance(item, SubtaskStatus)]
+
+    def _digest_rejection(self, event: RequestRefused, now_ms: int) -> bool:
+        """Answer for what the coordinator will never take, so that it keeps nothing else back; False if that is not the reason."""
+        if event.request == "register":
+            if self._registering is None or not self._registering.unanswered:
+                return False
+            self._register_alone = True
+            self._alone["acks"] = len(self._unanswered)
+            self._register_again(now_ms, after_failure=False)
+            return True
+        if event.request not in self._under_way:
+            return True
+        if event.request == "heartbeat":
+            self._beat_refused(now_ms)
+            return True
+        self._reached()
+        self._under_way.discard(event.request)
+        posted = self._posted.pop(event.request, ())
+        if len(posted) > 1:
+            self._alone[event.request] = len(posted)
+            return True
+        self._count_alone(event.request)
+        for item in posted:
+            self._replace(item, event.message)
+        return True
+
+    def _beat_refused(self, now_ms: int) -> None:
+        """Beat without counters at once, since the lease runs on. One that has none is given up until the next is due: it reached
+        nobody, as far as this worker knows, who may never have left."""
+        self._under_way.discard("heartbeat")
+        if not self._beats_bare:
+            self._beats_bare, self._heartbeat_due_ms = True, now_ms
+        elif self.unreachable_since_ms is None:
+            self.unreachable_since_ms = now_ms
+
+    def _replace(self, item: Answerable | SubtaskStatus, refusal: str) -> None:
+        """Say in its place what the coordinator can take; what is refused even so is given up, and what was decided meanwhile."""
+        if isinstance(item, SubtaskStatus):
+            key, bare = SubtaskKey(item.vertex, item.subtask), bare_status(item)
+            if self._dirty.get(key) != item:
+                return  # a later state of it is to be sent anyway
+            self._settle(item)
+            if bare != item:
+                self._statuses[key] = self._dirty[key] = bare
+        elif self._unanswered.get(ack_key(item)) is item:
+            if isinstance(item, AcknowledgeCheckpoint):
+                self._unanswered[ack_key(item)] = declined_for(item, refusal)
+            else:
+                del self._unanswered[ack_key(item)]
+
+    def _count_alone(self, request: str) -> None:
+        self._alone[request] = max(0, self._alone.get(request, 0) - 1)
+
+    def _registered(self, registered: Registered, now_ms: int) -> list[Action]:
+        if self.state is not SessionState.REGISTERING or self._registering is None:
+            return []
+        body, self._registering = self._registering, None
+        if registered.epoch < self.epoch:
+            self._register_again(now_ms, after_failure=True)
+            return []
+        self._reached()
+        self._register_alone = self._beats_bare = False
+        self.state = SessionState.REGISTERED
+        self.epoch, self.session, self._last_number = registered.epoch, registered.session, 0
+        self._under_way.clear()
+        self._retry_at_ms = {}
+        for item, _answer in zip(body.unanswered, registered.answers, strict=False):
+            self._unanswered.pop(ack_key(item), None)
+        for status in body.subtasks:
+            self._settle(status)
+        self._heartbeat_interval_ms = registered.heartbeat_interval_ms
+        self._heartbeat_due_ms = now_ms + registered.heartbeat_interval_ms
+        return self._reconcile(registered)
+
+    def _reconcile(self, registered: Registered) -> list[Action]:
+        """Make the worker what the coordinator says it should be; each step is a command that may have come before."""
+        actions: list[Action] = []
+        if 0 < self.attempt < registered.attempt:
+            actions += self._deliver(CancelTasks(self.attempt))  # not what it may yet be given: a stale leader names any number
+        if registered.deployment is not None:
+            actions += self._deliver(Deploy(registered.deployment))
+        if registered.attempt != self.attempt or self.attempt == 0:
+            return actions
+        newest = registered.newest_completed
+        if newest > 0:
+            actions += self._deliver(NotifyCheckpointComplete(self.attempt, newest, 0))
+        for checkpoint_id in sorted(self._open_triggers - set(registered.live_checkpoints)):
+            actions += self._deliver(NotifyCheckpointAborted(self.attempt, checkpoint_id, newest))
+        if registered.finish > 0:
+            actions += self._deliver(FinishTasks(self.attempt, registered.finish))
+        return actions
+
+    def _acks_answered(self, answers: AckAnswers, now_ms: int) -> None:
+        if "acks" not in self._under_way:
+            return
+        self._reached()
+        self._under_way.discard("acks")
+        self._count_alone("acks")
+        posted = self._posted.pop("acks", ())
+        if answers.epoch != self.epoch:
+            self._register_again(now_ms, after_failure=answers.epoch < self.epoch)
+            return
+        for item, _answer in zip(posted, answers.answers, strict=False):
+            assert not isinstance(item, SubtaskStatus)
+            self._unanswered.pop(ack_key(item), None)
+
+    def _states_answered(self) -> None:
+        if "states" not in self._under_way:
+            return
+        self._reached()
+        self._under_way.discard("states")
+        self._count_alone("states")
+        for status in self._posted.pop("states", ()):
+            assert isinstance(status, SubtaskStatus)
+            self._settle(status)
+
+    def _settle(self, status: SubtaskStatus) -> None:
+        key = SubtaskKey(status.vertex, status.subtask)
+        if self._dirty.get(key) == status:
+            del self._dirty[key]
+
+    def _heartbeat_answered(self, epoch: int, now_ms: int) -> None:
+        if "heartbeat" not in self._under_way:
+            return
+        self._reached()
+        self._under_way.discard("heartbeat")
+        if epoch != self.epoch:
+            self._register_again(now_ms, after_failure=epoch < self.epoch)
+
+    # ------------------------------------------------------------------------------------------------------ commands
+
+    def _command(self, line: NumberedCommand, now_ms: int) -> list[Action]:
+        if self.state is not SessionState.REGISTERED or line.epoch < self.epoch:
+            return []
+        if line.epoch > self.epoch:
+            self._register_again(now_ms, after_failure=False)
+            return []
+        if line.session != self.session:
+            return []  # what an older stream still had in its pipe
+        expected = self._last_number + (0 if line.command is None else 1)
+        if line.number > expected:
+            self._register_again(now_ms, after_failure=False)  # a command is missing: only full state repairs that
+            return []
+        if line.command is None or line.number < expected:
+            return []
+        self._last_number = line.number
+        return self._deliver(line.command)
+
+    def _deliver(self, command: WorkerCommand) -> list[Action]:
+        key = command_key(command)
+        if key is not None:
+            if key in self._seen:
+                return []
+            self._seen[key] = None
+            while len(self._seen) > REMEMBERED_COMMANDS_MAX:
+                self._seen.popitem(last=False)
+        match command:
+            case Deploy(deployment=deployment):
+                if deployment.attempt <= self.attempt:
+                    return []
+                self._begin_attempt(deployment)
+            case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
+                if command.attempt != self.attempt:
+                    return []
+                self._follow(command)
+            case ShutdownWorker():
+                self.state = SessionState.ENDED
+            case CancelTasks():
+                pass
+            case _:
+                assert_never(command)
+        return [Deliver(command)]
+
+    def _begin_attempt(self, deployment: Deployment) -> None:
+        self.attempt = deployment.attempt
+        self._beats_bare = False
+        self._open_triggers.clear()
+        self._dirty.clear()
+        self._forget_answers(lambda item: item.attempt < deployment.attempt)
+        self._statuses = {
+            SubtaskKey(subtask.vertex, subtask.subtask): SubtaskStatus(
+                deployment.attempt, subtask.vertex, subtask.subtask, TaskState.DEPLOYING
+            )
+            for subtask in deployment.subtasks
+        }
+
+    def _follow(self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks) -> None:
+        """Which triggers are still undecided, as far as this worker was told."""
+        if isinstance(command, TriggerCheckpoint):
+            self._open_triggers.add(command.checkpoint_id)
+        else:
+            self._open_triggers.discard(command.checkpoint_id)
+        if isinstance(command, NotifyCheckpointAborted):
+            self._forget_answers(lambda item: item.checkpoint_id == command.checkpoint_id)
+
+    def _forget_answers(self, is_decided: Callable[[Answerable], bool]) -> None:
+        """Answers that change nothing any more. An acknowledgement with files is still sent: from it the leader learns of them."""
+        for key, item in list(self._unanswered.items()):
+            if is_decided(item) and not names_files(item):
+                del self._unanswered[key]
+
+    # ------------------------------------------------------------------------------------------------ from the worker
+
+    def _answer_ready(self, item: Answerable) -> None:
+        self._unanswered[ack_key(item)] = sendable_item(item)
+        while len(self._unanswered) > UNANSWERED_MAX:
+            self._unanswered.popitem(last=False)
+
+    def _status_changed(self, status: SubtaskStatus) -> None:
+        if status.attempt != self.attempt:
+            return
+        status = sendable_status(status)
+        key = SubtaskKey(status.vertex, status.subtask)
+        if self._statuses.get(key) != status:
+            self._statuses[key] = status
+            self._dirty[key] = status
+
+
+def _refused_for_good(event: RequestRefused) -> ShutdownWorker | None:
+    """How a process leaves whose registration no repetition makes right."""
+    if event.superseded:
+        return ShutdownWorker(f"superseded: {event.message}", superseded=True)
+    if event.displaced:
+        return ShutdownWorker(f"displaced: {event.message}", respawn=True)
+    if event.over:
+        return ShutdownWorker(f"the job is over: {event.message}")
+    return ShutdownWorker(f"rejected: {event.message}") if event.rejected else None
