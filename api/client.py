@@ -19,7 +19,7 @@ import tenacity
 import urllib3
 
 from holdfast.api.errors import ConnectionLostError, decode_error
-from holdfast.api.runfile import read_run_record
+from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_url
 from holdfast.barriers.headers import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted

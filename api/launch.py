@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.api.client import RestClient
-from holdfast.api.preflight import named_snapshot, preflight_offline, preflight_online
 from holdfast.api.settings import client_settings, server_settings, state_url
+from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline, preflight_online
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.base import JobPlan
@@ -29,7 +29,7 @@ from holdfast.statebackends.storage.paths import folder_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.api.main import EmbeddedCoordinator
+    from holdfast.api.server.main import EmbeddedCoordinator
     from holdfast.operators.spark.launcher import Connection, SparkLauncher
 
 
@@ -231,7 +231,7 @@ _embedding = threading.Lock()
 
 
 def _embed(directory: Path | str, token: str | None, exposure: Exposure) -> _Shared:
-    from holdfast.api.main import EmbeddedCoordinator
+    from holdfast.api.server.main import EmbeddedCoordinator
 
     with _embedding:
         shared = _embedded.get(directory)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.api.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
+from holdfast.api.http.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
 from holdfast.api.logs import FORMATS, LEVELS
-from holdfast.api.runfile import RunRecord, read_run_record
+from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.storage.paths import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.api import console
+from holdfast.api.cli import console
 from holdfast.chaos.seedprocess import RUN_SEED
 from holdfast.statebackends.errors import InvalidConfigError
 

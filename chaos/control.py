@@ -202,7 +202,7 @@ class _Exchange:
         error = future.exception()
         if error is not None and not isinstance(error, HoldfastError):
             raise error
-        if isinstance(error, NotLeaderError) and self._unreachable_epoch:  # as holdfast.api.app
+        if isinstance(error, NotLeaderError) and self._unreachable_epoch:  # as holdfast.api.server.app
             endpoint.leader_unreachable(self._call.job_id, self._unreachable_epoch)
         value = error if error is not None else future.result()
         answer = error if error is not None else codec.encode(value)

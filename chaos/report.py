@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.api import console
+from holdfast.api.cli import console
 from holdfast.chaos.campaign import Finding
 from holdfast.chaos.judging import Dependence
 from holdfast.chaos.proof import Verdict

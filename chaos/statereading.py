@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.api.staterows import Row, read_rows
+from holdfast.api.snapshots.rows import Row, read_rows
 from holdfast.chaos.observations import StoreView
 from holdfast.chaos.scenario import Positions
 from holdfast.statebackends.backends.operator import read_entries

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from holdfast.api.errors import ConnectionLostError as ConnectionLostError
     from holdfast.api.errors import RemoteError as RemoteError
     from holdfast.api.launch import Environment as Environment
-    from holdfast.api.snapshots.fsck import fsck as fsck
-    from holdfast.api.snapshots.savepoints import Savepoint as Savepoint
+    from holdfast.api.snapshots.maintenance import fsck as fsck
+    from holdfast.api.snapshots.savepoint import Savepoint as Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot as Snapshot
     from holdfast.barriers.elements import Batch as Batch
     from holdfast.barriers.jobgraph import ClaimMode as ClaimMode
@@ -116,8 +116,8 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "holdfast.api.errors": ("BodyTooLargeError", "BusyError", "ConnectionLostError", "RemoteError"),
     "holdfast.api.launch": ("Environment",),
-    "holdfast.api.snapshots.fsck": ("fsck",),
-    "holdfast.api.snapshots.savepoints": ("Savepoint",),
+    "holdfast.api.snapshots.maintenance": ("fsck",),
+    "holdfast.api.snapshots.savepoint": ("Savepoint",),
     "holdfast.api.snapshots.snapshot": ("Snapshot",),
     "holdfast.api.version": ("VERSION",),
     "holdfast.barriers.elements": ("Batch",),
@@ -237,7 +237,7 @@ def main() -> None:
 
 def command_line() -> Any:
     """Every command, those of the packages above the CLI's own included."""
-    from holdfast.api.cli import app
+    from holdfast.api.cli.main import app
     from holdfast.chaos.cli import app as chaos
 
     if not any(group.name == "chaos" for group in app.registered_groups):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Depends, Path, Request, Response
 
-from holdfast.api import schemas
+from holdfast.api.flink import schemas
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.served import SnapshotDirectories
 from holdfast.barriers import codec

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from holdfast.api import metrics, schemas
+from holdfast.api.flink import schemas
+from holdfast.api.routes import metrics
 from holdfast.statebackends.errors import RecoveringError
 
 router = APIRouter(tags=["health"])

@@ -6,9 +6,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from holdfast.api import schemas
-from holdfast.api.bodies import GRAPH, describe_answer, describe_record, read_record
-from holdfast.api.requestlog import SUBJECT
+from holdfast.api.flink import schemas
+from holdfast.api.http.request_log import SUBJECT
+from holdfast.api.routes.bodies import GRAPH, describe_answer, describe_record, read_record
 from holdfast.api.routes.common import ERRORS, Service, answer
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.coordinator.restore.preflight import PreflightReport

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from holdfast.api import schemas
-from holdfast.api.bodies import body_of, describe_model
+from holdfast.api.flink import schemas
+from holdfast.api.routes.bodies import body_of, describe_model
 from holdfast.api.routes.common import ERRORS, Directories
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX
 from holdfast.statebackends.errors import StorageUnavailableError
@@ -26,7 +26,7 @@ _verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
 @router.get("")
 def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX)]) -> dict[str, Any]:
     """Operators, states and sizes. `path`: a folder or its `_metadata`; a relative one is below the state directory."""
-    from holdfast.api import inspection
+    from holdfast.api.snapshots import inspection
 
     return inspection.summarise(directories.open(path))
 
@@ -36,7 +36,7 @@ def verify(
     directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
 ) -> dict[str, Any]:
     """Length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
-    from holdfast.api.inspection import describe_verified
+    from holdfast.api.snapshots.inspection import describe_verified
 
     snapshot = directories.open(body.path)
     if not _verifying.acquire(blocking=False):

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from holdfast.api.snapshots.frames import change_of
 from holdfast.api.snapshots.opening import open_snapshot, outside_of
-from holdfast.api.staterows import Row, rows_of
+from holdfast.api.snapshots.rows import Row, rows_of
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange

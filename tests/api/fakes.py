@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import urllib3
 
-from holdfast.api.http_protocol import ConnectionGuard
-from holdfast.api.server import RestServer, advertised_url, bind
+from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.server.server import RestServer, advertised_url, bind
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers.jobgraph import (
     JobConfig,

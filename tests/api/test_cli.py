@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from holdfast.api import cli, console
-from holdfast.api.cli import app
+from holdfast.api.cli import console
+from holdfast.api.cli import main as cli
+from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.views import TriggerView

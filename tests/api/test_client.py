@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.runfile import RunRecord, write_run_record
+from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.headers import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason

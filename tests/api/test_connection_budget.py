@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.api.connection_budget import (
+from holdfast.api.http.connection_budget import (
     Accepted,
     BodyBudget,
     BodyReceived,

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.api import checkpoint_schemas
+from holdfast.api.flink import checkpoint_schemas
+from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
-from holdfast.api.schemas import RequestBody
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.views import RestoredView, TriggerView
 from tests.api.fakes import JOB, NAME, SOURCE, TRIGGER, FakeCoordinator, Served

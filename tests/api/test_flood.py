@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 import urllib3
 
-from holdfast.api import server
-from holdfast.api.connection_budget import BodyBudget, ConnectionLimits, Standing
 from holdfast.api.errors import BodyTooLargeError, BusyError
-from holdfast.api.http_protocol import ConnectionGuard
+from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits, Standing
+from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.server import server
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers import codec
 from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, Heartbeat

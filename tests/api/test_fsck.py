@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api.cli import app
-from holdfast.api.leading import DirectoryGuard, without_coordinator
-from holdfast.api.runfile import RunRecord, write_run_record
+from holdfast.api.cli.main import app
+from holdfast.api.directory_guard import DirectoryGuard, without_coordinator
+from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError

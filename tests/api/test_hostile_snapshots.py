@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api import console
-from holdfast.api.cli import app
+from holdfast.api.cli import console
+from holdfast.api.cli.main import app
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import check_files
 from holdfast.coordinator.restore.compatibility import _state_finding

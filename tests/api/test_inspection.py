@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.api.cli import app
+from holdfast.api.cli.main import app
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord, encode_record
 from holdfast.statebackends.backend import SnapshotTarget

@@ -15,8 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from holdfast.api.cli import app
-from holdfast.api.interrupts import EXIT_INTERRUPTED, interruptible
+from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
+from holdfast.api.cli.main import app
 from holdfast.statebackends.storage.directory import LocalStorage
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
@@ -161,7 +161,7 @@ def test_a_process_that_is_interrupted_while_it_starts(savepoint: Path, tmp_path
         "import os, signal, sys, holdfast\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'holdfast.api.snapshots.commands': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'holdfast.api.cli.snapshots': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
         f"sys.argv = ['holdfast', 'snapshot', 'verify', {str(savepoint)!r}]\n"
         "holdfast.main()\n"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api import launch, main
+from holdfast.api import launch
 from holdfast.api.client import RestClient
 from holdfast.api.launch import Connector, Exposure
+from holdfast.api.server import main
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served

@@ -12,7 +12,7 @@ import pytest
 from holdfast.api.client import RestClient
 from holdfast.api.errors import BusyError
 from holdfast.api.logs import LOGGERS, leaving_log_to_driver, writing_log
-from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers.jobgraph import Submission
 from holdfast.coordinator.dispatcher.loglines import MESSAGE_CHARACTERS_MAX, printable

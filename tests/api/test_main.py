@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from holdfast.api.auth import TOKEN_FILE
 from holdfast.api.client import RestClient
-from holdfast.api.leading import CoordinatorRunningError, DirectoryGuard
-from holdfast.api.main import EmbeddedCoordinator
-from holdfast.api.runfile import RunRecord, read_run_record, write_run_record
+from holdfast.api.directory_guard import CoordinatorRunningError, DirectoryGuard
+from holdfast.api.http.auth import TOKEN_FILE
+from holdfast.api.run_record import RunRecord, read_run_record, write_run_record
+from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, client_settings, server_settings
 from holdfast.barriers.jobgraph import Submission
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, StorageUnavailableError
@@ -139,7 +139,7 @@ def test_a_fenced_coordinator_lets_go_of_the_lock_and_its_successor_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a start after the successor's end was refused for the sake of one that leads nothing, until somebody killed that."""
-    monkeypatch.setattr("holdfast.api.leading.GUARD_ROUND_S", 0.01)
+    monkeypatch.setattr("holdfast.api.directory_guard.GUARD_ROUND_S", 0.01)
     monkeypatch.setattr("holdfast.coordinator.service.RECOVERY_RETRY_S", 0.01)
     fenced = EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0))
     with fenced:
@@ -159,7 +159,7 @@ def test_a_fenced_coordinator_lets_go_of_the_lock_and_its_successor_takes_it(
 def test_a_fenced_coordinator_that_led_no_job_sees_who_was_announced_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.api.leading.GUARD_ROUND_S", 0.01)
+    monkeypatch.setattr("holdfast.api.directory_guard.GUARD_ROUND_S", 0.01)
     service = FakeCoordinator(is_leading=False)
     with embedded(tmp_path, service) as first:
         assert first.holds_lock
@@ -171,7 +171,7 @@ def test_a_fenced_coordinator_that_led_no_job_sees_who_was_announced_after_it(
 
 
 def test_a_coordinator_that_leads_keeps_its_lock_whoever_announces_himself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.api.leading.GUARD_ROUND_S", 0.001)
+    monkeypatch.setattr("holdfast.api.directory_guard.GUARD_ROUND_S", 0.001)
     service = FakeCoordinator(is_leading=True, is_referring=True)
     with DirectoryGuard(tmp_path, takeover=False) as guard, guard.kept_for(service):
         guard.announced = RunRecord("http://127.0.0.1:1", 1, "here", 1)

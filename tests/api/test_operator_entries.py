@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.api.cli import app
+from holdfast.api.cli.main import app
 from holdfast.api.snapshots.frames import change_of
 from holdfast.operators.functions.process import ProcessFunction, ProcessOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api.cli import app
+from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.coordinator.config import ServiceConfig

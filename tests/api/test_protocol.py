@@ -14,7 +14,7 @@ import urllib3
 
 from holdfast.api.client import RestClient
 from holdfast.api.errors import decode_error
-from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import server_settings
 from holdfast.barriers import codec
 from holdfast.barriers.jobgraph import JobConfig, Submission, SubmissionAccepted

@@ -15,7 +15,7 @@ import pytest
 import urllib3
 
 from benchmarks.restarts import Connection, Restarts, Sidecar, Worker, make_graph
-from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers import codec
 from holdfast.barriers.headers import FIELDS_HEADER

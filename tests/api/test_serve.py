@@ -17,7 +17,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.api.client import RestClient
-from holdfast.api.runfile import read_run_record
+from holdfast.api.run_record import read_run_record
 from holdfast.barriers.jobgraph import Submission
 from tests.api.fakes import make_graph
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.auth import TOKEN_FILE
-from holdfast.api.runfile import RUN_FILE, RunRecord, read_run_record, write_run_record
-from holdfast.api.server import advertised_url, bind
+from holdfast.api.http.auth import TOKEN_FILE
+from holdfast.api.run_record import RUN_FILE, RunRecord, read_run_record, write_run_record
+from holdfast.api.server.server import advertised_url, bind
 from holdfast.api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api.cli import app
+from holdfast.api.cli.main import app
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord, encode_record
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError, UnsupportedVersionError

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.api import console
-from holdfast.api.preflight import preflight_offline
-from holdfast.api.snapshots.progress import ProgressLine, progress_line
+from holdfast.api.cli import console
+from holdfast.api.cli.progress import ProgressLine, progress_line
+from holdfast.api.snapshots.preflight import preflight_offline
 from holdfast.barriers.jobgraph import Submission
 from holdfast.operators.datastream.pipelines import build_environment, load_function
 from holdfast.statebackends.state_processor.progress import Work, noted

@@ -11,8 +11,8 @@ import pytest
 from py4j.java_gateway import get_field
 from py4j.protocol import Py4JJavaError
 
+from holdfast.api.flink.render_jobs import JOB_STATES
 from holdfast.api.flink.serialized_throwable import CHARACTERS_MAX, modified_utf8, serialize_throwable
-from holdfast.api.render_jobs import JOB_STATES
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.views import TriggerView
 from tests.api.fakes import JOB, SOURCE, TRIGGER, FakeCoordinator, Served, serving

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api.cli import app
+from holdfast.api.cli.main import app
 from holdfast.statebackends.errors import BackendMismatchError
 from holdfast.statebackends.factory import BackendKind
 from tests.golden.contents_ttl_v1 import DURATION_MS

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api.cli import app
+from holdfast.api.cli.main import app
 from holdfast.statebackends.handles import external_places
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import DeleteFile, ListFolder, PutIfAbsent, ReadFile, StatFile, Storage

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.api.client import RestClient
-from holdfast.api.main import EmbeddedCoordinator
+from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
 from holdfast.operators.base import JobPlan

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from holdfast.api.runfile import RUN_FILE, RunRecord, read_run_record
+from holdfast.api.run_record import RUN_FILE, RunRecord, read_run_record
 from holdfast.api.settings import ServerSettings
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.interface import Coordinator

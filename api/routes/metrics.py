@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.connection_budget import CloseReason, Standing
-from holdfast.api.http_protocol import ConnectionGuard
+from holdfast.api.http.connection_budget import CloseReason, Standing
+from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.barriers.messages import AckStatus
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.totals import NOTHING, derive_job_totals

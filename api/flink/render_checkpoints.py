@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from holdfast.api import checkpoint_schemas as schemas
+from holdfast.api.flink import checkpoint_schemas as schemas
+from holdfast.api.flink.schemas import UNKNOWN
 from holdfast.api.flink.serialized_throwable import serialize_throwable
-from holdfast.api.schemas import UNKNOWN
 from holdfast.api.snapshots.disposals import Disposal
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.views import (

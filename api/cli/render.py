@@ -6,8 +6,8 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from holdfast.api import console
-from holdfast.api.inspection import describe_verified, summarise
+from holdfast.api.cli import console
+from holdfast.api.snapshots.inspection import describe_verified, summarise
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta

@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from holdfast.api.connection_budget import (
+from holdfast.api.http.connection_budget import (
     Accepted,
     BodyBudget,
     BodyReceived,

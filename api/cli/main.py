@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 from typer.core import TyperGroup
 
-from holdfast.api import console
+from holdfast.api.cli import console
+from holdfast.api.cli import snapshots as commands
+from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
+from holdfast.api.cli.progress import Tool
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
-from holdfast.api.snapshots import commands
-from holdfast.api.snapshots.progress import Tool
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.coordinator.ha.records import is_job_id
@@ -122,7 +122,7 @@ def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | N
             why = error.message
         else:
             return client
-    from holdfast.api.stored_jobs import StoredJobs  # reading takes libraries that no other command needs
+    from holdfast.api.cli.stored_jobs import StoredJobs  # reading takes libraries that no other command needs
 
     assert directory is not None
     stored = StoredJobs(directory)
@@ -180,7 +180,9 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Run the coordinator on a state directory until interrupted."""
-    from holdfast.api.main import serve as run  # the service's libraries take a while to import; other commands need none of them
+    from holdfast.api.server.main import (
+        serve as run,  # the service's libraries take a while to import; other commands need none of them
+    )
 
     settings = server_settings(
         os.environ,
@@ -386,8 +388,8 @@ def preflight(
     as_json: Json = False,
 ) -> None:
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
-    from holdfast.api.preflight import named_snapshot, preflight_offline
-    from holdfast.api.render_preflight import show_report
+    from holdfast.api.cli.render_preflight import show_report
+    from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline
     from holdfast.operators.datastream.pipelines import build_environment, load_function
     from holdfast.statebackends.state_processor.places import absolute_location
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from typer.core import TyperCommand
 
-from holdfast.api import console
+from holdfast.api.cli import console
 
 SILENT_MS = 2_000
 """A tool that takes less shows nothing."""

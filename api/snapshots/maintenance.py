@@ -8,7 +8,7 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdfast.api.leading import without_coordinator
+from holdfast.api.directory_guard import without_coordinator
 from holdfast.api.settings import state_url
 from holdfast.coordinator.ha.records import DIRECTORY_FILE, derive_job_id, is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage

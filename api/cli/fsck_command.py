@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.api import console
+from holdfast.api.cli import console
 
 if TYPE_CHECKING:
     from holdfast.coordinator.ownership.files import OwnedFile
@@ -43,7 +43,7 @@ def fsck(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Whose every file of a state directory is, what nothing owns, and what it adds up to; exit code 1 if something is wrong."""
-    from holdfast.api.snapshots.fsck import fsck as check
+    from holdfast.api.snapshots.maintenance import fsck as check
 
     report = check(state_dir, job=job, repair=repair, safety_age_ms=parse_duration(safety_age), checksums=checksums)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from holdfast.api.schemas import UNKNOWN, DashedRecord, HexId, Record, RequestBody
+from holdfast.api.flink.schemas import UNKNOWN, DashedRecord, HexId, Record, RequestBody
 
 
 class CheckpointSizes(Record):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api import console
+from holdfast.api.cli import console
 from holdfast.coordinator.restore.preflight import OperatorFinding, PreflightReport
 
 TYPE_CHARACTERS_MAX = 32

@@ -15,11 +15,11 @@ from types import FrameType
 
 import uvicorn
 
-from holdfast.api.app import create_app
-from holdfast.api.auth import is_loopback
-from holdfast.api.connection_budget import BodyBudget, ConnectionLimits
-from holdfast.api.http_protocol import ConnectionGuard, GuardedProtocol
-from holdfast.api.runfile import read_run_record
+from holdfast.api.http.auth import is_loopback
+from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
+from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
+from holdfast.api.run_record import read_run_record
+from holdfast.api.server.app import create_app
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers.descriptors import sockets_allowed
 from holdfast.coordinator.interface import Coordinator

@@ -1,6 +1,6 @@
 """The application factory: routes, middleware and error handlers around a coordinator.
 
-It owns no thread and no socket; `holdfast.api.main` serves it. Every error leaves as Flink's `{"errors": [...]}`."""
+It owns no thread and no socket; `holdfast.api.server.main` serves it. Every error leaves as Flink's `{"errors": [...]}`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.auth import BearerAuth
-from holdfast.api.bodies import REFERENCE
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
-from holdfast.api.http_protocol import ConnectionGuard
-from holdfast.api.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
-from holdfast.api.requestlog import LogChanges
+from holdfast.api.http.auth import BearerAuth
+from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.http.request_log import LogChanges
 from holdfast.api.routes import flink, health, jobs, snapshots, workers
+from holdfast.api.routes.bodies import REFERENCE
+from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.disposing import dispose_confined

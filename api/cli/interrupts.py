@@ -15,7 +15,7 @@ from types import FrameType
 
 import typer
 
-from holdfast.api import console
+from holdfast.api.cli import console
 from holdfast.statebackends.errors import HoldfastError
 
 EXIT_INTERRUPTED = 130

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from holdfast.api.leading import DirectoryGuard, OpenCoordinator, open_coordinator
+from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_coordinator
 from holdfast.api.logs import leaving_log_to_driver, writing_log
-from holdfast.api.runfile import RunRecord, write_run_record
-from holdfast.api.server import RestServer, advertised_url, bind, describe_exposure
+from holdfast.api.run_record import RunRecord, write_run_record
+from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers.descriptors import raise_descriptor_limit
 from holdfast.coordinator.interface import Coordinator

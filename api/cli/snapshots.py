@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.api import console
-from holdfast.api.interrupts import interruptible, settle
-from holdfast.api.snapshots.fsck_command import fsck
-from holdfast.api.snapshots.progress import Tool
+from holdfast.api.cli import console
+from holdfast.api.cli.fsck_command import fsck
+from holdfast.api.cli.interrupts import interruptible, settle
+from holdfast.api.cli.progress import Tool
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from holdfast.api.snapshots.savepoints import Savepoint
+    from holdfast.api.snapshots.savepoint import Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot
 
 EXIT_DIFFERENT = 1
@@ -53,8 +53,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a snapshot: its operators, states and sizes, or the rows of one state."""
-    from holdfast.api import inspection  # pyarrow: a third of a second that other commands need not wait for
-    from holdfast.api.snapshots import rendering
+    from holdfast.api.cli import render as rendering
+    from holdfast.api.snapshots import inspection  # pyarrow: a third of a second that other commands need not wait for
     from holdfast.api.snapshots.snapshot import Snapshot
 
     with console.trouble(), interruptible():
@@ -74,7 +74,7 @@ snapshots.command(cls=Tool)(fsck)
 @snapshots.command(cls=Tool)
 def verify(path: Path, as_json: Json = False) -> None:
     """Check length and checksum of every file: one line a problem; exit code 1 if there are any."""
-    from holdfast.api.snapshots import rendering
+    from holdfast.api.cli import render as rendering
     from holdfast.api.snapshots.snapshot import Snapshot
 
     try:
@@ -100,7 +100,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show what changed: keys added, removed and changed per state. Exit code 0 same, 1 different, 2 trouble."""
-    from holdfast.api.snapshots import rendering
+    from holdfast.api.cli import render as rendering
     from holdfast.api.snapshots.snapshot import Snapshot
 
     uid, name = _chosen(operator, state)
@@ -120,7 +120,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write one Parquet dataset per state, for DuckDB, pandas, Polars, Spark."""
-    from holdfast.api.snapshots import rendering
+    from holdfast.api.cli import render as rendering
     from holdfast.api.snapshots.snapshot import Snapshot
 
     uid, name = _chosen(operator, state)
@@ -168,7 +168,7 @@ def edit(
     """Write a savepoint in which a function or a file of yours has made one state anew; or without some operators and states, with
     others renamed, in another number of key groups. Print where it is."""
     from holdfast.api.snapshots.frames import parquet_rows
-    from holdfast.api.snapshots.savepoints import Savepoint
+    from holdfast.api.snapshots.savepoint import Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot
     from holdfast.operators.datastream.pipelines import load_function
 
@@ -242,7 +242,7 @@ def bootstrap(
     as_json: Json = False,
 ) -> None:
     """Write a savepoint of rows that a function of yours gives it, for a job to start with history; print where it is."""
-    from holdfast.api.snapshots.savepoints import Savepoint, filled_by
+    from holdfast.api.snapshots.savepoint import Savepoint, filled_by
     from holdfast.operators.datastream.pipelines import load_function
 
     apply, _ = load_function(function, "function", takes="the Savepoint")

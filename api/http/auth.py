@@ -16,10 +16,10 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.api.connection_budget import Standing
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from holdfast.api.errors import encode_error
-from holdfast.api.http_protocol import prove
+from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.protocol import prove
 from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
 
 log = logging.getLogger("holdfast.auth")

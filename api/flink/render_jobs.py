@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.api import schemas
+from holdfast.api.flink import schemas
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import SubtaskMetrics, TaskState
 from holdfast.coordinator.views import ExceptionView, JobOverviewView, JobView, VertexView

@@ -16,10 +16,10 @@ import msgspec
 from fastapi import Request
 from pydantic import ValidationError
 
-from holdfast.api.connection_budget import Standing
 from holdfast.api.errors import BodyTooLargeError, BusyError
-from holdfast.api.http_protocol import connection_of
-from holdfast.api.schemas import RequestBody
+from holdfast.api.flink.schemas import RequestBody
+from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.protocol import connection_of
 from holdfast.barriers import codec
 from holdfast.statebackends.errors import InvalidConfigError
 
